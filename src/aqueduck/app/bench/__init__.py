@@ -1,0 +1,31 @@
+"""
+Benchmarks: each starts its own PostgreSQL and measures the limit and us in the same run.
+
+`run_bench` finds the bench and prints its result; the benches are in `sync_benches`, what they
+share (server, load, limit, meters) in `workbench`.
+"""
+
+from __future__ import annotations
+
+import json
+
+from rich.console import Console
+
+from aqueduck.errors import ConfigError
+
+__all__ = ["run_bench"]
+
+
+def run_bench(name: str, *, as_json: bool, rows: int | None) -> None:
+    from aqueduck.app.bench import sync_benches
+
+    benches = sync_benches.BENCHES
+    if name not in benches:
+        raise ConfigError(f"there is no bench {name}", hint=f"choose one of: {', '.join(sorted(benches))}")
+    console = Console(stderr=True)
+    result = benches[name](console, rows)
+    if as_json:
+        print(json.dumps(result))
+        return
+    for key, value in result.items():
+        console.print(f"{key:>22}  {value}", highlight=False)

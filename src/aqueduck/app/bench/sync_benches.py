@@ -1,0 +1,116 @@
+"""The benches of `sync`: a backlog of inserts, a mixed backlog, and one very large transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+
+from aqueduck.app.bench.workbench import Meter, Workbench, workbench
+from aqueduck.app.verify import verify_tables
+from aqueduck.errors import VerifyDifferenceError
+from aqueduck.schema import lsn_text
+
+__all__ = ["BENCHES", "bench_big", "bench_drain", "bench_mixed"]
+
+WARM_UP_ROWS = 60_000
+
+MIXED = """
+create procedure mix(changes int, per_tx int, top int) language plpgsql as $$
+declare updates int := per_tx * 7 / 10; inserts int := per_tx * 2 / 10; deletes int := per_tx / 10; fresh int := top;
+begin
+  for i in 1 .. changes / per_tx loop
+    update sbtest set k = k + 1, c = left(md5(id::text || i) || md5(i::text) || md5(k::text), 119)
+      where id = any (array(select (random() * (top - 1))::int + 1 from generate_series(1, updates)));
+    insert into sbtest select fresh + g, g, md5(g::text), md5(i::text) from generate_series(1, inserts) g;
+    fresh := fresh + inserts;
+    delete from sbtest where id = any (array(select (random() * (top - 1))::int + 1 from generate_series(1, deletes)));
+    commit;
+  end loop;
+end $$;
+"""
+
+
+def bench_drain(console: Console, rows: int | None) -> dict[str, Any]:
+    """1 M inserts in transactions of 1 000."""
+    n = rows or 1_000_000
+    with workbench() as bench:
+        _warm_up(bench, console)
+        return _measure(
+            bench, console, "drain", n, lambda: bench.conn.execute(f"call fill(1000000, {n}, 1000)")
+        )
+
+
+def bench_mixed(console: Console, rows: int | None) -> dict[str, Any]:
+    """300 000 changes on a table of 1 M rows: 70 % updates, 20 % inserts, 10 % deletes, transactions of 100."""
+    n = rows or 300_000
+    with workbench() as bench:
+        bench.conn.execute(MIXED)
+        _warm_up(bench, console)
+        console.print("filling the table …")
+        bench.conn.execute("call fill(1, 1000000, 10000)")
+        bench.wait_for(bench.committed_position())
+        bench.conn.execute("call mix(5000, 100, 1000000)")
+        bench.conn.execute("vacuum analyze sbtest")
+        bench.wait_for(bench.committed_position())
+        return _measure(
+            bench, console, "mixed", n, lambda: bench.conn.execute(f"call mix({n}, 100, 1000000)")
+        )
+
+
+def bench_big(console: Console, rows: int | None) -> dict[str, Any]:
+    """One transaction of 5 M inserts."""
+    n = rows or 5_000_000
+    with workbench() as bench:
+        _warm_up(bench, console)
+        return _measure(bench, console, "big", n, lambda: bench.conn.execute(f"call fill(1000000, {n}, {n})"))
+
+
+BENCHES: dict[str, Callable[[Console, int | None], dict[str, Any]]] = {
+    "drain": bench_drain,
+    "mixed": bench_mixed,
+    "big": bench_big,
+}
+
+
+def _warm_up(bench: Workbench, console: Console) -> None:
+    """Everything compiled, every worker started, before the clock runs."""
+    console.print("warming up …")
+    for first in (-3 * WARM_UP_ROWS, -2 * WARM_UP_ROWS, -WARM_UP_ROWS):
+        bench.conn.execute(f"call fill({first}, {WARM_UP_ROWS}, 1000)")
+        bench.wait_for(bench.committed_position())
+    bench.conn.execute("delete from sbtest where id < 0")
+    bench.conn.execute("insert into sbtest values (0, 0, 'first', 'row')")
+    bench.wait_for(bench.committed_position())
+
+
+def _measure(
+    bench: Workbench, console: Console, name: str, rows: int, load: Callable[[], object]
+) -> dict[str, Any]:
+    console.print(f"making a backlog of {rows:,} changes …")
+    with bench.backlog():
+        load()
+        target = bench.committed_position()
+    console.print("measuring the limit: pg_recvlogical to /dev/null …")
+    limit = bench.limit_seconds(lsn_text(bench.position()))
+    console.print("draining it into the lake …")
+    with Meter() as meter:
+        bench.service.hold("bench", False)
+        bench.wait_for(target)
+    console.print("comparing source and lake …")
+    results = verify_tables(bench.service.config, session=bench.service.lake)
+    if not all(r.same for r in results):
+        raise VerifyDifferenceError("source and lake differ after the bench", table="public.sbtest")
+    return {
+        "bench": name,
+        "rows": rows,
+        "limit_rows_per_s": round(rows / limit),
+        "rows_per_s": round(rows / meter.seconds),
+        "ratio": round(limit / meter.seconds, 3),
+        "cpu_s_per_million": round(meter.cpu_seconds * 1e6 / rows, 2),
+        "peak_rss_mb": round(meter.peak_python_bytes / 1e6),
+        "peak_jvm_rss_mb": round(meter.peak_jvm_bytes / 1e6),
+        "seconds": round(meter.seconds, 2),
+        "limit_seconds": round(limit, 2),
+    }

@@ -1,0 +1,246 @@
+"""
+The preflight: every requirement of a configuration, what is wrong, and what repairs it.
+
+Each check returns what it found or raises the error that the service would raise later, with the
+exact statement that fixes it as the hint.  Nothing is created.  Checks of the lake are in
+`check_lake`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ParamSpec
+
+import psycopg
+
+from aqueduck.app.check_lake import check_catalog, check_data_path, check_state_dir
+from aqueduck.config import GroupConfig, SyncConfig, TableConfig
+from aqueduck.errors import (
+    AqueduckError,
+    PrivilegeError,
+    SlotLimitError,
+    SourceQueryError,
+    WalLevelError,
+)
+from aqueduck.postgres.connection import connect, translate_errors
+from aqueduck.postgres.failures import RAISE_SLOTS, RAISE_WALSENDERS, SET_WAL_LEVEL, THEN_RESTART
+from aqueduck.postgres.publications import publishes_exactly, refuse_without_identity
+from aqueduck.postgres.quoting import identifier, table_identifier
+from aqueduck.postgres.server import ServerInfo, read_server
+from aqueduck.postgres.slots import check_slot, slot_info
+from aqueduck.postgres.tables import describe_table
+from aqueduck.schema import TableSchema
+
+__all__ = ["CheckResult", "run_checks"]
+
+OLDEST_VERSION = 14
+COPY_CONNECTIONS = 1
+"""Slots and walsenders that the initial copy takes for a while, besides one a group."""
+
+Connection = psycopg.Connection[Any]
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One requirement: what was found, and if it fails how to repair it."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str | None = None
+    error: AqueduckError | None = None
+
+
+def run_checks(config: SyncConfig) -> list[CheckResult]:
+    """Check everything that can be checked; what depends on a failed connection is left out."""
+    results = list(_source_checks(config))
+    return [
+        *results,
+        _result("data path", check_data_path, config.lake),
+        _result("catalog", check_catalog, config.lake),
+        _result("state directory", check_state_dir, config.state_dir),
+    ]
+
+
+def _result(name: str, check: Callable[P, str], *args: P.args, **kwargs: P.kwargs) -> CheckResult:
+    try:
+        return CheckResult(name, True, check(*args, **kwargs))
+    except AqueduckError as exc:
+        return CheckResult(name, False, exc.message, exc.hint, exc)
+
+
+# -- The server
+
+
+def _source_checks(config: SyncConfig) -> Iterator[CheckResult]:
+    with contextlib.ExitStack() as stack:
+        try:
+            conn = stack.enter_context(connect(config.source.dsn))
+            server = read_server(conn)
+        except AqueduckError as exc:
+            yield CheckResult("connection", False, exc.message, exc.hint, exc)
+            return
+        yield CheckResult("connection", True, f"database {server.database} as {server.role}")
+        yield _result("server version", _check_version, server)
+        yield _result("wal_level", _check_wal_level, server)
+        yield _result("replication", _check_replication, server, config.source.dsn)
+        yield _result("free slots", _check_slots, conn, server, config)
+        yield _result("free walsenders", _check_walsenders, conn, server, config)
+        for group in config.groups:
+            yield from _group_checks(conn, server, group)
+
+
+def _check_version(server: ServerInfo) -> str:
+    version = f"{server.version_num // 10000}.{server.version_num % 10000}"
+    if server.version_num < OLDEST_VERSION * 10000:
+        raise SourceQueryError(
+            f"PostgreSQL {version} is too old", hint=f"upgrade the server to {OLDEST_VERSION} or later"
+        )
+    if server.in_recovery:
+        raise SourceQueryError(
+            "the server is a standby, where no publication can be made",
+            hint="let the connection string name the primary, or add target_session_attrs=read-write",
+        )
+    return f"PostgreSQL {version}"
+
+
+def _check_wal_level(server: ServerInfo) -> str:
+    if server.wal_level != "logical":
+        raise WalLevelError(
+            f"wal_level is {server.wal_level}, not logical", hint=SET_WAL_LEVEL + THEN_RESTART
+        )
+    return "logical"
+
+
+def _check_replication(server: ServerInfo, dsn: str) -> str:
+    if not server.has_replication:
+        raise PrivilegeError(
+            f"the role {server.role} may not replicate",
+            hint=f"alter role {identifier(server.role)} replication",
+        )
+    connect(dsn, replication="database").close()  # pg_hba.conf may still refuse it
+    return f"{server.role} may replicate"
+
+
+def _check_slots(conn: Connection, server: ServerInfo, config: SyncConfig) -> str:
+    missing = [group for group in config.groups if slot_info(conn, group.slot_name) is None]
+    needed = len(missing) + (COPY_CONNECTIONS if any(map(_copies, missing)) else 0)
+    return _within("slots", needed, server.slots_used, server.max_replication_slots, RAISE_SLOTS)
+
+
+def _check_walsenders(conn: Connection, server: ServerInfo, config: SyncConfig) -> str:
+    slots = [slot_info(conn, group.slot_name) for group in config.groups]
+    needed = sum(slot is None or not slot.active for slot in slots)
+    needed += COPY_CONNECTIONS if any(map(_copies, config.groups)) else 0
+    return _within("walsenders", needed, server.wal_senders_used, server.max_wal_senders, RAISE_WALSENDERS)
+
+
+def _copies(group: GroupConfig) -> bool:
+    return any(table.initial_copy for table in group.tables)
+
+
+def _within(what: str, needed: int, used: int, limit: int, fix: str) -> str:
+    if needed > limit - used:
+        raise SlotLimitError(
+            f"{needed} {what} needed, {max(limit - used, 0)} of {limit} free",
+            hint=fix.format(used + needed) + THEN_RESTART,
+        )
+    return f"{limit - used} of {limit} free, {needed} needed"
+
+
+# -- Groups and their tables
+
+
+def _group_checks(conn: Connection, server: ServerInfo, group: GroupConfig) -> Iterator[CheckResult]:
+    yield _result(f"slot {group.slot_name}", _check_slot, conn, server, group)
+    tables: list[TableSchema] = []
+    for table in group.tables:
+        yield _result(f"table {table.source}", _check_table, conn, table, tables)
+    name = f"publication {group.publication}"
+    if len(tables) == len(group.tables) and publishes_exactly(conn, group.publication, tables):
+        yield CheckResult(name, True, f"publishes all {len(tables)} tables")
+        return
+    yield _result(name, _check_publication, conn, server, group)
+    for found in tables:
+        yield _result(f"ownership of {found.qualified}", _check_owner, conn, server, found)
+
+
+def _check_slot(conn: Connection, server: ServerInfo, group: GroupConfig) -> str:
+    info = slot_info(conn, group.slot_name)
+    check_slot(info, name=group.slot_name, database=server.database, position=None)
+    if info is None:
+        return "will be created"
+    return f"exists, keeps {info.retained_bytes / (1 << 20):.1f} MiB of WAL"
+
+
+def _check_table(conn: Connection, config: TableConfig, found: list[TableSchema]) -> str:
+    """Exists, has a key and an identity, and may be read; added to `found` where it exists."""
+    table = describe_table(conn, config.source)
+    found.append(table)
+    refuse_without_identity(table)
+    with translate_errors(f"read the rights on {table.qualified}", table.qualified, conn=conn):
+        row = conn.execute(
+            "select has_schema_privilege(c.relnamespace, 'usage'), has_table_privilege(c.oid, 'select'), "
+            "current_user::text from pg_class c where c.oid = %s",
+            (table.oid,),
+        ).fetchone()
+    assert row is not None
+    schema_usable, readable, role = row
+    to = identifier(role)
+    grants = [] if schema_usable else [f"grant usage on schema {identifier(table.schema)} to {to}"]
+    grants += [] if readable else [f"grant select on {table_identifier(table)} to {to}"]
+    if grants:
+        raise PrivilegeError(
+            f"the role {role} may not read {table.qualified}", hint="; ".join(grants), table=table.qualified
+        )
+    return f"{len(table.columns)} columns, key {', '.join(table.key)}"
+
+
+def _check_publication(conn: Connection, server: ServerInfo, group: GroupConfig) -> str:
+    name, to = identifier(group.publication), identifier(server.role)
+    with translate_errors(f"read the publication {group.publication}", conn=conn):
+        row = conn.execute(
+            "select pg_has_role(pubowner, 'usage') from pg_publication where pubname = %s",
+            (group.publication,),
+        ).fetchone()
+    if row is None:
+        if not server.can_create_in_db:
+            raise PrivilegeError(
+                f"the role {server.role} may not create publications in {server.database}",
+                hint=f"grant create on database {identifier(server.database)} to {to}",
+            )
+        return "will be created"
+    if not row[0]:
+        raise PrivilegeError(
+            f"the publication {group.publication} has to be changed, but belongs to another role",
+            hint=f"alter publication {name} owner to {to}",
+        )
+    return "will be changed"
+
+
+def _check_owner(conn: Connection, server: ServerInfo, table: TableSchema) -> str:
+    with translate_errors(f"read the owner of {table.qualified}", table.qualified, conn=conn):
+        row = conn.execute(
+            "select pg_has_role(c.relowner, 'usage'), r.rolname::text, r.rolsuper "
+            "from pg_class c join pg_roles r on r.oid = c.relowner where c.oid = %s",
+            (table.oid,),
+        ).fetchone()
+    assert row is not None
+    is_owner, owner, owner_is_superuser = row
+    if is_owner:
+        return f"{server.role} may publish it"
+    to = identifier(server.role)
+    # Membership leaves the table with its owner; nobody should become a member of a superuser.
+    fix = (
+        f"alter table {table_identifier(table)} owner to {to}"
+        if owner_is_superuser
+        else f"grant {identifier(owner)} to {to}"
+    )
+    raise PrivilegeError(
+        f"only the owner of a table may publish it, and {table.qualified} belongs to {owner}",
+        hint=fix,
+        table=table.qualified,
+    )

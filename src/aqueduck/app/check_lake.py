@@ -1,0 +1,118 @@
+"""
+The preflight of the lake and of our own directory: they have to be reachable and writable.
+
+Nothing is created: a file that does not exist yet is judged by the folder it would be in.
+"""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from pathlib import Path
+
+from aqueduck.config import LakeConfig
+from aqueduck.errors import AqueduckError, CatalogUnreachableError, ConfigError, DataPathError
+from aqueduck.lake.catalog import open_lake
+from aqueduck.postgres.connection import connect, translate_errors
+from aqueduck.postgres.quoting import identifier
+
+__all__ = ["check_catalog", "check_data_path", "check_state_dir"]
+
+
+def check_data_path(lake: LakeConfig) -> str:
+    """Whether the lake's files can be written; object storage is tried only by opening the lake."""
+    if "://" in lake.data_path:
+        return "object storage; not tried before the first write"
+    path = Path(lake.data_path)
+    problem = _not_writable(path)
+    if problem:
+        raise DataPathError(f"the data path {path} {problem}", hint=_repair(path))
+    return f"{path} is writable" if path.exists() else f"{path} can be created"
+
+
+def check_state_dir(state_dir: str) -> str:
+    """Whether stage and checkpoint can be written."""
+    path = Path(state_dir)
+    problem = _not_writable(path)
+    if problem:
+        raise ConfigError(f"the state directory {path} {problem}", hint=_repair(path))
+    return f"{path} is writable" if path.exists() else f"{path} can be created"
+
+
+def check_catalog(lake: LakeConfig) -> str:
+    """Whether the catalog can be opened, or made where there is none yet."""
+    if lake.catalog.startswith(("postgres:", "postgresql:")):
+        return _check_postgres_catalog(lake)
+    return _check_file_catalog(lake)
+
+
+def _check_file_catalog(lake: LakeConfig) -> str:
+    path = Path(lake.catalog.removeprefix("sqlite:"))
+    problem = _not_writable(path.parent)
+    if not problem and path.exists():
+        problem = _file_not_writable(path)
+    if problem:
+        raise CatalogUnreachableError(f"the catalog file {path} {problem}", hint=_repair(path.parent))
+    if not path.exists() or path.stat().st_size == 0:
+        return f"{path} can be created"
+    _open(lake)
+    return f"{path} can be opened"
+
+
+def _check_postgres_catalog(lake: LakeConfig) -> str:
+    uri = lake.catalog.startswith(("postgres://", "postgresql://"))
+    dsn = lake.catalog if uri else lake.catalog.partition(":")[2]
+    try:
+        with connect(dsn) as conn, translate_errors("read the lake's catalog", conn=conn):
+            row = conn.execute(
+                "select to_regclass('ducklake_metadata') is not null, current_user::text, "
+                "coalesce(current_schema(), 'public')::text, "
+                "coalesce(has_schema_privilege(current_schema(), 'create'), false)"
+            ).fetchone()
+    except AqueduckError as exc:
+        raise CatalogUnreachableError(f"the catalog: {exc.message}", hint=exc.hint) from exc
+    assert row is not None
+    exists, role, schema, may_create = row
+    if exists:
+        _open(lake)
+        return "can be opened"
+    if not may_create:
+        raise CatalogUnreachableError(
+            f"the role {role} may not create the catalog's tables in the schema {schema}",
+            hint=f"grant create on schema {identifier(schema)} to {identifier(role)}",
+        )
+    return "can be created"
+
+
+def _open(lake: LakeConfig) -> None:
+    """
+    Open a lake that exists, without making anything in it.
+
+    SQLite itself may leave its empty -wal and -shm files beside a catalog that it has read.
+    """
+    open_lake(lake, read_only=True).close()
+
+
+def _not_writable(folder: Path) -> str | None:
+    """Why nothing can be written below the folder, which may not exist yet."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir():
+        return f"cannot be a folder: {existing} is a file"
+    try:
+        # A file without a name: it is gone before anybody could see it.
+        with tempfile.TemporaryFile(dir=existing):
+            return None
+    except OSError as exc:
+        return f"is not writable: {existing}: {(exc.strerror or 'unknown reason').lower()}"
+
+
+def _file_not_writable(path: Path) -> str | None:
+    try:
+        with path.open("r+b"):
+            return None
+    except OSError as exc:
+        return f"is not writable: {(exc.strerror or 'unknown reason').lower()}"
+
+
+def _repair(folder: Path) -> str:
+    return f'sudo install -d -o "$(id -un)" {shlex.quote(str(folder))}'

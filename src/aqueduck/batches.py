@@ -1,0 +1,128 @@
+"""
+Plan the work of one batch: which segments are folded together, and by whom.
+
+A table's segments fall into *runs* at its barriers (a truncate, a new version of its
+columns); runs are applied in order.  A small run is applied by the driver straight from
+its segments.  A large one becomes *units*, each a Spark task that writes files: pieces of
+an insert-only run need no fold and are split by size, other runs are split by key bucket.
+Pure functions over segment references; reading and writing is in `lake` and `spark`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from aqueduck.changes import SegmentRef
+
+__all__ = ["Run", "Unit", "plan_runs", "plan_units"]
+
+DIRECT_BYTES_MAX = 4 << 20
+UNIT_BYTES = 48 << 20
+BUCKETS_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Segments of one table between two barriers."""
+
+    table_oid: int
+    number: int
+    truncate_first: bool
+    segments: tuple[SegmentRef, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(s.bytes for s in self.segments)
+
+    @property
+    def insert_only(self) -> bool:
+        return not any(s.updates or s.deletes for s in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A piece of a run: applied directly by the driver, or folded into files by one task."""
+
+    table_oid: int
+    run: int
+    truncate_first: bool
+    direct: bool
+    bucket: int
+    buckets: int
+    segments: tuple[SegmentRef, ...]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Unit:
+        values = json.loads(text)
+        values["segments"] = tuple(SegmentRef.from_dict(s) for s in values["segments"])
+        return cls(**values)
+
+
+def plan_runs(segments: Iterable[SegmentRef]) -> list[Run]:
+    """The runs of a batch, table by table; what a truncate makes void is left out."""
+    tables: dict[int, list[SegmentRef]] = {}
+    for segment in segments:
+        tables.setdefault(segment.table_oid, []).append(segment)
+    runs: list[Run] = []
+    for oid, own in tables.items():
+        runs += _table_runs(oid, sorted(own, key=lambda s: s.first_ord))
+    return runs
+
+
+def _table_runs(oid: int, segments: Sequence[SegmentRef]) -> list[Run]:
+    last_truncate = max((i for i, s in enumerate(segments) if s.kind == "truncate"), default=-1)
+    runs: list[list[SegmentRef]] = []
+    for segment in segments[last_truncate + 1 :]:
+        if runs and runs[-1][-1].version == segment.version:
+            runs[-1].append(segment)
+        else:
+            runs.append([segment])
+    truncated = last_truncate >= 0
+    if truncated and not runs:
+        return [Run(oid, 0, True, (segments[last_truncate],))]
+    return [Run(oid, n, truncated and n == 0, tuple(run)) for n, run in enumerate(runs)]
+
+
+def plan_units(
+    segments: Iterable[SegmentRef], *, direct_bytes_max: int = DIRECT_BYTES_MAX, unit_bytes: int = UNIT_BYTES
+) -> list[Unit]:
+    """The units of a batch."""
+    units: list[Unit] = []
+    for run in plan_runs(segments):
+        if run.bytes <= direct_bytes_max:
+            units.append(_unit(run, run.segments, direct=True))
+        elif run.insert_only:
+            units += [_unit(run, piece) for piece in _pieces(run.segments, unit_bytes)]
+        else:
+            buckets = _buckets(run, unit_bytes)
+            units += [_unit(run, run.segments, bucket=b, buckets=buckets) for b in range(buckets)]
+    return units
+
+
+def _unit(
+    run: Run, segments: Sequence[SegmentRef], *, direct: bool = False, bucket: int = 0, buckets: int = 1
+) -> Unit:
+    return Unit(run.table_oid, run.number, run.truncate_first, direct, bucket, buckets, tuple(segments))
+
+
+def _pieces(segments: Sequence[SegmentRef], unit_bytes: int) -> list[list[SegmentRef]]:
+    pieces: list[list[SegmentRef]] = [[]]
+    size = 0
+    for segment in segments:
+        if pieces[-1] and size + segment.bytes > unit_bytes:
+            pieces.append([])
+            size = 0
+        pieces[-1].append(segment)
+        size += segment.bytes
+    return pieces
+
+
+def _buckets(run: Run, unit_bytes: int) -> int:
+    if any(s.unchanged for s in run.segments) and any(s.key_changes for s in run.segments):
+        return 1  # an unchanged value may have to be followed from key to key
+    return min(BUCKETS_MAX, max(1, -(-run.bytes // unit_bytes)))

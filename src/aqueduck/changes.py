@@ -1,0 +1,58 @@
+"""
+Captured changes by reference: what a staged segment holds, without its rows.
+
+A `SegmentRef` is what crosses Spark in place of the changes themselves.  The Arrow files
+that it points to are written in `postgres` and read in `lake`; nothing here opens them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+__all__ = ["OLD_FULL", "OLD_KEY", "OLD_NONE", "OP_DELETE", "OP_INSERT", "OP_UPDATE", "SegmentRef"]
+
+OP_INSERT, OP_UPDATE, OP_DELETE = 1, 2, 3
+"""Values of a segment's column `_op`."""
+
+OLD_NONE, OLD_KEY, OLD_FULL = 0, 1, 2
+"""Values of a segment's column `_old`: no old image, its key only, the whole row."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRef:
+    """One staged segment: changes of one table under one version of its columns, in stream order."""
+
+    table_oid: int
+    version: int
+    kind: Literal["rows", "truncate"]
+    path: str
+    """The Arrow IPC file; empty for a truncate, whose place in the order is `first_ord`."""
+    rows: int
+    bytes: int
+    inserts: int
+    updates: int
+    deletes: int
+    key_changes: int
+    """Updates whose key columns changed."""
+    unchanged: int
+    """Rows that have cells of unchanged TOAST."""
+    first_ord: int
+    last_lsn: int
+    """End position of the last commit in the segment."""
+    last_ts: int
+    """Time of that commit, in microseconds since the Unix epoch."""
+    schema_json: str
+    """The `TableSchema` that the segment's columns follow."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The reference as plain values, as JSON and Spark rows hold them."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> SegmentRef:
+        """The reverse of `to_dict`; a missing or unknown name is a `TypeError`."""
+        unknown = values.keys() - {field.name for field in fields(cls)}
+        if unknown:
+            raise TypeError(f"unknown fields of a segment: {', '.join(sorted(unknown))}")
+        return cls(**values)

@@ -1,0 +1,366 @@
+"""
+The configuration of the flow `sync`: its keys, defaults and rules.
+
+`parse_config` is pure; `load_config` adds the one file and the process environment.
+Every mistake is a `ConfigError` that names the key.  Whether servers can be reached,
+tables exist and paths can be written is for `app` to check.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+from aqueduck.errors import ConfigError
+from aqueduck.schema import TableName, parse_table_name
+
+__all__ = [
+    "GroupConfig",
+    "LakeConfig",
+    "ServerConfig",
+    "SourceConfig",
+    "SparkConfig",
+    "SyncConfig",
+    "TableConfig",
+    "load_config",
+    "parse_config",
+]
+
+MIB = 1 << 20
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_GROUP_NAME = re.compile(r"[a-z0-9_]{1,40}")
+_SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
+_MASTER = re.compile(r"local(\[(\d+|\*)(,\d+)?\])?|local-cluster\[[\d,]+\]|spark://.+|k8s://.+|yarn")
+_HINT = "see docs/configuration.md for every key"
+
+
+def _spark_value(value: Any) -> Any:
+    """Spark settings are text: accept what YAML reads as a boolean or a number."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
+Text = Annotated[str, Field(min_length=1)]
+SparkValue = Annotated[str, BeforeValidator(_spark_value)]
+Bytes = Annotated[ByteSize, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """What all parts of the file share: fixed once read, and no keys that we do not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class SourceConfig(Section):
+    """The PostgreSQL database to read."""
+
+    dsn: Text = Field(repr=False)
+    """The connection string, also where the file names a variable with `dsn_env` instead."""
+    dsn_env: str | None = None
+
+
+class LakeConfig(Section):
+    """The DuckLake to write."""
+
+    catalog: Text = Field(repr=False)
+    """`postgres:…`, `sqlite:PATH`, or the path of a DuckDB file."""
+    data_path: Text
+    inline_rows: int = Field(default=1000, ge=0)
+
+    @field_validator("catalog")
+    @classmethod
+    def _is_a_known_catalog(cls, value: str) -> str:
+        scheme = _SCHEME.match(value)
+        if scheme and scheme[1] not in ("postgres", "postgresql", "sqlite"):
+            raise ValueError("must be postgres:…, sqlite:PATH or the path of a DuckDB file")
+        return value
+
+
+class TableConfig(Section):
+    """One source table and where it goes; names are kept as `TableName` writes them."""
+
+    source: str
+    target: str = ""
+    """By default the source's name in the schema `main`."""
+    mode: Literal["upsert"] = "upsert"
+    initial_copy: bool = Field(default=True, alias="copy")
+
+    @field_validator("source")
+    @classmethod
+    def _is_a_source_name(cls, value: str) -> str:
+        return str(parse_table_name(value, default_schema="public"))
+
+    @field_validator("target")
+    @classmethod
+    def _is_a_target_name(cls, value: str) -> str:
+        return str(parse_table_name(value, default_schema="main", fold_case=False))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_target(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("target") is not None:
+            return values
+        try:
+            source = parse_table_name(values["source"], default_schema="public")
+        except (KeyError, TypeError, ValueError):
+            return values  # reported under the key `source`
+        return {**values, "target": str(TableName("main", source.name))}
+
+    @property
+    def source_table(self) -> TableName:
+        """The source table's schema and name."""
+        return parse_table_name(self.source, default_schema="public")
+
+    @property
+    def target_table(self) -> TableName:
+        """The lake table's schema and name."""
+        return parse_table_name(self.target, default_schema="main", fold_case=False)
+
+
+class GroupConfig(Section):
+    """Tables that share a slot, a publication and a streaming query, and commit together."""
+
+    name: str
+    capture: Literal["stream"] = "stream"
+    flush_interval_ms: int = Field(default=1000, ge=0, le=3_600_000)
+    stage_bytes_max: Bytes = ByteSize(1024 * MIB)
+    batch_bytes_max: Bytes = ByteSize(512 * MIB)
+    segment_bytes: Bytes = ByteSize(32 * MIB)
+    slot_name: str = ""
+    """By default `aqueduck_` and the group's name."""
+    publication: str = Field(default="", min_length=1, max_length=63)
+    """By default `aqueduck_` and the group's name."""
+    tables: tuple[TableConfig, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_names(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or not _GROUP_NAME.fullmatch(str(values.get("name"))):
+            return values  # reported under the key `name`
+        name = f"aqueduck_{values['name']}"
+        given = {key: value for key, value in values.items() if value is not None}
+        return {"slot_name": name, "publication": name, **given}
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_group_name(cls, value: str) -> str:
+        if not _GROUP_NAME.fullmatch(value):
+            raise ValueError("must be 1 to 40 of the characters a-z, 0-9 and _")
+        return value
+
+    @field_validator("slot_name")
+    @classmethod
+    def _is_a_slot_name(cls, value: str) -> str:
+        if not _SLOT_NAME.fullmatch(value):
+            raise ValueError("must be 1 to 63 of the characters a-z, 0-9 and _")
+        return value
+
+
+class SparkConfig(Section):
+    """Where Spark runs, and settings that are passed on to it."""
+
+    master: str = "local[*]"
+    conf: dict[str, SparkValue] = Field(default_factory=dict)
+
+    @field_validator("master")
+    @classmethod
+    def _is_a_master(cls, value: str) -> str:
+        if not _MASTER.fullmatch(value):
+            raise ValueError("must be local[*], local[2], spark://host:7077, k8s://…, yarn or alike")
+        return value
+
+
+class ServerConfig(Section):
+    """Where the status page and the metrics listen."""
+
+    host: Text = "127.0.0.1"
+    port: int = Field(default=8642, ge=0, le=65535)
+
+
+class SyncConfig(Section):
+    """A whole file of the flow `sync`."""
+
+    source: SourceConfig
+    lake: LakeConfig
+    groups: tuple[GroupConfig, ...]
+    spark: SparkConfig = SparkConfig()
+    server: ServerConfig = ServerConfig()
+    state_dir: Text = ".aqueduck"
+
+    @model_validator(mode="after")
+    def _has_groups_and_nothing_twice(self) -> SyncConfig:
+        if not self.groups:
+            raise ValueError("groups: needs at least one group")
+        tables = [table for group in self.groups for table in group.tables]
+        _refuse_repeated("group name", (group.name for group in self.groups))
+        _refuse_repeated("slot_name", (group.slot_name for group in self.groups))
+        _refuse_repeated("publication", (group.publication for group in self.groups))
+        _refuse_repeated("source table", (table.source for table in tables))
+        # DuckDB does not tell names apart by case.
+        _refuse_repeated("target table", (table.target_table.qualified.lower() for table in tables))
+        return self
+
+
+_SECTIONS: Mapping[tuple[str, ...], type[Section]] = {
+    (): SyncConfig,
+    ("source",): SourceConfig,
+    ("lake",): LakeConfig,
+    ("groups",): GroupConfig,
+    ("groups", "tables"): TableConfig,
+    ("spark",): SparkConfig,
+    ("server",): ServerConfig,
+}
+
+
+def load_config(path: str | os.PathLike[str]) -> SyncConfig:
+    """Read the file at `path`, with the environment of this process."""
+    file = Path(path).absolute()
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{path} is not a text file in UTF-8") from exc
+    except OSError as exc:
+        reason = (exc.strerror or "unknown reason").lower()
+        raise ConfigError(f"{path} cannot be read: {reason}", hint="check the path after -c") from exc
+    return parse_config(text, base_dir=file.parent, env=os.environ, name=str(path))
+
+
+def parse_config(text: str, *, base_dir: Path, env: Mapping[str, str], name: str = "config") -> SyncConfig:
+    """Turn the text of a file into a configuration, its relative paths resolved against `base_dir`."""
+    values = _read_yaml(text, name)
+    try:
+        config = SyncConfig.model_validate(_with_dsn(values, env, name))
+    except ValidationError as exc:
+        problems = "; ".join(map(_describe, exc.errors(include_url=False, include_input=False)))
+        raise ConfigError(f"{name}: {problems}", hint=_HINT) from None
+    return _with_absolute_paths(config, base_dir)
+
+
+def setting_names() -> list[str]:
+    """Every key, as a path such as `groups.tables.source`."""
+    return sorted(
+        ".".join((*path, _key(section, field)))
+        for path, section in _SECTIONS.items()
+        for field in section.model_fields
+    )
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """A loader that refuses a key which stands twice in one mapping."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = Counter(key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge")
+        for key, count in keys.items():
+            if count > 1:
+                raise yaml.MarkedYAMLError(problem=f"key {key!r} stands twice", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _read_yaml(text: str, name: str) -> dict[str, Any]:
+    try:
+        values = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a subclass of SafeLoader
+    except yaml.MarkedYAMLError as exc:
+        line = f" in line {exc.problem_mark.line + 1}" if exc.problem_mark else ""
+        raise ConfigError(f"{name} is not valid YAML{line}: {exc.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise ConfigError(f"{name} is not valid YAML") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{name} must hold keys such as source, lake and groups", hint=_HINT)
+    return values
+
+
+def _with_dsn(values: dict[str, Any], env: Mapping[str, str], name: str) -> dict[str, Any]:
+    """Put the value of the variable that `source.dsn_env` names into `source.dsn`."""
+    source = values.get("source")
+    if not isinstance(source, dict) or not isinstance(variable := source.get("dsn_env"), str):
+        return values
+    if source.get("dsn") is not None:
+        raise ConfigError(f"{name}: source: has both dsn and dsn_env", hint="keep one of them")
+    if not _VARIABLE.fullmatch(variable):  # it may be a connection string: never show it
+        hint = "name the variable there, or use the key dsn for a connection string"
+        raise ConfigError(f"{name}: source.dsn_env: must be the name of an environment variable", hint=hint)
+    if not env.get(variable):
+        hint = f"export {variable}='host=… dbname=… user=…'"
+        raise ConfigError(f"{name}: source.dsn_env: the variable {variable} is not set", hint=hint)
+    return {**values, "source": {**source, "dsn": env[variable]}}
+
+
+def _with_absolute_paths(config: SyncConfig, base_dir: Path) -> SyncConfig:
+    lake = config.lake
+    data_path = lake.data_path if "://" in lake.data_path else _absolute(lake.data_path, base_dir)
+    paths = {"catalog": _absolute_catalog(lake.catalog, base_dir), "data_path": data_path}
+    state_dir = _absolute(config.state_dir, base_dir)
+    return config.model_copy(update={"lake": lake.model_copy(update=paths), "state_dir": state_dir})
+
+
+def _absolute_catalog(catalog: str, base_dir: Path) -> str:
+    if catalog.startswith("sqlite:"):
+        return "sqlite:" + _absolute(catalog.removeprefix("sqlite:"), base_dir)
+    return catalog if _SCHEME.match(catalog) else _absolute(catalog, base_dir)
+
+
+def _absolute(path: str, base_dir: Path) -> str:
+    return os.path.normpath(base_dir / Path(path).expanduser())
+
+
+def _refuse_repeated(what: str, names: Iterable[str]) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ValueError(f"the {what} {name} stands {count} times under groups")
+
+
+def _describe(problem: ErrorDetails) -> str:
+    """One problem in the words of the file: the key's path, and what is wrong with it."""
+    location = problem["loc"]
+    match problem["type"]:
+        case "missing" if location == ("source", "dsn"):
+            text = "is missing (or dsn_env)"
+        case "missing":
+            text = "is missing"
+        case "extra_forbidden":
+            text = "unknown key" + _suggestion(location)
+        case "literal_error":
+            text = f"must be {problem['ctx']['expected']}"
+        case "value_error":
+            text = str(problem["ctx"]["error"])
+        case _:
+            text = problem["msg"][:1].lower() + problem["msg"][1:]
+    return f"{_path(location)}: {text}" if location else text
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return text.removeprefix(".")
+
+
+def _suggestion(location: tuple[int | str, ...]) -> str:
+    *path, key = location
+    section = _SECTIONS.get(tuple(part for part in path if isinstance(part, str)))
+    known = [_key(section, field) for field in section.model_fields] if section else []
+    close = difflib.get_close_matches(str(key), known, n=1)
+    return f" (did you mean {close[0]}?)" if close else f" (known here: {', '.join(known)})"
+
+
+def _key(section: type[Section], field: str) -> str:
+    return section.model_fields[field].alias or field

@@ -1,0 +1,356 @@
+"""
+Everything Aqueduck raises on purpose, and how it crosses Spark as text.
+
+    AqueduckError                    aqueduck.error
+    ├── ConfigError                  config.invalid
+    ├── SourceError                  (family: PostgreSQL)
+    │   ├── SourceUnreachableError   pg.unreachable      retried
+    │   ├── AuthenticationError      pg.auth
+    │   ├── WalLevelError            pg.wal_level
+    │   ├── PrivilegeError           pg.privilege
+    │   ├── TableMissingError        pg.table_missing
+    │   ├── NoKeyError               pg.no_key
+    │   ├── SlotLostError            pg.slot_lost
+    │   ├── SlotActiveError          pg.slot_active      retried
+    │   ├── SlotConflictError        pg.slot_conflict
+    │   ├── SlotLimitError           pg.slot_limit
+    │   ├── PublicationError         pg.publication
+    │   ├── ProtocolError            pg.protocol         retried
+    │   ├── ConnectionLostError      pg.connection_lost  retried
+    │   └── SourceQueryError         pg.query
+    ├── LakeError                    (family: DuckLake)
+    │   ├── CatalogUnreachableError  lake.catalog
+    │   ├── DataPathError            lake.data_path
+    │   ├── LakeBusyError            lake.conflict       retried
+    │   ├── LakeWriteError           lake.write          retried
+    │   ├── ValueCastError           lake.value
+    │   └── SchemaChangeError        lake.schema_change
+    ├── SparkStartError              spark.start
+    ├── StageFullError               stage.full
+    ├── VerifyDifferenceError        verify.different
+    └── ServiceLockedError           service.locked
+
+A code is stable and has a heading in `docs/errors.md`.  Foreign exceptions are translated
+elsewhere, at the boundary they come from.  Messages hold no cell values and no secrets.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import Any, ClassVar
+
+__all__ = [
+    "AqueduckError",
+    "AuthenticationError",
+    "CatalogUnreachableError",
+    "ConfigError",
+    "ConnectionLostError",
+    "DataPathError",
+    "LakeBusyError",
+    "LakeError",
+    "LakeWriteError",
+    "NoKeyError",
+    "PrivilegeError",
+    "ProtocolError",
+    "PublicationError",
+    "Retry",
+    "SchemaChangeError",
+    "ServiceLockedError",
+    "SlotActiveError",
+    "SlotConflictError",
+    "SlotLimitError",
+    "SlotLostError",
+    "SourceError",
+    "SourceQueryError",
+    "SourceUnreachableError",
+    "SparkStartError",
+    "StageFullError",
+    "TableMissingError",
+    "ValueCastError",
+    "VerifyDifferenceError",
+    "WalLevelError",
+    "error_codes",
+]
+
+_CODE = re.compile(r"\[([a-z]+\.[a-z_]+)\] ")
+_SQLSTATE = re.compile(r"(?:\s+SQLSTATE: [0-9A-Z]{5})+\s*$")
+_TABLE = re.compile(r" \(table ([^()]*)\)$")
+_OFFSET = re.compile(r" \(at byte (\d+)\)$")
+_FIX = ". Fix: "
+
+
+class Retry(enum.Enum):
+    """Who acts after an error: the service by itself, or a person."""
+
+    AUTO = "auto"
+    OPERATOR = "operator"
+
+
+class AqueduckError(Exception):
+    """The base of every error that Aqueduck raises on purpose."""
+
+    code: ClassVar[str] = "aqueduck.error"
+    retry: ClassVar[Retry] = Retry.OPERATOR
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str | None = None, table: str | None = None) -> None:
+        self.message = _one_line(message).removesuffix(".")
+        self.hint = _one_line(hint) if hint else None
+        self.table = _one_line(table) if table else None
+        super().__init__(self.message)
+
+    def __str__(self) -> str:
+        text = f"[{self.code}] {self.message}{self._details()}"
+        return f"{text}{_FIX}{self.hint}" if self.hint else text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self._keywords())
+
+    def _keywords(self) -> dict[str, Any]:
+        return {"hint": self.hint, "table": self.table}
+
+    def _details(self) -> str:
+        return f" (table {self.table})" if self.table else ""
+
+    @classmethod
+    def _from_body(cls, message: str, hint: str | None, table: str | None) -> AqueduckError:
+        return cls(message, hint=hint, table=table)
+
+    @staticmethod
+    def from_text(text: str) -> AqueduckError | None:
+        """
+        Rebuild the error that a piece of text, such as a Spark stack trace, ends in.
+
+        The last line with a known code counts: a traceback puts the error that was raised
+        after the ones that caused it.  Text without a known code gives `None`.
+        """
+        for line in reversed(text.splitlines()):
+            for found in _CODE.finditer(line):
+                cls = _classes().get(found[1])
+                if cls is not None:
+                    return _parse(cls, line[found.end() :])
+        return None
+
+
+class ConfigError(AqueduckError):
+    """The configuration file, an option or an environment variable is wrong."""
+
+    code = "config.invalid"
+    exit_code = 2
+
+
+class SourceError(AqueduckError):
+    """The family of errors about the PostgreSQL source; never raised itself."""
+
+
+class SourceUnreachableError(SourceError):
+    """No connection to the PostgreSQL server could be made."""
+
+    code = "pg.unreachable"
+    retry = Retry.AUTO
+
+
+class AuthenticationError(SourceError):
+    """The server refused the user, the password or the certificate."""
+
+    code = "pg.auth"
+
+
+class WalLevelError(SourceError):
+    """The server does not write the WAL that logical decoding needs."""
+
+    code = "pg.wal_level"
+
+
+class PrivilegeError(SourceError):
+    """The role lacks a right that it needs."""
+
+    code = "pg.privilege"
+
+
+class TableMissingError(SourceError):
+    """A configured table does not exist in the source."""
+
+    code = "pg.table_missing"
+
+
+class NoKeyError(SourceError):
+    """A table has no key by which its rows could be matched."""
+
+    code = "pg.no_key"
+
+
+class SlotLostError(SourceError):
+    """The slot is gone, and with it the WAL between it and now."""
+
+    code = "pg.slot_lost"
+
+
+class SlotActiveError(SourceError):
+    """Another connection is reading the slot right now."""
+
+    code = "pg.slot_active"
+    retry = Retry.AUTO
+
+
+class SlotConflictError(SourceError):
+    """A slot of that name exists, but it is not the one that fits the lake."""
+
+    code = "pg.slot_conflict"
+
+
+class SlotLimitError(SourceError):
+    """The server has no free replication slot or walsender."""
+
+    code = "pg.slot_limit"
+
+
+class PublicationError(SourceError):
+    """The publication is missing or does not publish what it must."""
+
+    code = "pg.publication"
+
+
+class ProtocolError(SourceError):
+    """The replication stream holds bytes that pgoutput does not write."""
+
+    code = "pg.protocol"
+    retry = Retry.AUTO
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        table: str | None = None,
+        offset: int | None = None,
+    ) -> None:
+        self.offset = offset
+        super().__init__(message, hint=hint, table=table)
+
+    def _keywords(self) -> dict[str, Any]:
+        return {**super()._keywords(), "offset": self.offset}
+
+    def _details(self) -> str:
+        where = "" if self.offset is None else f" (at byte {self.offset})"
+        return where + super()._details()
+
+    @classmethod
+    def _from_body(cls, message: str, hint: str | None, table: str | None) -> AqueduckError:
+        message, offset = _cut(_OFFSET, message)
+        return cls(message, hint=hint, table=table, offset=None if offset is None else int(offset))
+
+
+class ConnectionLostError(SourceError):
+    """An established connection to PostgreSQL broke."""
+
+    code = "pg.connection_lost"
+    retry = Retry.AUTO
+
+
+class SourceQueryError(SourceError):
+    """PostgreSQL refused a statement for a reason that has no code of its own."""
+
+    code = "pg.query"
+
+
+class LakeError(AqueduckError):
+    """The family of errors about DuckLake; never raised itself."""
+
+
+class CatalogUnreachableError(LakeError):
+    """The lake's catalog could not be opened."""
+
+    code = "lake.catalog"
+
+
+class DataPathError(LakeError):
+    """The lake's data path cannot be written or is not the one the catalog knows."""
+
+    code = "lake.data_path"
+
+
+class LakeBusyError(LakeError):
+    """Another writer committed to the catalog first."""
+
+    code = "lake.conflict"
+    retry = Retry.AUTO
+
+
+class LakeWriteError(LakeError):
+    """A lake transaction failed and was rolled back."""
+
+    code = "lake.write"
+    retry = Retry.AUTO
+
+
+class ValueCastError(LakeError):
+    """A value cannot be held by the type of its lake column."""
+
+    code = "lake.value"
+
+
+class SchemaChangeError(LakeError):
+    """A change of the source table's columns cannot be applied to its lake table."""
+
+    code = "lake.schema_change"
+
+
+class SparkStartError(AqueduckError):
+    """Spark, or the Java that it runs on, did not start."""
+
+    code = "spark.start"
+
+
+class StageFullError(AqueduckError):
+    """The stage has no room left and cannot make any."""
+
+    code = "stage.full"
+
+
+class VerifyDifferenceError(AqueduckError):
+    """Source and lake do not hold the same rows."""
+
+    code = "verify.different"
+
+
+class ServiceLockedError(AqueduckError):
+    """Another service already runs this group."""
+
+    code = "service.locked"
+
+
+def error_codes() -> dict[str, type[AqueduckError]]:
+    """Every code, and the class that it belongs to."""
+    return dict(_classes())
+
+
+def _classes() -> dict[str, type[AqueduckError]]:
+    found: dict[str, type[AqueduckError]] = {}
+    todo: list[type[AqueduckError]] = [AqueduckError]
+    while todo:
+        cls = todo.pop()
+        todo.extend(cls.__subclasses__())
+        if "code" in vars(cls):
+            found[cls.code] = cls
+    return found
+
+
+def _parse(cls: type[AqueduckError], body: str) -> AqueduckError:
+    text, _, hint = _SQLSTATE.sub("", body).partition(_FIX)
+    message, table = _cut(_TABLE, text.rstrip())
+    return cls._from_body(message, hint.strip() or None, table)
+
+
+def _cut(pattern: re.Pattern[str], text: str) -> tuple[str, str | None]:
+    found = pattern.search(text)
+    return (text[: found.start()], found[1]) if found else (text, None)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _rebuild(cls: type[AqueduckError], message: str, keywords: dict[str, Any]) -> AqueduckError:
+    return cls(message, **keywords)

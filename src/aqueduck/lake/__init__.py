@@ -1,0 +1,1 @@
+"""DuckLake: catalog, fold, apply, commit."""

@@ -1,0 +1,246 @@
+"""
+Sessions with a lake: opening it, running statements, transactions.
+
+`open_lake` leaves nothing half-made behind: the data path is tried first, and a catalog file
+or directory that did not exist before a failure does not exist after it.  What our own tables
+hold is in `progress`; what happens to target tables is in `apply`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from aqueduck.config import LakeConfig
+from aqueduck.errors import CatalogUnreachableError, ConfigError, DataPathError, LakeWriteError
+from aqueduck.lake.engine import is_remote, load_extension, new_connection
+from aqueduck.lake.failures import classify_attach, lake_errors
+from aqueduck.lake.sql import LAKE, ident, literal
+
+__all__ = ["OWN_SCHEMA", "LakeSession", "open_lake"]
+
+OWN_SCHEMA = "aqueduck"
+"""The lake schema of our own tables."""
+METADATA = f"__ducklake_metadata_{LAKE}"
+"""The name under which DuckLake attaches the catalog database."""
+
+_CONNECT_SECONDS = 10
+_SCANNERS = {"postgres": "postgres_scanner", "sqlite": "sqlite_scanner"}
+
+
+@dataclass
+class LakeSession:
+    """
+    One connection to a lake, attached as `lake`.
+
+    Safe to share between threads: a transaction keeps the others out until it ends.
+    """
+
+    config: LakeConfig
+    threads: int | None = None
+    memory_limit: str | None = None
+    read_only: bool = False
+    _con: duckdb.DuckDBPyConnection | None = field(default=None, repr=False)
+    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+
+    @property
+    def con(self) -> duckdb.DuckDBPyConnection:
+        """DuckDB's connection; whoever uses it wraps the use in `lake_errors`."""
+        if self._con is None:
+            raise LakeWriteError("the session with the lake is closed")
+        return self._con
+
+    @property
+    def kind(self) -> str:
+        """What the catalog is: postgres, sqlite or duckdb."""
+        return _catalog_kind(self.config.catalog)
+
+    def execute(
+        self,
+        statement: str,
+        parameters: Sequence[Any] = (),
+        *,
+        doing: str = "a lake statement",
+        table: str | None = None,
+    ) -> list[tuple[Any, ...]]:
+        """Run one statement and fetch what it gives; `doing` and `table` are for its error."""
+        with self._lock, lake_errors(doing, table=table):
+            return self.con.execute(statement, list(parameters) or None).fetchall()
+
+    def query(
+        self, statement: str, parameters: Sequence[Any] = ()
+    ) -> tuple[list[tuple[Any, ...]], list[str]]:
+        """Rows and column names."""
+        with self._lock, lake_errors("a lake query"):
+            result = self.con.execute(statement, list(parameters) or None)
+            return result.fetchall(), [column[0] for column in result.description or ()]
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Everything inside becomes one lake snapshot, or nothing does."""
+        with self._lock:
+            self.execute("begin", doing="starting a lake transaction")
+            try:
+                yield
+                self.execute("commit", doing="the lake's commit")
+            except BaseException:
+                # A failed commit has ended the transaction already, and so has a lost connection.
+                with contextlib.suppress(duckdb.Error):
+                    self.con.execute("rollback")
+                raise
+
+    def reopen(self) -> None:
+        """Replace the connection by a new one, whatever state the old one is in."""
+        with self._lock:
+            self.close()
+            self._con = _attached(self)
+
+    def close(self) -> None:
+        """End the session; closing it twice is fine."""
+        with self._lock:
+            if self._con is not None:
+                # Detaching lets go of a catalog file at once, other cursors or not.
+                with contextlib.suppress(duckdb.Error):
+                    self._con.execute(f"detach {ident(LAKE)}")
+                self._con.close()
+                self._con = None
+
+    def __enter__(self) -> LakeSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_lake(
+    cfg: LakeConfig, *, threads: int | None = None, memory_limit: str | None = None, read_only: bool = False
+) -> LakeSession:
+    """Attach the lake, making it first unless it exists or `read_only` is asked for."""
+    session = LakeSession(cfg, threads, memory_limit, read_only)
+    if read_only:
+        session.reopen()
+        return session
+    with _removing_what_is_new(cfg):
+        _check_data_path(cfg.data_path)
+        session.reopen()
+        try:
+            session.execute(
+                f"create schema if not exists {ident(LAKE)}.{ident(OWN_SCHEMA)}", doing="preparing the lake"
+            )
+        except BaseException:
+            session.close()
+            raise
+    return session
+
+
+def _attached(session: LakeSession) -> duckdb.DuckDBPyConnection:
+    con = new_connection(threads=session.threads, memory_limit=session.memory_limit)
+    kind = session.kind
+    try:
+        for name in ("ducklake", *([_SCANNERS[kind]] if kind in _SCANNERS else [])):
+            load_extension(con, name)
+        if is_remote(session.config.data_path):
+            load_extension(con, "httpfs")
+        con.execute(_attach_statement(session.config, read_only=session.read_only))
+    except duckdb.Error as exc:
+        con.close()
+        raise classify_attach(exc, kind) from None  # the original quotes the connection string
+    except BaseException:
+        con.close()
+        raise
+    return con
+
+
+def _attach_statement(cfg: LakeConfig, *, read_only: bool) -> str:
+    kind = _catalog_kind(cfg.catalog)
+    options = [f"data_path {literal(cfg.data_path)}", f"data_inlining_row_limit {cfg.inline_rows}"]
+    if kind == "sqlite":
+        # With the write-ahead log, people who read the lake do not block commits.
+        options += [] if read_only else ["meta_journal_mode 'WAL'"]
+        options.append("meta_busy_timeout 5000")
+    if read_only:
+        options.append("read_only")
+    place = "ducklake:" + _place(cfg.catalog)
+    return f"attach {literal(place)} as {ident(LAKE)} ({', '.join(options)})"
+
+
+def _catalog_kind(catalog: str) -> str:
+    if catalog.startswith(("postgres:", "postgresql:")):
+        return "postgres"
+    return "sqlite" if catalog.startswith("sqlite:") else "duckdb"
+
+
+def _place(catalog: str) -> str:
+    """The catalog as DuckLake wants to see it."""
+    if _catalog_kind(catalog) != "postgres":
+        return catalog
+    uri = catalog.startswith(("postgres://", "postgresql://"))
+    try:
+        parts = conninfo_to_dict(catalog if uri else catalog.partition(":")[2])
+    except psycopg.ProgrammingError:
+        raise ConfigError("lake.catalog has no valid PostgreSQL connection string after postgres:") from None
+    parts.setdefault("connect_timeout", _CONNECT_SECONDS)
+    return "postgres:" + make_conninfo("", **parts)
+
+
+def _catalog_file(catalog: str) -> Path | None:
+    kind = _catalog_kind(catalog)
+    return None if kind == "postgres" else Path(catalog.removeprefix("sqlite:"))
+
+
+@contextlib.contextmanager
+def _removing_what_is_new(cfg: LakeConfig) -> Iterator[None]:
+    """After a failure, neither the catalog's file nor directories stay that were not there before."""
+    file = _catalog_file(cfg.catalog)
+    new_file = file if file is not None and not file.exists() else None
+    paths = [] if file is None else [file.parent]
+    paths += [] if is_remote(cfg.data_path) else [Path(cfg.data_path)]
+    new_directories = [d for path in paths for d in (path, *path.parents) if not d.exists()]
+    try:
+        if file is not None:
+            _make_directory(file.parent)
+        yield
+    except BaseException:
+        if new_file is not None:
+            for suffix in ("", "-wal", "-shm", "-journal", ".wal"):
+                new_file.with_name(new_file.name + suffix).unlink(missing_ok=True)
+        for directory in sorted(set(new_directories), key=lambda d: len(d.parts), reverse=True):
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+        raise
+
+
+def _make_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        reason = (exc.strerror or "unknown reason").lower()
+        hint = "check the path in lake.catalog and the rights on it"
+        raise CatalogUnreachableError(
+            f"the directory of lake.catalog cannot be made: {reason}", hint=hint
+        ) from exc
+
+
+def _check_data_path(data_path: str) -> None:
+    """Refuse a local path that cannot be written before anything exists in the catalog."""
+    if is_remote(data_path):
+        return
+    directory = Path(data_path)
+    probe = directory / f".aqueduck-{uuid.uuid4().hex}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as exc:
+        reason = (exc.strerror or "unknown reason").lower()
+        hint = f"make {directory} a directory that this user may write, or set another lake.data_path"
+        raise DataPathError(f"lake.data_path cannot be written: {reason}", hint=hint) from exc

@@ -1,0 +1,274 @@
+"""
+Fold: the net effect of an ordered run of changes of one table.
+
+Each key has a timeline.  An insert is a *fresh* appearance, an update an appearance, a delete a
+disappearance; an update of the key is a disappearance of the old and a fresh appearance of
+the new one.  What counts is how the timeline ends (present or not) and how it begins: a key
+that begins fresh cannot be in the target, because the position commits together with the data.
+
+The result is SQL over temporary tables and streams of the connection: rows to write, keys to
+remove before, and *patches*: rows with unchanged TOAST cells whose value only the target has.
+Keys are compared as PostgreSQL's text; casts happen for surviving rows only.  Nothing here
+touches a lake: `apply` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import duckdb
+
+from aqueduck.changes import OP_DELETE, OP_INSERT, SegmentRef
+from aqueduck.lake.failures import lake_errors
+from aqueduck.lake.segments import Scans
+from aqueduck.lake.sql import ident
+from aqueduck.lake.unchanged import UnchangedCells, resolve_unchanged
+from aqueduck.schema import TableSchema
+from aqueduck.typemap import cast_sql, lake_type
+
+__all__ = ["Fold", "folded", "patch_columns"]
+
+_numbers = itertools.count(1)
+
+# A timeline entry in one number: (order << 2) | (fresh << 1) | present.
+PRESENT, FRESH = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """What a run amounts to.  The queries are good for one read each."""
+
+    upserts: str
+    """Final rows, named and typed as the lake's columns."""
+    deletes: str | None
+    """Keys to remove first, as k0, k1, …, typed; None if there are none."""
+    patches: str | None
+    """Rows that need cells of the target, with the columns of `patch_columns`; None if there are none."""
+    upsert_rows: int | None
+    """None if only writing them will tell."""
+    delete_rows: int
+    patch_rows: int
+
+
+@contextlib.contextmanager
+def folded(
+    con: duckdb.DuckDBPyConnection,
+    segments: Sequence[SegmentRef],
+    schema: TableSchema,
+    *,
+    bucket: int = 0,
+    buckets: int = 1,
+    overlap: bool = False,
+) -> Iterator[Fold]:
+    """
+    Fold `segments`, which are one run: the same columns throughout, in order, no truncate.
+
+    With `buckets`, only keys whose hash falls into `bucket`.  `overlap` says that the target may
+    already hold later effects of the same changes: every key is then removed first.
+    """
+    rows = [s for s in segments if s.kind == "rows"]
+    work = _Work(con, Scans(con, rows), rows, schema, bucket, buckets, overlap)
+    try:
+        with lake_errors("folding a batch", table=schema.qualified):
+            if not rows:
+                yield Fold(work.no_rows(), None, None, 0, 0, 0)
+            elif any(s.updates or s.deletes for s in rows):
+                yield _fold_changes(work)
+            else:
+                yield _pass_inserts(work)
+    finally:
+        work.close()
+
+
+def patch_columns(schema: TableSchema) -> list[tuple[str, str]]:
+    """Names and types in a patch: the row as v0…, the target's key as t0…, which cells are missing as u0…."""
+    columns = [(f"v{i}", lake_type(c)) for i, c in enumerate(schema.columns)]
+    columns += [(f"t{i}", lake_type(schema.columns[k])) for i, k in enumerate(schema.key_indexes)]
+    return columns + [(f"u{i}", "BOOLEAN") for i in range(len(schema.columns))]
+
+
+@dataclass
+class _Work:
+    """One fold under way: its inputs, and names for its temporary tables."""
+
+    con: duckdb.DuckDBPyConnection
+    scans: Scans
+    segments: Sequence[SegmentRef]
+    schema: TableSchema
+    bucket: int
+    buckets: int
+    overlap: bool
+
+    def __post_init__(self) -> None:
+        self.key = self.schema.key_indexes
+        self.keys = ", ".join(f"k{i}" for i in range(len(self.key)))
+        self.base = self.segments[0].first_ord if self.segments else 0
+        self.key_changes = sum(s.key_changes for s in self.segments)
+        self.unchanged = sum(s.unchanged for s in self.segments)
+        self._tables: list[str] = []
+
+    def table(self, role: str, query: str) -> str:
+        """Make a temporary table of a query."""
+        name = f"aqueduck_{role}_{next(_numbers)}"
+        self._tables.append(name)
+        self.con.execute(f"create temp table {name} as {query}")
+        return name
+
+    def value(self, query: str) -> int:
+        row = self.con.execute(query).fetchone()
+        return int(row[0] or 0) if row else 0
+
+    def in_bucket(self, keys: str) -> str:
+        return "true" if self.buckets == 1 else f"hash({keys}) % {self.buckets} = {self.bucket}"
+
+    def key_of(self, image: str) -> str:
+        return ", ".join(f"{image}{k} as k{i}" for i, k in enumerate(self.key))
+
+    def typed_key(self, source: str) -> str:
+        columns = self.schema.columns
+        return (
+            ", ".join(f"{cast_sql(columns[k], f'k{i}')} as k{i}" for i, k in enumerate(self.key))
+            + f" from {source}"
+        )
+
+    def new_image(self) -> list[str]:
+        return [f"n{i}" for i in range(len(self.schema.columns))]
+
+    def typed_row(self, cells: Sequence[str]) -> str:
+        """Cells (text) as the lake's columns."""
+        typed = (
+            f"{cast_sql(c, cell)} as {ident(c.name)}"
+            for c, cell in zip(self.schema.columns, cells, strict=True)
+        )
+        return ", ".join(typed)
+
+    def no_rows(self) -> str:
+        nulls = ", ".join(f"cast(null as {lake_type(c)}) as {ident(c.name)}" for c in self.schema.columns)
+        return f"select {nulls} where false"
+
+    def close(self) -> None:
+        self.scans.close()
+        for name in self._tables:
+            with contextlib.suppress(duckdb.Error):  # gone with a rollback, or with the connection
+                self.con.execute(f"drop table if exists {name}")
+
+
+def _pass_inserts(work: _Work) -> Fold:
+    """Inserts alone need no fold: a row of the stream is a row of the lake."""
+    mine = work.in_bucket(", ".join(f"r.n{k}" for k in work.key))
+    rows = sum(s.rows for s in work.segments)
+    source = work.scans.scan(work.new_image())
+    upserts = f"select {work.typed_row(_cells(work))} from {source} r where {mine}"
+    if not work.overlap:
+        return Fold(upserts, None, None, rows if work.buckets == 1 else None, 0, 0)
+    keys = work.scans.scan([f"n{k}" for k in work.key])
+    touched = work.table("keys", f"select {work.key_of('n')} from {keys} r where {mine}")
+    count = work.value(f"select count(*) from {touched}")
+    return Fold(upserts, f"select {work.typed_key(touched)}", None, count, count, 0)
+
+
+def _fold_changes(work: _Work) -> Fold:
+    # A chain of unchanged cells may lead through keys of other buckets.
+    follow = work.unchanged > 0
+    whole = follow and work.key_changes > 0
+    timeline = _timeline(work, filtered=not whole, with_links=follow)
+    entries = work.table("entries", timeline) if follow else f"({timeline})"
+    net = work.table(
+        "net",
+        f"select {work.keys}, max(e) as last, min(e) as first from {entries}"
+        f" where {work.in_bucket(work.keys) if whole else 'true'} group by {work.keys}",
+    )
+    alive = f"select (last >> 2) + {work.base} as ord from {net} where last & {PRESENT} = {PRESENT}"
+    gone = "true" if work.overlap else f"first & {FRESH} = 0"
+    delete_rows = work.value(f"select count(*) filter (where {gone}) from {net}")
+    deletes = f"select {work.typed_key(f'{net} where {gone}')}" if delete_rows else None
+    live = work.table("live", alive)
+    cells = _unchanged_cells(work, entries, live) if follow else None
+    patch_rows = 0
+    patches = None
+    if cells is not None:
+        patch_rows = work.value(f"select count(*) from {cells.table} where patch")
+        if patch_rows:
+            patches = _patch_query(work, cells)
+            live = work.table(
+                "live", f"from {live} where ord not in (select ord from {cells.table} where patch)"
+            )
+    upsert_rows = work.value(f"select count(*) from {live}")
+    upserts = _upsert_query(work, live, cells) if upsert_rows else work.no_rows()
+    return Fold(upserts, deletes, patches, upsert_rows, delete_rows, patch_rows)
+
+
+def _timeline(work: _Work, *, filtered: bool, with_links: bool) -> str:
+    """
+    A query for the entries (k0, …, e) of all keys.
+
+    With links also (ord, link): the entry under whose key a row's version before it is found.
+    """
+    place = f"((_ord - {work.base}) << 2)"
+    link = (", _ord as ord, {} as link").format
+    if work.key_changes == 0:
+        # The key of an update without an old image is in the new one, that of a delete in the old one.
+        cells = [f"case when _op = {OP_DELETE} then o{k} else n{k} end" for k in work.key]
+        keys = ", ".join(f"{cell} as k{i}" for i, cell in enumerate(cells))
+        code = f"case when _op = {OP_INSERT} then {PRESENT | FRESH} when _op = {OP_DELETE} then 0 else {PRESENT} end"
+        extra = link(f"_op not in ({OP_INSERT}, {OP_DELETE})") if with_links else ""
+        columns = ["_op", "_ord", *(f"{image}{k}" for k in work.key for image in "no")]
+        query = f"select {keys}, {place} | {code} as e{extra} from {work.scans.scan(columns)}"
+    else:
+        after = work.scans.scan(["_op", "_ord", "_kc", *(f"n{k}" for k in work.key)])
+        before = work.scans.scan(["_op", "_ord", "_kc", *(f"o{k}" for k in work.key)])
+        code = f"case when _op = {OP_INSERT} or _kc then {PRESENT | FRESH} else {PRESENT} end"
+        updated = link(f"_op <> {OP_INSERT} and not _kc") if with_links else ""
+        moved = link("_kc") if with_links else ""
+        query = (
+            f"select {work.key_of('n')}, {place} | {code} as e{updated} from {after} where _op <> {OP_DELETE}"
+            f" union all select {work.key_of('o')}, {place} as e{moved} from {before} where _op = {OP_DELETE} or _kc"
+        )
+    return f"select * from ({query}) where {work.in_bucket(work.keys)}" if filtered else query
+
+
+def _unchanged_cells(work: _Work, entries: str, live: str) -> UnchangedCells | None:
+    keys = [f"k{i}" for i in range(len(work.key))]
+    nodes = f"select ord, link, e & {PRESENT} = {PRESENT} as present, {work.keys} from {entries}"
+    return resolve_unchanged(work.con, work.scans, work.table, nodes, live, keys)
+
+
+def _upsert_query(work: _Work, live: str, cells: UnchangedCells | None) -> str:
+    source = work.scans.scan(["_ord", *work.new_image()])
+    if cells is None:
+        return (
+            f"select {work.typed_row(_cells(work))} from {source} r where r._ord in (select ord from {live})"
+        )
+    return (
+        f"select {work.typed_row(_filled_cells(work, cells))} from {source} r"
+        f" join {live} l on l.ord = r._ord left join {cells.table} f on f.ord = r._ord"
+    )
+
+
+def _patch_query(work: _Work, cells: UnchangedCells) -> str:
+    source = work.scans.scan(["_ord", *work.new_image()])
+    columns = work.schema.columns
+    filled = _filled_cells(work, cells)
+    values = [f"{cast_sql(c, cell)} as v{i}" for i, (c, cell) in enumerate(zip(columns, filled, strict=True))]
+    keys = [f"{cast_sql(columns[k], f'f.t{i}')} as t{i}" for i, k in enumerate(work.key)]
+    missing = [f"{f'f.u{i}' if i in cells.columns else 'false'} as u{i}" for i in range(len(columns))]
+    return (
+        f"select {', '.join([*values, *keys, *missing])} from {source} r"
+        f" join {cells.table} f on f.ord = r._ord where f.patch"
+    )
+
+
+def _cells(work: _Work) -> list[str]:
+    """A row's cells as text.  Qualified: the lake's columns may have the names of ours."""
+    return [f"r.{name}" for name in work.new_image()]
+
+
+def _filled_cells(work: _Work, cells: UnchangedCells) -> list[str]:
+    """A row's cells, the unchanged ones taken from where their value was last seen."""
+    return [
+        f"case when f.d{i} then f.v{i} else {cell} end" if i in cells.columns else cell
+        for i, cell in enumerate(_cells(work))
+    ]

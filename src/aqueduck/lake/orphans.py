@@ -1,0 +1,32 @@
+"""
+Files that a dead batch left behind: written by a task, known to no catalog row.
+
+Only files with this group's prefix, in the directories of its tables, are ever looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aqueduck.lake.apply import table_directory
+from aqueduck.lake.catalog import METADATA, LakeSession
+from aqueduck.lake.storage import list_files, remove_file
+from aqueduck.schema import TableName
+
+__all__ = ["remove_orphans"]
+
+
+def remove_orphans(session: LakeSession, group: str, targets: Iterable[TableName]) -> list[str]:
+    """Remove them before anything new is written; returns what was removed."""
+    rows, _ = session.query(
+        f"select path from {METADATA}.ducklake_data_file where contains(path, 'aqueduck-')"
+        f" union all select path from {METADATA}.ducklake_files_scheduled_for_deletion where contains(path, 'aqueduck-')"
+    )
+    known = {path.rsplit("/", 1)[-1] for (path,) in rows}
+    removed = []
+    for target in targets:
+        for file in list_files(table_directory(session, target), f"aqueduck-{group}-"):
+            if file.rsplit("/", 1)[-1] not in known:
+                remove_file(file)
+                removed.append(file)
+    return removed

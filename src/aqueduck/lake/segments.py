@@ -1,0 +1,80 @@
+"""
+Reading staged segments into DuckDB, a batch of rows at a time.
+
+A segment is an Arrow IPC file as `postgres.stage` writes it.  `scan` gives DuckDB a stream over
+several of them, only of the columns that are asked for; what is in memory is one batch.
+A stream can be read once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+
+import duckdb
+import pyarrow as pa
+import pyarrow.ipc
+
+from aqueduck.changes import SegmentRef
+from aqueduck.errors import LakeWriteError
+from aqueduck.lake.storage import open_input
+
+__all__ = ["Scans", "read_batches"]
+
+_numbers = itertools.count(1)
+
+
+class Scans:
+    """Streams over the same segments, under names that SQL can use; one name is one pass."""
+
+    def __init__(self, con: duckdb.DuckDBPyConnection, segments: Sequence[SegmentRef]) -> None:
+        self._con = con
+        self._paths = tuple(s.path for s in segments if s.kind == "rows")
+        self._names: list[str] = []
+
+    def scan(self, columns: Sequence[str]) -> str:
+        """The name of a new stream with these columns."""
+        name = f"aqueduck_scan_{next(_numbers)}"
+        self._con.register(name, read_batches(self._paths, columns))
+        self._names.append(name)
+        return name
+
+    def close(self) -> None:
+        """Forget the streams."""
+        for name in self._names:
+            with contextlib.suppress(duckdb.Error):  # gone with a rollback, or with the connection
+                self._con.unregister(name)
+        self._names.clear()
+
+
+def read_batches(paths: Sequence[str], columns: Sequence[str]) -> pa.RecordBatchReader:
+    """One stream over the files, opened one after the other."""
+    if not paths:
+        raise ValueError("a run has at least one segment")
+    with _opened(paths[0]) as file:
+        schema = pa.schema([pa.ipc.open_file(file).schema.field(name) for name in columns])
+    return pa.RecordBatchReader.from_batches(schema, _batches(paths, columns))
+
+
+def _batches(paths: Sequence[str], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    for path in paths:
+        with _opened(path) as file:
+            schema = pa.ipc.open_file(file).schema
+            fields = [schema.get_field_index(name) for name in columns]
+            file.seek(0)
+            reader = pa.ipc.open_file(
+                file, options=pa.ipc.IpcReadOptions(included_fields=sorted(fields), use_threads=False)
+            )
+            for number in range(reader.num_record_batches):
+                yield reader.get_batch(number).select(list(columns))
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[pa.NativeFile]:
+    try:
+        file = open_input(path)
+    except OSError as exc:
+        raise LakeWriteError("a staged segment is gone") from exc
+    with file:
+        yield file

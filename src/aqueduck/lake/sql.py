@@ -1,0 +1,50 @@
+"""How names and values are written in the SQL that goes to DuckDB; the only place that quotes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aqueduck.schema import TableName
+
+__all__ = ["LAKE", "ident", "idents", "lake_table", "literal", "qualified", "string_list"]
+
+LAKE = "lake"
+"""The name under which a session attaches the lake."""
+
+
+def ident(name: str) -> str:
+    """A name, quoted so that it means exactly this."""
+    if not name or "\x00" in name:
+        raise ValueError("a name in DuckDB is not empty and has no zero byte")
+    return '"' + name.replace('"', '""') + '"'
+
+
+def idents(names: Iterable[str]) -> str:
+    """Names, quoted, with commas between them."""
+    return ", ".join(map(ident, names))
+
+
+def qualified(*parts: str) -> str:
+    """A dotted name, such as a schema and a table."""
+    return ".".join(map(ident, parts))
+
+
+def lake_table(target: TableName) -> str:
+    """A table of the attached lake."""
+    return qualified(LAKE, target.schema, target.name)
+
+
+def literal(value: str | int | None) -> str:
+    """A constant: text, a number or NULL."""
+    if value is None:
+        return "null"
+    if isinstance(value, int):
+        return str(value)
+    if "\x00" in value:
+        raise ValueError("text in SQL has no zero byte")
+    return "'" + value.replace("'", "''") + "'"
+
+
+def string_list(values: Iterable[str]) -> str:
+    """A list of text constants."""
+    return "[" + ", ".join(map(literal, values)) + "]"

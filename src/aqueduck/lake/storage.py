@@ -1,0 +1,73 @@
+"""
+Files of the stage and of the lake, on this machine or in an object store.
+
+Thin wrappers of `pyarrow.fs`, so that everything above takes a path or a URI alike.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs
+
+from aqueduck.lake.engine import is_remote
+
+__all__ = ["join", "list_files", "make_directory", "open_input", "remove_file", "sync_file"]
+
+
+def join(directory: str, name: str) -> str:
+    """A file in a directory."""
+    return f"{directory.rstrip('/')}/{name}"
+
+
+def open_input(path: str) -> pa.NativeFile:
+    """A file to read; plain reads, no memory map."""
+    if not is_remote(path):
+        return pa.OSFile(path, "rb")
+    filesystem, inner = _place(path)
+    return filesystem.open_input_file(inner)
+
+
+def make_directory(directory: str) -> None:
+    """Make a local directory; object stores have none."""
+    if not is_remote(directory):
+        Path(directory).mkdir(parents=True, exist_ok=True)
+
+
+def sync_file(path: str) -> None:
+    """Make a local file survive a crash of the machine; object stores do that by themselves."""
+    if is_remote(path):
+        return
+    for place in (path, str(Path(path).parent)):
+        descriptor = os.open(place, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def list_files(directory: str, prefix: str) -> Iterator[str]:
+    """Full paths of the files in a directory whose names begin with `prefix`; none if it does not exist."""
+    filesystem, inner = _place(directory)
+    for info in filesystem.get_file_info(pyarrow.fs.FileSelector(inner, allow_not_found=True)):
+        if info.type is pyarrow.fs.FileType.File and info.base_name.startswith(prefix):
+            yield join(directory, info.base_name)
+
+
+def remove_file(path: str) -> None:
+    """Remove a file if it is there."""
+    filesystem, inner = _place(path)
+    try:
+        filesystem.delete_file(inner)
+    except FileNotFoundError:
+        return
+
+
+def _place(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
+    if is_remote(path):
+        filesystem, inner = pyarrow.fs.FileSystem.from_uri(path)
+        return filesystem, inner
+    return pyarrow.fs.LocalFileSystem(), path

@@ -1,0 +1,303 @@
+"""
+Capture: a thread that reads a slot, decodes it and stages the changes.
+
+The thread owns the replication connection.  It answers keepalives, reports how far the
+lake is, pauses reading while the stage is full, and lets go of the slot while it is held
+(a disabled group).  It confirms a position only when the lake has it, or when nothing
+before it is on its way.  Any failure ends the thread and is raised by `check()`: the
+service decides whether to start again, from the lake's position.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from aqueduck.errors import SlotActiveError
+from aqueduck.postgres.decoder import Commit, Decoder
+from aqueduck.postgres.stage import Stage
+from aqueduck.postgres.wire import READ_BYTES, ReplicationStream, other_message_error, start_stream
+from aqueduck.schema import TableSchema, lsn_text, parse_lsn
+
+STATUS_SECONDS = 1.0
+LINGER_SECONDS = 0.004  # after a short read, so that the next one is worth its cost
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureSettings:
+    """Everything a capture needs; travels to the planner process as a file."""
+
+    dsn: str
+    slot: str
+    publication: str
+    position: int
+    tables: tuple[str, ...]  # TableSchema as JSON
+    stage_dir: str
+    report_path: str
+    hold_path: str
+    confirmed_path: str
+    durable_path: str
+    segment_bytes: int = 32 << 20
+    stage_bytes_max: int = 1 << 30
+    batch_bytes_max: int = 512 << 20
+    flush_interval_seconds: float = 1.0
+    slot_retries: int = 10
+
+    def save(self, path: Path) -> None:
+        """Write the settings where only we can read them: they hold the connection string."""
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+            json.dump(asdict(self), out)
+
+    @classmethod
+    def load(cls, path: Path) -> CaptureSettings:
+        values = json.loads(path.read_text())
+        return cls(**{**values, "tables": tuple(values["tables"])})
+
+
+class Capture(threading.Thread):
+    """Reads one slot into one stage."""
+
+    def __init__(self, settings: CaptureSettings, stage: Stage) -> None:
+        super().__init__(name=f"capture-{settings.slot}", daemon=True)
+        self._settings = settings
+        self._stage = stage
+        self._stopping = threading.Event()
+        self._failure: BaseException | None = None
+        self._buf = np.empty(2 * READ_BYTES, np.uint8)
+        self._fill = 0
+        self._seen = settings.position
+        self._confirmed = settings.position
+        self._next_ord = 0
+        self._committed = settings.position
+        self._paused = False
+        self._held = False
+        self._received_bytes = 0
+        self._decode_seconds = 0.0
+        self._ask_reply = False
+        self._reported_at = 0.0
+        self._durable_asked_at = 0.0
+
+    # -- for the planner
+
+    def check(self) -> None:
+        """Raise what ended the thread, if anything did."""
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def seen(self) -> int:
+        """Every change the server has written before this position is decoded and in the stage."""
+        return self._seen
+
+    def ask_position(self) -> None:
+        """Have the server tell its position soon."""
+        self._ask_reply = True
+
+    def stop(self) -> None:
+        self._stopping.set()
+        with self._stage.changed:
+            self._stage.changed.notify_all()
+        self.join(timeout=5)
+
+    # -- the thread
+
+    def run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                if self._is_held():
+                    self._report()
+                    self._stopping.wait(0.05)
+                else:
+                    self._session()
+        except BaseException as exc:  # noqa: BLE001 - handed to the planner, which raises it
+            self._failure = exc
+            with self._stage.changed:
+                self._stage.changed.notify_all()
+
+    def _is_held(self) -> bool:
+        self._held = Path(self._settings.hold_path).exists()
+        return self._held
+
+    def _session(self) -> None:
+        """One connection, until we stop, are held, or it fails."""
+        s = self._settings
+        start = max(self._committed, self._confirmed)
+        stream = self._acquire(lambda: start_stream(s.dsn, s.slot, s.publication, start))
+        decoder = Decoder({t.oid: t for t in map(TableSchema.from_json, s.tables)}, first_ord=self._next_ord)
+        try:
+            self._read(stream, decoder)
+        finally:
+            self._next_ord = decoder.next_ord
+            self._stage.abandon_open()
+            stream.close()
+
+    def _acquire(self, start: Callable[[], ReplicationStream]) -> ReplicationStream:
+        """The slot may still belong to a connection that is going away: wait for it, within bounds."""
+        delay = 0.25
+        for attempt in range(self._settings.slot_retries + 1):
+            try:
+                return start()
+            except SlotActiveError:
+                if attempt == self._settings.slot_retries or self._stopping.wait(delay):
+                    raise
+                delay = min(delay * 2, 4.0)
+        raise AssertionError("unreachable")
+
+    def _read(self, stream: ReplicationStream, decoder: Decoder) -> None:
+        self._fill = 0
+        sent_at = 0.0
+        while not self._stopping.is_set():
+            now = time.monotonic()
+            self._take_durable(now)
+            confirm = self._position_to_confirm(decoder)
+            due = now - sent_at >= STATUS_SECONDS
+            idle_step = confirm > self._stage.durable and confirm > self._confirmed
+            if idle_step and not due:
+                confirm = self._confirmed  # once a second is enough where the lake did not move
+            if due or decoder.take_reply_request() or self._ask_reply or confirm > self._confirmed:
+                ask, self._ask_reply = self._ask_reply, False
+                if idle_step:
+                    note_position(Path(self._settings.confirmed_path), confirm, sync=True)
+                stream.send_status(received=max(self._seen, confirm), confirmed=confirm, ask_reply=ask)
+                self._confirmed, sent_at = confirm, now
+                if due and self._is_held():
+                    return
+            self._report()
+            self._paused = self._stage.full
+            if self._paused:
+                with self._stage.changed:
+                    self._stage.changed.wait(0.1)
+                continue
+            self._fill_buffer(stream)
+            if self._fill:
+                self._decode(decoder)
+            if not decoder.in_transaction and self._fill == 0:
+                self._seen = max(self._seen, decoder.wal_end)
+
+    def _take_durable(self, now: float) -> None:
+        """Spark tells a source that a batch is done only when the next one begins; the driver tells us at once."""
+        if now - self._durable_asked_at < 0.05:
+            return
+        self._durable_asked_at = now
+        durable = read_note(Path(self._settings.durable_path))
+        if durable is not None and durable > self._stage.durable:
+            self._stage.release(durable)
+
+    def _fill_buffer(self, stream: ReplicationStream) -> None:
+        """Read until there is a good piece to decode, or nothing more comes for the moment."""
+        deadline = 0.0
+        while self._fill < READ_BYTES:
+            if self._fill == self._buf.size:
+                self._buf = np.concatenate([self._buf, np.empty(self._buf.size, np.uint8)])
+            n = stream.read_into(self._buf, self._fill, 0.1 if deadline == 0.0 else 0.0)
+            self._fill += n
+            self._received_bytes += n
+            now = time.monotonic()
+            if deadline == 0.0:
+                if n == 0:
+                    return
+                deadline = now + 0.05
+            elif n == 0 or now > deadline:
+                return
+            if n < READ_BYTES // 16:
+                time.sleep(LINGER_SECONDS)
+
+    def _decode(self, decoder: Decoder) -> None:
+        began = time.monotonic()
+        runs, used, other = decoder.decode(self._buf, self._fill)
+        self._keep_rest(used)
+        self._decode_seconds += time.monotonic() - began
+        for run in runs:
+            self._stage.add(run)
+            if isinstance(run, Commit):
+                self._committed = run.position
+        if other:
+            self._other_message()
+
+    def _keep_rest(self, used: int) -> None:
+        rest = self._fill - used
+        if used and rest:
+            self._buf[:rest] = self._buf[used : self._fill].copy()
+        self._fill = rest
+        if rest >= 5 and self._buf[0] == ord("d"):  # a frame larger than the buffer
+            need = 1 + int.from_bytes(bytes(self._buf[1:5]), "big")
+            if need > self._buf.size:
+                self._buf = np.concatenate([self._buf[:rest], np.empty(need + READ_BYTES - rest, np.uint8)])
+
+    def _other_message(self) -> None:
+        error = other_message_error(self._buf, self._fill)
+        if error is not None:
+            raise error
+        length = 1 + int.from_bytes(bytes(self._buf[1:5]), "big")
+        if self._fill >= 5 and self._fill >= length:
+            self._keep_rest(length)
+
+    def _position_to_confirm(self, decoder: Decoder) -> int:
+        """The lake's position; or the server's, while nothing is on its way."""
+        with self._stage.changed:
+            if self._stage.pending or decoder.in_transaction or self._fill:
+                return max(self._confirmed, self._stage.durable)
+        return max(self._confirmed, self._seen, self._stage.durable)
+
+    # -- what the service shows
+
+    def _report(self) -> None:
+        """Write counters for the driver, at most twice a second."""
+        now = time.monotonic()
+        if now - self._reported_at < 0.5:
+            return
+        self._reported_at = now
+        stage = self._stage
+        report = {
+            "time": time.time(),
+            "pid": os.getpid(),
+            "seen": self._seen,
+            "pending": stage.pending,
+            "confirmed": self._confirmed,
+            "durable": stage.durable,
+            "staged_bytes": stage.staged_bytes,
+            "rows": stage.rows,
+            "transactions": stage.transactions,
+            "segment_bytes": stage.bytes,
+            "received_bytes": self._received_bytes,
+            "decode_seconds": round(self._decode_seconds, 3),
+            "paused": self._paused,
+            "held": self._held,
+        }
+        path = Path(self._settings.report_path)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(report))
+        temporary.replace(path)
+
+
+def note_position(path: Path, position: int, *, sync: bool = False) -> None:
+    """
+    Leave a position in a file, for another process or another run.
+
+    `durable` is the driver's word to the capture that the lake has it.  `confirmed` is written, and
+    synced, before we confirm a position beyond the lake's: at the next start it tells our own slot
+    from one that somebody dropped and made again.
+    """
+    temporary = path.with_suffix(".tmp")
+    with open(temporary, "w") as out:
+        out.write(lsn_text(position))
+        if sync:
+            out.flush()
+            os.fsync(out.fileno())
+    temporary.replace(path)
+
+
+def read_note(path: Path) -> int | None:
+    """What `note_position` left there last."""
+    try:
+        return parse_lsn(path.read_text())
+    except FileNotFoundError:
+        return None

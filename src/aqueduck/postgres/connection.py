@@ -1,0 +1,118 @@
+"""
+Connections to PostgreSQL, and the one boundary where its errors become ours.
+
+`connect` opens SQL connections from any libpq string, `translate_errors` goes around what is
+done with them.  What an error means is decided by `failures`.  The replication protocol is
+in `wire`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from aqueduck.errors import AqueduckError, ConfigError, ConnectionLostError
+from aqueduck.postgres.failures import classify_connect_failure, classify_server_error, may_show
+
+__all__ = ["classify_connect_failure", "connect", "redact", "translate_errors"]
+
+_HIDDEN = "***"
+_SECRET = ("password", "secret", "token")
+_DEFAULTS: dict[str, Any] = {
+    "connect_timeout": 10,
+    "client_encoding": "UTF8",
+    # A peer that vanished is noticed within a minute, not after the system's two hours.
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+}
+_CONNECT_FAILURES = ("connection failed", "connection is bad", "connection timeout", "failed to resolve")
+
+
+def connect(
+    dsn: str, *, application_name: str = "aqueduck", autocommit: bool = True, **keywords: Any
+) -> psycopg.Connection[Any]:
+    """
+    Connect with a libpq string of either form, keywords or URI.
+
+    What the string says wins over our defaults.  Statements are not prepared behind the scenes,
+    so that poolers which share server connections work.
+    """
+    given = _parameters(dsn)
+    defaults = {**_DEFAULTS, "application_name": application_name, "prepare_threshold": None}
+    missing = {name: value for name, value in defaults.items() if name not in given}
+    try:
+        return psycopg.connect(dsn, autocommit=autocommit, **{**missing, **keywords})
+    except psycopg.Error as exc:
+        # Not as a cause: it repeats the host, which in a mistyped URI is a part of the password.
+        raise classify_connect_failure(str(exc), role=given.get("user")) from None
+
+
+def redact(dsn: str) -> str:
+    """The connection string as keywords, fit to be shown; one that cannot be read is hidden whole."""
+    try:
+        parameters = _parameters(dsn)
+    except ConfigError:
+        return _HIDDEN
+    hidden = {name for name in parameters if any(part in name for part in _SECRET)}
+    return make_conninfo("", **{n: _HIDDEN if n in hidden else v for n, v in parameters.items()})
+
+
+@contextlib.contextmanager
+def translate_errors(
+    what: str,
+    table: str | None = None,
+    *,
+    conn: psycopg.Connection[Any] | None = None,
+    fix: str | None = None,
+) -> Iterator[None]:
+    """
+    Turn psycopg's errors into ours; `what` follows "cannot", such as "create the slot s".
+
+    `conn` names the role in the statement that would grant a missing right; `fix` is that
+    statement where the caller knows better.  Misuse of psycopg is a bug and passes through.
+    """
+    try:
+        yield
+    except psycopg.Error as exc:
+        role = _role(conn)
+        error = _translated(exc, what, table, role, fix)
+        if error is None:
+            raise
+        # A cause is printed with its DETAIL, which quotes rows.
+        raise error from (exc if may_show(exc.sqlstate, exc.diag.message_detail) else None)
+
+
+def _translated(
+    exc: psycopg.Error, what: str, table: str | None, role: str | None, fix: str | None
+) -> AqueduckError | None:
+    if exc.sqlstate is not None:
+        message = exc.diag.message_primary or ""
+        return classify_server_error(exc.sqlstate, message, what=what, table=table, role=role, fix=fix)
+    if str(exc).startswith(_CONNECT_FAILURES):
+        return classify_connect_failure(str(exc), role=role)
+    if isinstance(exc, psycopg.OperationalError | psycopg.InterfaceError):
+        return ConnectionLostError(f"cannot {what}: the connection to PostgreSQL was lost", table=table)
+    return None
+
+
+def _role(conn: psycopg.Connection[Any] | None) -> str | None:
+    if conn is None or conn.closed:
+        return None
+    return conn.info.user
+
+
+def _parameters(dsn: str) -> dict[str, Any]:
+    try:
+        return conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        # libpq quotes the part that it does not understand, which may be the password.
+        raise ConfigError(
+            "the connection string is not valid",
+            hint="write host=… port=… dbname=… user=… or postgresql://user@host:port/dbname; "
+            "in a URI, special characters of the password are written as %40 and so on",
+        ) from None

@@ -1,0 +1,137 @@
+"""
+Publications: what of the source goes into the stream.
+
+`ensure_publication` makes one publish exactly the wanted tables, and changes nothing where it
+already does, so that a role without the rights can use what an administrator prepared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg.rows import class_row
+
+from aqueduck.errors import NoKeyError, PublicationError
+from aqueduck.postgres.connection import translate_errors
+from aqueduck.postgres.quoting import identifier, table_identifier
+from aqueduck.schema import TableSchema
+
+__all__ = [
+    "create_publication_sql",
+    "drop_publication",
+    "ensure_publication",
+    "publishes_exactly",
+    "refuse_without_identity",
+]
+
+Connection = psycopg.Connection[Any]
+
+_OPTIONS = "publish = 'insert, update, delete, truncate', publish_via_partition_root = true"
+
+
+@dataclass(frozen=True, slots=True)
+class _Publication:
+    all_tables: bool
+    options_fit: bool
+    """All changes, in the name of the root of partitions, without generated columns."""
+    schemas: bool
+    """Whether whole schemas are published."""
+    narrowed: bool
+    """Whether some table has a column list or a row filter."""
+    tables: list[int]
+
+
+def ensure_publication(conn: Connection, name: str, tables: Sequence[TableSchema]) -> None:
+    """Create the publication, or change it so that it publishes these tables whole, and no others."""
+    for table in tables:
+        refuse_without_identity(table)
+    with translate_errors(f"set up the publication {name}", conn=conn), conn.transaction():
+        found = _read(conn, name)
+        if found is None:
+            conn.execute(create_publication_sql(name, tables).encode())
+            return
+        if found.all_tables:
+            raise PublicationError(
+                f"the publication {name} is for all tables, not for those of the group",
+                hint=f"set another publication for the group, or run: drop publication {identifier(name)}",
+            )
+        if not found.options_fit:
+            conn.execute(f"alter publication {identifier(name)} set ({_options(conn)})".encode())
+        if not _has_exactly(found, tables):
+            _set_tables(conn, name, found, tables)
+
+
+def publishes_exactly(conn: Connection, name: str, tables: Sequence[TableSchema]) -> bool:
+    """Whether the publication exists and `ensure_publication` would have nothing to do."""
+    with translate_errors(f"read the publication {name}", conn=conn):
+        found = _read(conn, name)
+    return found is not None and not found.all_tables and found.options_fit and _has_exactly(found, tables)
+
+
+def create_publication_sql(name: str, tables: Sequence[TableSchema]) -> str:
+    """The statement that makes the publication from nothing."""
+    published = f" for table {_list(tables)}" if tables else ""
+    return f"create publication {identifier(name)}{published} with ({_OPTIONS})"
+
+
+def drop_publication(conn: Connection, name: str) -> None:
+    """Drop the publication; an absent one is fine."""
+    with translate_errors(f"drop the publication {name}", conn=conn):
+        conn.execute(f"drop publication if exists {identifier(name)}".encode())
+
+
+def refuse_without_identity(table: TableSchema) -> None:
+    """Publishing such a table would make the application's own updates and deletes fail."""
+    if table.identity == "n" or (table.identity != "f" and not table.key):
+        identity = "default" if table.key else "full"
+        raise NoKeyError(
+            "without a replica identity, its updates and deletes would fail once it is published",
+            hint=f"alter table {table_identifier(table)} replica identity {identity}",
+            table=table.qualified,
+        )
+
+
+def _has_exactly(found: _Publication, tables: Sequence[TableSchema]) -> bool:
+    return not found.schemas and not found.narrowed and set(found.tables) == {t.oid for t in tables}
+
+
+def _set_tables(conn: Connection, name: str, found: _Publication, tables: Sequence[TableSchema]) -> None:
+    if tables:
+        conn.execute(f"alter publication {identifier(name)} set table {_list(tables)}".encode())
+        return
+    # There is no way to set none: name what is to go.
+    conn.execute(f"drop publication {identifier(name)}".encode())
+    conn.execute(create_publication_sql(name, ()).encode())
+
+
+def _list(tables: Sequence[TableSchema]) -> str:
+    # `only`: tables that inherit from one of ours are not ours.
+    return ", ".join(f"only {table_identifier(table)}" for table in tables)
+
+
+def _options(conn: Connection) -> str:
+    return _OPTIONS + (", publish_generated_columns = none" if conn.info.server_version >= 180000 else "")
+
+
+def _read(conn: Connection, name: str) -> _Publication | None:
+    version = conn.info.server_version
+    fits = "p.pubinsert and p.pubupdate and p.pubdelete and p.pubtruncate and p.pubviaroot"
+    if version >= 180000:
+        fits += " and p.pubgencols = 'n'"
+    if version >= 150000:
+        narrowed = "coalesce(bool_or(r.prattrs is not null or r.prqual is not null), false)"
+        schemas = "exists (select from pg_publication_namespace n where n.pnpubid = p.oid)"
+    else:
+        narrowed = schemas = "false"
+    query = f"""
+        select p.puballtables as all_tables, {fits} as options_fit, {schemas} as schemas,
+               {narrowed} as narrowed,
+               coalesce(array_agg(r.prrelid::int8) filter (where r.oid is not null), '{{}}') as tables
+        from pg_publication p left join pg_publication_rel r on r.prpubid = p.oid
+        where p.pubname = %s group by p.oid
+    """
+    with conn.cursor(row_factory=class_row(_Publication)) as cursor:
+        return cursor.execute(query.encode(), (name,)).fetchone()

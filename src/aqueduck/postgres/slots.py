@@ -1,0 +1,177 @@
+"""
+Slots: read, create, drop, and the decision whether one still fits the lake.
+
+Everything is idempotent.  `check_slot` is pure.  Publications are in `publications`, the server
+around both in `server`; what is read through a slot is the matter of `wire` and `capture`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg.rows import dict_row
+
+from aqueduck.errors import SlotConflictError, SlotLostError
+from aqueduck.postgres.connection import translate_errors
+from aqueduck.postgres.publications import drop_publication, ensure_publication
+from aqueduck.postgres.quoting import identifier, literal
+from aqueduck.postgres.server import ServerInfo, read_server
+from aqueduck.schema import lsn_text, parse_lsn
+
+__all__ = [
+    "ServerInfo",
+    "SlotInfo",
+    "check_slot",
+    "create_slot",
+    "drop_publication",
+    "drop_slot",
+    "ensure_publication",
+    "read_server",
+    "slot_info",
+]
+
+PLUGIN = "pgoutput"
+
+Connection = psycopg.Connection[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInfo:
+    """A slot as the server shows it; positions are `None` where the slot has none."""
+
+    name: str
+    plugin: str | None
+    database: str | None
+    active: bool
+    active_pid: int | None
+    restart_lsn: int | None
+    confirmed_flush_lsn: int | None
+    wal_status: str | None
+    """reserved, extended, unreserved or lost."""
+    invalidation_reason: str | None
+    """Why the slot cannot be read any more: wal_removed, rows_removed, …"""
+    temporary: bool
+    retained_bytes: int
+    """WAL that the server keeps because of this slot."""
+
+
+def slot_info(conn: Connection, name: str) -> SlotInfo | None:
+    """What the server knows about a slot; `None` if there is none of that name."""
+    query = _slot_query(conn.info.server_version).encode()
+    with translate_errors(f"read the slot {name}", conn=conn), conn.cursor(row_factory=dict_row) as cursor:
+        row = cursor.execute(query, {"name": name}).fetchone()
+    if row is None:
+        return None
+    positions = {column: _position(row[column]) for column in ("restart_lsn", "confirmed_flush_lsn")}
+    return SlotInfo(**{**row, **positions})
+
+
+def create_slot(conn: Connection, name: str) -> int:
+    """
+    Create the group's slot and return the position that it starts from.
+
+    A slot that is already there is taken if it is one of ours.  No copy may depend on the
+    snapshot of this call: it is older than the position.
+    """
+    found = slot_info(conn, name)
+    if found is None:
+        role = f"alter role {identifier(conn.info.user)} replication"
+        with translate_errors(f"create the slot {name}", conn=conn, fix=role):
+            row = conn.execute(
+                "select lsn::text from pg_create_logical_replication_slot(%s, %s)", (name, PLUGIN)
+            ).fetchone()
+        assert row is not None
+        return parse_lsn(row[0])
+    check_slot(found, name=name, database=conn.info.dbname, position=None)
+    assert found.confirmed_flush_lsn is not None
+    return found.confirmed_flush_lsn
+
+
+def drop_slot(conn: Connection, name: str) -> None:
+    """Drop a slot; an absent one is fine, one that is being read raises `SlotActiveError`."""
+    found = slot_info(conn, name)
+    if found is None:
+        return
+    if found.database != conn.info.dbname:
+        raise _conflict(name, f"belongs to {_of_database(found)}")
+    with translate_errors(f"drop the slot {name}", conn=conn):
+        try:
+            conn.execute("select pg_drop_replication_slot(%s)", (name,))
+        except psycopg.errors.UndefinedObject:
+            return  # somebody else was faster
+
+
+def check_slot(
+    info: SlotInfo | None,
+    *,
+    name: str,
+    database: str,
+    position: int | None,
+    confirmed: int | None = None,
+) -> None:
+    """
+    Raise if reading the slot from the lake's `position` on would leave changes out.
+
+    `position` is `None` while the lake has none: then no slot, or a fresh one, is fine.  A
+    server confirms only what it is told, so a slot that stands beyond both our position and
+    what we ever `confirmed` was made, or moved, by somebody else: changes before it are gone.
+    """
+    if info is None:
+        if position is not None:
+            raise _lost(name, f"does not exist, but the lake is at {lsn_text(position)}")
+        return
+    if info.plugin != PLUGIN or info.temporary:
+        kind = "a temporary slot" if info.temporary else f"for {info.plugin or 'physical replication'}"
+        raise _conflict(name, f"is {kind}, not a permanent one for {PLUGIN}")
+    if info.database != database:
+        raise _conflict(name, f"belongs to {_of_database(info)}, not to the database {database}")
+    if info.wal_status == "lost" or info.invalidation_reason:
+        raise _lost(name, f"was invalidated by the server ({info.invalidation_reason or 'wal_removed'})")
+    if position is None or info.confirmed_flush_lsn is None:
+        return
+    if info.confirmed_flush_lsn > max(position, confirmed or 0):
+        stands, ours = lsn_text(info.confirmed_flush_lsn), lsn_text(position)
+        raise _lost(
+            name, f"stands at {stands}, beyond the lake's {ours}: it was re-created or moved by another"
+        )
+
+
+def _slot_query(version: int) -> str:
+    if version >= 170000:
+        reason = "invalidation_reason"
+    elif version >= 160000:
+        reason = "case when conflicting then 'rows_removed' when wal_status = 'lost' then 'wal_removed' end"
+    else:
+        reason = "case when wal_status = 'lost' then 'wal_removed' end"
+    return f"""
+        select slot_name::text as name, plugin::text, database::text, active, active_pid, temporary,
+               restart_lsn::text, confirmed_flush_lsn::text, wal_status, {reason} as invalidation_reason,
+               coalesce(pg_wal_lsn_diff(
+                   case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end,
+                   restart_lsn), 0)::int8 as retained_bytes
+        from pg_replication_slots where slot_name = %(name)s
+    """
+
+
+def _position(text: str | None) -> int | None:
+    return None if text is None else parse_lsn(text)
+
+
+def _of_database(info: SlotInfo) -> str:
+    return f"the database {info.database}" if info.database else "physical replication"
+
+
+def _lost(name: str, problem: str) -> SlotLostError:
+    return SlotLostError(
+        f"the slot {name} {problem}",
+        hint="changes may be missing between the lake and the slot: the tables need a new copy",
+    )
+
+
+def _conflict(name: str, problem: str) -> SlotConflictError:
+    return SlotConflictError(
+        f"the slot {name} {problem}",
+        hint=f"set another slot_name for the group, or run: select pg_drop_replication_slot({literal(name)})",
+    )

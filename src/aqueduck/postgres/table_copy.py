@@ -1,0 +1,176 @@
+"""
+The initial copy of a table, chunk by chunk, under one exported snapshot.
+
+`export_snapshot` makes a temporary slot on a replication connection: the only way to get an MVCC
+snapshot together with the position that it corresponds to.  `plan_chunks` cuts a table into ranges
+of pages.  `read_chunk` is what a task runs: COPY of one range, decoded into the same string columns
+that capture makes of the stream.  Writing files and committing them is in `lake` and `spark`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+from psycopg import pq
+
+from aqueduck.errors import AqueduckError
+from aqueduck.postgres import copytext
+from aqueduck.postgres.connection import translate_errors
+from aqueduck.postgres.pgoutput import gather
+from aqueduck.postgres.quoting import identifier, literal, table_identifier
+from aqueduck.postgres.wire import CopyOutStream, connect_replication, connect_wire, raise_failed
+from aqueduck.schema import TableName, TableSchema, parse_lsn
+
+__all__ = ["Chunk", "ExportedSnapshot", "export_snapshot", "plan_chunks", "read_chunk"]
+
+PAGE_BYTES = 8192
+READ_BYTES = 4 << 20
+BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedSnapshot:
+    """A snapshot that other sessions can use while this one stays open, and its position."""
+
+    name: str
+    position: int
+    pgconn: pq.PGconn
+
+    def close(self) -> None:
+        self.pgconn.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Pages [first, end) of one table or partition; `end` is None for the last one."""
+
+    number: int
+    schema: str
+    table: str
+    first_page: int
+    end_page: int | None
+    bytes: int
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Chunk:
+        return cls(**json.loads(text))
+
+
+def export_snapshot(dsn: str) -> ExportedSnapshot:
+    """
+    A snapshot with its position.
+
+    Every transaction whose commit record lies before the position is in the snapshot, no other is.
+    """
+    pgconn = connect_replication(dsn)
+    name = f"aqueduck_copy_{uuid.uuid4().hex[:16]}"
+    command = f"CREATE_REPLICATION_SLOT \"{name}\" TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')"
+    if pgconn.server_version < 150000:
+        command = f'CREATE_REPLICATION_SLOT "{name}" TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT'
+    result = pgconn.exec_(command.encode())
+    try:
+        raise_failed(result, pq.ExecStatus.TUPLES_OK)
+    except AqueduckError:
+        pgconn.finish()
+        raise
+    position, snapshot = result.get_value(0, 1), result.get_value(0, 2)
+    assert position is not None
+    assert snapshot is not None
+    return ExportedSnapshot(snapshot.decode(), parse_lsn(position.decode()), pgconn)
+
+
+def plan_chunks(conn: psycopg.Connection[Any], table: TableSchema, *, chunk_bytes: int) -> list[Chunk]:
+    """Ranges of about `chunk_bytes`, of the table or of the leaves of its partitions."""
+    query = """
+        select n.nspname::text, c.relname::text, pg_relation_size(c.oid)
+        from pg_class c join pg_namespace n on n.oid = c.relnamespace
+        where c.oid in (select relid from pg_partition_tree(%(oid)s::oid::regclass) where isleaf)
+           or (c.oid = %(oid)s and c.relkind = 'r')
+        order by c.oid
+    """
+    with translate_errors("plan the copy", table.qualified, conn=conn):
+        relations = conn.execute(query, {"oid": table.oid}).fetchall()
+    chunks: list[Chunk] = []
+    for schema, name, size in relations:
+        pages = -(-size // PAGE_BYTES)
+        step = max(1, chunk_bytes // PAGE_BYTES)
+        firsts = list(range(0, max(pages, 1), step))
+        for first in firsts:
+            end = None if first == firsts[-1] else first + step
+            share = min(step, max(pages - first, 0)) * PAGE_BYTES
+            chunks.append(Chunk(len(chunks), schema, name, first, end, share))
+    return chunks
+
+
+def copy_sql(table: TableSchema, chunk: Chunk) -> str:
+    columns = ", ".join(identifier(c.name) for c in table.columns)
+    source = table_identifier(TableName(chunk.schema, chunk.table))
+    where = f"ctid >= '({chunk.first_page},0)'::tid"
+    if chunk.end_page is not None:
+        where += f" and ctid < '({chunk.end_page},0)'::tid"
+    return f"copy (select {columns} from only {source} where {where}) to stdout"
+
+
+def read_chunk(dsn: str, snapshot: str, table: TableSchema, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+    """The rows of one chunk as string columns named n0, n1 and so on."""
+    pgconn = connect_wire(dsn)
+    with contextlib.closing(CopyOutStream(pgconn)) as stream:
+        stream.execute(
+            f"begin isolation level repeatable read read only; set transaction snapshot {literal(snapshot)}"
+        )
+        stream.start(copy_sql(table, chunk))
+        yield from _decode(stream, len(table.columns))
+
+
+def _decode(stream: CopyOutStream, ncols: int) -> Iterator[pa.RecordBatch]:
+    buf = np.empty(2 * READ_BYTES, np.uint8)
+    row_at, row_end = np.empty(BATCH_ROWS, np.int64), np.empty(BATCH_ROWS, np.int64)
+    fill, ended = 0, False
+    while not ended:
+        if fill == buf.size:
+            buf = np.concatenate([buf, np.empty(buf.size, np.uint8)])
+        fill += stream.read_into(buf, fill)
+        at = 0
+        while True:
+            rows, used, other = copytext.index_rows(buf[at:fill], fill - at, row_at, row_end)
+            if rows:
+                yield _batch(buf[at:fill], rows, row_at, row_end, ncols)
+            at += used
+            if other:
+                length = stream.message_length(buf, at, fill)
+                if length is None:
+                    break
+                ended = stream.handle(buf, at, length)
+                at += length
+                if ended:
+                    break
+            elif rows < BATCH_ROWS:
+                break
+        rest = fill - at
+        buf[:rest] = buf[at:fill].copy()
+        fill = rest
+
+
+def _batch(buf: Any, rows: int, row_at: Any, row_end: Any, ncols: int) -> pa.RecordBatch:
+    off, length = copytext.locate_cells(buf, rows, row_at, row_end, ncols)
+    arrays = []
+    for i in range(ncols):
+        offsets, data, validity, nulls = gather(buf, off[i], length[i])
+        buffers = [
+            None if validity is None else pa.py_buffer(validity),
+            pa.py_buffer(offsets),
+            pa.py_buffer(data),
+        ]
+        arrays.append(pa.Array.from_buffers(pa.string(), rows, buffers, nulls))
+    return pa.RecordBatch.from_arrays(arrays, names=[f"n{i}" for i in range(ncols)])

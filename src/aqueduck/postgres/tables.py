@@ -1,0 +1,182 @@
+"""
+What the source tables look like: columns, types and the key by which rows are matched.
+
+Reads the server's catalog, one statement a table, so that a table is never seen halfway
+through a change.  The same things as the stream tells them are in `decoder`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg.rows import dict_row
+
+from aqueduck.errors import NoKeyError, PublicationError, TableMissingError
+from aqueduck.postgres.connection import translate_errors
+from aqueduck.postgres.quoting import identifier, table_identifier
+from aqueduck.schema import Column, TableName, TableSchema, parse_table_name
+
+__all__ = ["describe_oid", "describe_table"]
+
+Connection = psycopg.Connection[Any]
+
+_KINDS = {
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table",
+    "S": "a sequence",
+    "i": "an index",
+    "I": "an index",
+    "c": "a type",
+}
+
+
+def describe_table(conn: Connection, source: str, *, need_key: bool = True) -> TableSchema:
+    """
+    Describe `schema.table`; either part may be quoted, and the schema is `public` by default.
+
+    Without a key it raises `NoKeyError`, or has an empty key where none is needed.
+    """
+    name = _parse(source)
+    with translate_errors(f"describe {name.qualified}", name.qualified, conn=conn):
+        row = _find(conn, "n.nspname = %(schema)s and c.relname = %(name)s", _names(name))
+    if row is None:
+        raise _missing(conn, name)
+    return _described(row, need_key)
+
+
+def describe_oid(conn: Connection, oid: int, *, need_key: bool = True) -> TableSchema:
+    """Describe the table with this OID, whatever its name is by now."""
+    with translate_errors(f"describe the table with OID {oid}", conn=conn):
+        row = _find(conn, "c.oid = %(oid)s", {"oid": oid})
+    if row is None:
+        raise TableMissingError(
+            f"the table with OID {oid} does not exist", hint="remove it from the configuration"
+        )
+    return _described(row, need_key)
+
+
+def _described(row: dict[str, Any], need_key: bool) -> TableSchema:
+    table = TableSchema(
+        oid=row["oid"],
+        schema=row["schema"],
+        name=row["name"],
+        columns=tuple(Column(**column) for column in row["columns"]),
+        key=tuple(row["key"]),
+        identity=row["identity"],
+    )
+    if row["kind"] not in ("r", "p"):
+        kind = _KINDS.get(row["kind"], "no table")
+        raise TableMissingError(
+            f"{table.qualified} is {kind}: only ordinary and partitioned tables have changes to follow",
+            hint="name a table instead",
+            table=table.qualified,
+        )
+    if row["persistence"] != "p":
+        raise PublicationError(
+            f"{table.qualified} is unlogged or temporary: its changes are not in WAL",
+            hint=f"alter table {table_identifier(table)} set logged",
+            table=table.qualified,
+        )
+    if need_key and not table.key:
+        raise _no_key(table, row["unique_index"])
+    return table
+
+
+def _no_key(table: TableSchema, unique_index: str | None) -> NoKeyError:
+    name = table_identifier(table)
+    index = identifier(unique_index) if unique_index else "<unique index on not-null columns>"
+    ways = [
+        f"alter table {name} add primary key (<columns>)",
+        f"alter table {name} replica identity using index {index}",
+    ]
+    if unique_index:  # the statement that works as it stands comes first
+        ways.reverse()
+    return NoKeyError(
+        f"{table.qualified} has neither a primary key nor a replica identity index",
+        hint=f"{'; -- or '.join(ways)}; -- or set mode: append for the table",
+        table=table.qualified,
+    )
+
+
+def _missing(conn: Connection, name: TableName) -> TableMissingError:
+    return TableMissingError(
+        f"the table {name.qualified} does not exist in the database {conn.info.dbname}",
+        hint="correct the name under tables, or create the table; names with capitals need double quotes",
+        table=name.qualified,
+    )
+
+
+def _parse(source: str) -> TableName:
+    try:
+        return parse_table_name(source, default_schema="public")
+    except ValueError as exc:
+        raise TableMissingError(f"{source!r} is no name of a table: it {exc}") from None
+
+
+def _names(name: TableName) -> dict[str, str]:
+    return {"schema": name.schema, "name": name.name}
+
+
+def _find(conn: Connection, condition: str, parameters: dict[str, Any]) -> dict[str, Any] | None:
+    with conn.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(_QUERY.format(condition=condition).encode(), parameters).fetchone()
+
+
+# A domain's columns have the domain's OID, as in the stream, but the name and modifier of the
+# type below it.  Generated columns are not published.
+#
+# The key has to be in the old image of updates and deletes.  With the identity USING INDEX only
+# that index's columns are, not those of another primary key; a deferrable primary key counts for
+# nothing unless the identity is FULL, where any unique index over not-null columns does.
+_QUERY = """
+    with target as (
+        select c.oid, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident
+        from pg_class c join pg_namespace n on n.oid = c.relnamespace
+        where {condition}
+    ), indexes as (
+        select i.*, x.relname::text as index_name, x.oid as index_oid, array(
+                   select a.attname::text from unnest(i.indkey::int2[]) with ordinality k (attnum, place)
+                   join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+                   where k.place <= i.indnkeyatts order by k.place
+               ) as names,
+               i.indisunique and i.indpred is null and i.indexprs is null and not exists (
+                   select from pg_attribute a where a.attrelid = i.indrelid and not a.attnotnull
+                   and a.attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+               ) as identifies
+        from target t join pg_index i on i.indrelid = t.oid join pg_class x on x.oid = i.indexrelid
+        where i.indisvalid and i.indislive
+    )
+    select t.oid::int8 as oid, t.nspname::text as schema, t.relname::text as name, t.relkind::text as kind,
+           t.relpersistence::text as persistence, t.relreplident::text as identity,
+           array(
+               select json_build_object(
+                   'name', a.attname, 'type_oid', a.atttypid::int8, 'typmod', base.typmod,
+                   'type_name', format_type(base.oid, base.typmod), 'not_null', a.attnotnull or base.not_null)
+               from pg_attribute a
+               cross join lateral (
+                   with recursive below (oid, typmod, kind, parent, parent_typmod, not_null, depth) as (
+                       select y.oid, a.atttypmod, y.typtype, y.typbasetype, y.typtypmod, y.typnotnull, 0
+                       from pg_type y where y.oid = a.atttypid
+                       union all
+                       select y.oid, b.parent_typmod, y.typtype, y.typbasetype, y.typtypmod,
+                              b.not_null or y.typnotnull, b.depth + 1
+                       from below b join pg_type y on y.oid = b.parent and b.kind = 'd'
+                   )
+                   select oid, typmod, not_null from below order by depth desc limit 1
+               ) base
+               where a.attrelid = t.oid and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
+               order by a.attnum
+           ) as columns,
+           coalesce((
+               select names from indexes i where case t.relreplident
+                   when 'i' then i.indisreplident
+                   when 'f' then i.identifies
+                   else i.indisprimary and i.indimmediate end
+               order by i.indisprimary desc, i.index_oid limit 1
+           ), array[]::text[]) as key,
+           (select index_name from indexes where identifies and indimmediate order by index_oid limit 1)
+               as unique_index
+    from target t
+"""

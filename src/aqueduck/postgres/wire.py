@@ -1,0 +1,356 @@
+"""
+The replication connection: libpq's handshake, then bulk reads of the stream.
+
+`ReplicationStream` starts replication and hands out bytes; it knows nothing of what is in
+them.  Without TLS it takes over the socket after libpq has authenticated and reads
+megabytes at a time.  With TLS the bytes have to come through libpq, one message a call,
+and are framed again so that both look the same to the decoder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import time
+from typing import Protocol
+
+import numpy as np
+from psycopg import OperationalError, pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from aqueduck.errors import AqueduckError, ConnectionLostError
+from aqueduck.postgres.failures import classify_connect_failure, classify_server_error
+from aqueduck.postgres.pgoutput import PG_EPOCH_US, Bytes
+from aqueduck.schema import lsn_text
+
+__all__ = [
+    "OUTPUT_OPTIONS",
+    "READ_BYTES",
+    "CopyOutStream",
+    "ReplicationStream",
+    "connect_replication",
+    "connect_wire",
+    "other_message_error",
+    "raise_failed",
+    "server_error",
+    "start_stream",
+]
+
+READ_BYTES = 4 << 20
+
+#: how the server writes values: the same text whatever its own defaults are
+OUTPUT_OPTIONS = (
+    "-c datestyle=ISO -c intervalstyle=postgres -c extra_float_digits=1 -c timezone=UTC -c bytea_output=hex"
+)
+
+
+class ReplicationStream(Protocol):
+    """A started replication stream."""
+
+    def read_into(self, buf: Bytes, at: int, timeout: float) -> int:
+        """Read what there is into ``buf[at:]``; waits at most `timeout` seconds; returns the bytes read."""
+        ...
+
+    def send_status(self, *, received: int, confirmed: int, ask_reply: bool = False) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def connect_replication(dsn: str) -> pq.PGconn:
+    """A connection that speaks the replication protocol, authenticated by libpq."""
+    return connect_wire(dsn, replication="database")
+
+
+def connect_wire(dsn: str, **keywords: str) -> pq.PGconn:
+    """A connection whose values come as the same text whatever the server's defaults are."""
+    given = conninfo_to_dict(dsn)
+    options = str(given.get("options") or "")
+    defaults = {"application_name": "aqueduck", "connect_timeout": 10}
+    conninfo = make_conninfo(
+        dsn, gssencmode="disable", client_encoding="UTF8", options=f"{options} {OUTPUT_OPTIONS}".strip(),
+        **{name: value for name, value in defaults.items() if name not in given}, **keywords,
+    )  # fmt: skip
+    pgconn = pq.PGconn.connect(conninfo.encode())
+    if pgconn.status != pq.ConnStatus.OK:
+        raise classify_connect_failure(pgconn.get_error_message())
+    return pgconn
+
+
+def start_stream(
+    dsn: str, slot: str, publication: str, position: int, *, protocol_version: int = 1
+) -> ReplicationStream:
+    """Start streaming the slot after `position`."""
+    pgconn = connect_replication(dsn)
+    command = (
+        f'START_REPLICATION SLOT "{slot}" LOGICAL {lsn_text(position)} '
+        f"(proto_version '{protocol_version}', publication_names '\"{publication}\"')"
+    )
+    try:
+        if pgconn.ssl_in_use:
+            return _LibpqStream(pgconn, command)
+        return _SocketStream(pgconn, command)
+    except BaseException:
+        pgconn.finish()
+        raise
+
+
+def server_error(sqlstate: str, message: str) -> AqueduckError:
+    """An ErrorResponse on the replication connection as one of ours."""
+    return classify_server_error(sqlstate or "08006", message or "no reason given", what="read the slot")
+
+
+def _status_message(received: int, confirmed: int, ask_reply: bool) -> bytes:
+    now = int(time.time() * 1e6) - PG_EPOCH_US
+    return struct.pack("!cQQQqB", b"r", received, confirmed, confirmed, now, int(ask_reply))
+
+
+def _error_fields(body: bytes) -> tuple[str, str]:
+    fields = {f[:1]: f[1:] for f in body.split(b"\0") if f}
+    return fields.get(b"C", b"").decode("ascii", "replace"), fields.get(b"M", b"").decode("utf-8", "replace")
+
+
+class _SocketStream:
+    """Reads the socket directly: one system call for megabytes of small messages."""
+
+    def __init__(self, pgconn: pq.PGconn, command: str) -> None:
+        self._pgconn = pgconn  # owns the descriptor
+        self._socket = socket.socket(fileno=pgconn.socket)
+        self._socket.setblocking(False)
+        with contextlib.suppress(OSError):  # a smaller buffer is only slower
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, READ_BYTES)
+        query = command.encode() + b"\0"
+        try:
+            self._send(b"Q" + struct.pack("!I", len(query) + 4) + query)
+            self._rest = self._await_copy_both()
+        except BaseException:
+            self._socket.detach()  # libpq closes the descriptor
+            raise
+
+    def _await_copy_both(self) -> bytes:
+        """Wait for CopyBothResponse; returns the bytes of the stream that came with it."""
+        raw = b""
+        while True:
+            while len(raw) >= 5:
+                length = int.from_bytes(raw[1:5], "big")
+                if len(raw) < 1 + length:
+                    break
+                kind, body, raw = raw[:1], raw[5 : 1 + length], raw[1 + length :]
+                if kind == b"W":
+                    return raw
+                if kind == b"E":
+                    raise server_error(*_error_fields(body))
+            self._wait_readable(30.0)
+            raw += self._recv_bytes()
+
+    def _recv_bytes(self) -> bytes:
+        try:
+            data = self._socket.recv(65536)
+        except BlockingIOError:
+            return b""
+        except OSError as exc:
+            raise ConnectionLostError("the replication connection broke") from exc
+        if not data:
+            raise ConnectionLostError("the server closed the replication connection")
+        return data
+
+    def _wait_readable(self, timeout: float) -> bool:
+        return bool(select.select([self._socket], [], [], timeout)[0])
+
+    def read_into(self, buf: Bytes, at: int, timeout: float) -> int:
+        if self._rest:
+            n = min(len(self._rest), buf.size - at)
+            buf[at : at + n] = np.frombuffer(self._rest[:n], np.uint8)
+            self._rest = self._rest[n:]
+            return n
+        try:
+            n = self._socket.recv_into(memoryview(buf)[at:])  # type: ignore[arg-type]
+        except BlockingIOError:
+            if timeout <= 0 or not self._wait_readable(timeout):
+                return 0
+            return self.read_into(buf, at, 0)
+        except OSError as exc:
+            raise ConnectionLostError("the replication connection broke") from exc
+        if n == 0:
+            raise ConnectionLostError("the server closed the replication connection")
+        return n
+
+    def send_status(self, *, received: int, confirmed: int, ask_reply: bool = False) -> None:
+        body = _status_message(received, confirmed, ask_reply)
+        self._send(b"d" + struct.pack("!I", len(body) + 4) + body)
+
+    def _send(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                try:
+                    view = view[self._socket.send(view) :]
+                except BlockingIOError:
+                    select.select([], [self._socket], [], 1.0)
+        except OSError as exc:
+            raise ConnectionLostError("the replication connection broke") from exc
+
+    def close(self) -> None:
+        self._socket.detach()
+        self._pgconn.finish()
+
+
+class _LibpqStream:
+    """Reads through libpq, for connections that it encrypts."""
+
+    def __init__(self, pgconn: pq.PGconn, command: str) -> None:
+        self._pgconn = pgconn
+        result = pgconn.exec_(command.encode())
+        if result.status != pq.ExecStatus.COPY_BOTH:
+            sqlstate = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+            message = (
+                result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"the stream did not start"
+            ).decode()
+            raise server_error(sqlstate, message)
+        self._rest = b""
+
+    def read_into(self, buf: Bytes, at: int, timeout: float) -> int:
+        start = at
+        if self._rest:
+            at = self._put(buf, at, self._rest)
+        while not self._rest and at < buf.size:
+            n, data = self._pgconn.get_copy_data(1)
+            if n > 0:
+                at = self._put(buf, at, b"d" + struct.pack("!I", n + 4) + bytes(data))
+            elif n == 0:
+                if at > start or not self._wait(timeout):
+                    break
+            else:
+                self._raise_end()
+        return at - start
+
+    def _put(self, buf: Bytes, at: int, data: bytes) -> int:
+        n = min(len(data), buf.size - at)
+        buf[at : at + n] = np.frombuffer(data[:n], np.uint8)
+        self._rest = data[n:]
+        return at + n
+
+    def _wait(self, timeout: float) -> bool:
+        readable = bool(select.select([self._pgconn.socket], [], [], timeout)[0])
+        if readable:
+            try:
+                self._pgconn.consume_input()
+            except OperationalError as exc:
+                raise ConnectionLostError("the replication connection broke") from exc
+        return readable
+
+    def _raise_end(self) -> None:
+        result = self._pgconn.get_result()
+        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+            sqlstate = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+            message = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(
+                "utf-8", "replace"
+            )
+            raise server_error(sqlstate, message)
+        raise ConnectionLostError("the server ended the stream")
+
+    def send_status(self, *, received: int, confirmed: int, ask_reply: bool = False) -> None:
+        try:
+            self._pgconn.put_copy_data(_status_message(received, confirmed, ask_reply))
+            self._pgconn.flush()
+        except OperationalError as exc:
+            raise ConnectionLostError("the replication connection broke") from exc
+
+    def close(self) -> None:
+        self._pgconn.finish()
+
+
+class CopyOutStream:
+    """`COPY … TO STDOUT` in bulk, on a connection of its own."""
+
+    def __init__(self, pgconn: pq.PGconn) -> None:
+        self._pgconn = pgconn
+        self._socket: socket.socket | None = None
+        self._rest = b""
+
+    def execute(self, sql: str) -> None:
+        """Run statements before the copy."""
+        raise_failed(self._pgconn.exec_(sql.encode()), pq.ExecStatus.COMMAND_OK)
+
+    def start(self, sql: str) -> None:
+        if self._pgconn.ssl_in_use:
+            raise_failed(self._pgconn.exec_(sql.encode()), pq.ExecStatus.COPY_OUT)
+            return
+        self._socket = socket.socket(fileno=self._pgconn.socket)
+        self._socket.setblocking(True)
+        query = sql.encode() + b"\0"
+        self._socket.sendall(b"Q" + struct.pack("!I", len(query) + 4) + query)
+
+    def read_into(self, buf: Bytes, at: int) -> int:
+        """Wait for bytes; what libpq hands out message by message is framed again."""
+        if self._socket is None:
+            return self._read_libpq(buf, at)
+        try:
+            n = self._socket.recv_into(memoryview(buf)[at:])  # type: ignore[arg-type]
+        except OSError as exc:
+            raise ConnectionLostError("the connection of the copy broke") from exc
+        if n == 0:
+            raise ConnectionLostError("the server closed the connection of the copy")
+        return n
+
+    def _read_libpq(self, buf: Bytes, at: int) -> int:
+        start = at
+        while at < buf.size and (self._rest or at == start):
+            if not self._rest:
+                n, data = self._pgconn.get_copy_data(0)
+                if n == -1:
+                    raise_failed(self._pgconn.get_result(), pq.ExecStatus.COMMAND_OK)
+                    self._rest = b"Z" + struct.pack("!I", 5) + b"T"
+                else:
+                    self._rest = b"d" + struct.pack("!I", n + 4) + bytes(data)
+            n = min(len(self._rest), buf.size - at)
+            buf[at : at + n] = np.frombuffer(self._rest[:n], np.uint8)
+            self._rest = self._rest[n:]
+            at += n
+        return at - start
+
+    @staticmethod
+    def message_length(buf: Bytes, at: int, fill: int) -> int | None:
+        """The length of the message at `at` if it is complete."""
+        if fill - at < 5:
+            return None
+        length = 1 + int.from_bytes(bytes(buf[at + 1 : at + 5]), "big")
+        return length if at + length <= fill else None
+
+    @staticmethod
+    def handle(buf: Bytes, at: int, length: int) -> bool:
+        """A message that is not a row; whether the copy is over.  An error is raised."""
+        kind = chr(buf[at])
+        if kind == "E":
+            raise server_error(*_error_fields(bytes(buf[at + 5 : at + length])))
+        return kind == "Z"
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.detach()
+        self._pgconn.finish()
+
+
+def raise_failed(result: pq.abc.PGresult | None, wanted: pq.ExecStatus) -> None:
+    if result is None or result.status == wanted:
+        return
+    sqlstate = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+    message = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode("utf-8", "replace")
+    raise server_error(sqlstate, message)
+
+
+def other_message_error(buf: Bytes, end: int) -> AqueduckError | None:
+    """The error in a message that is not CopyData (``buf[0]`` is its type), or None when it is harmless or incomplete."""
+    if end < 5:
+        return None
+    length = int.from_bytes(bytes(buf[1:5]), "big")
+    if end < 1 + length:
+        return None
+    kind = chr(buf[0])
+    if kind == "E":
+        sqlstate, message = _error_fields(bytes(buf[5 : 1 + length]))
+        return server_error(sqlstate, message)
+    if kind in "cCZ":
+        return ConnectionLostError("the server ended the stream")
+    return None

@@ -1,0 +1,125 @@
+"""
+What a source table looks like, and the names and positions by which it is addressed.
+
+Plain values only.  Reading them from a server is in `postgres`, mapping the types is in
+`typemap`, turning them into lake columns is in `lake`.  A position in the WAL is an `int`
+everywhere; `lsn_text` and `parse_lsn` are for people and for SQL.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["Column", "TableName", "TableSchema", "lsn_text", "parse_lsn", "parse_table_name"]
+
+_LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
+_PART = re.compile(r'\s*(?:"((?:[^"\x00]|"")+)"|([^\W\d][\w$]*))\s*')
+_PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column, as the server's catalog or a Relation message describes it."""
+
+    name: str
+    type_oid: int
+    typmod: int
+    type_name: str = ""
+    """What `format_type` says; empty where it is not known."""
+    not_null: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    """One version of a source table's columns."""
+
+    oid: int
+    schema: str
+    name: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    """Names of the columns by which rows are matched."""
+    identity: str
+    """The replica identity: d(efault), i(ndex), f(ull) or n(othing)."""
+
+    @property
+    def qualified(self) -> str:
+        """The name for people, such as `public.orders`."""
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def key_indexes(self) -> tuple[int, ...]:
+        """Where the key's columns are among `columns`, in the key's order."""
+        places = {column.name: index for index, column in enumerate(self.columns)}
+        return tuple(places[name] for name in self.key)
+
+    def to_json(self) -> str:
+        """The schema as one line of JSON, the same text for equal schemas."""
+        return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> TableSchema:
+        """The reverse of `to_json`."""
+        values: dict[str, Any] = json.loads(text)
+        columns = tuple(Column(**column) for column in values.pop("columns"))
+        return cls(columns=columns, key=tuple(values.pop("key")), **values)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TableName:
+    """A schema and a table in it, both as the catalog spells them."""
+
+    schema: str
+    name: str
+
+    @property
+    def qualified(self) -> str:
+        """The name for people, such as `public.orders`; equals `TableSchema.qualified`."""
+        return f"{self.schema}.{self.name}"
+
+    def __str__(self) -> str:
+        """The name with quotes where they are needed: `parse_table_name` reads it back."""
+        return ".".join(map(_quote_where_needed, (self.schema, self.name)))
+
+
+def parse_table_name(text: str, *, default_schema: str, fold_case: bool = True) -> TableName:
+    """
+    Read `table` or `schema.table`, either part quoted as in SQL.
+
+    With `fold_case` an unquoted part is lowercased, as PostgreSQL does it.  Text of any other
+    form raises `ValueError`.
+    """
+    parts: list[str] = []
+    place = 0
+    while found := _PART.match(text, place):
+        quoted, plain = found.groups()
+        parts.append(quoted.replace('""', '"') if quoted else plain.lower() if fold_case else plain)
+        place = found.end()
+        if text[place : place + 1] != ".":
+            break
+        place += 1
+    if place != len(text) or len(parts) not in (1, 2) or text.endswith("."):
+        raise ValueError('must be a table name such as orders, public.orders or "My Schema"."Orders"')
+    return TableName(*parts) if len(parts) == 2 else TableName(default_schema, parts[0])
+
+
+def lsn_text(position: int) -> str:
+    """The position as PostgreSQL writes it, such as `0/16A4F88`."""
+    if not 0 <= position < 1 << 64:
+        raise ValueError("a position is a number of 64 bits")
+    return f"{position >> 32:X}/{position & 0xFFFFFFFF:X}"
+
+
+def parse_lsn(text: str) -> int:
+    """The position in text such as `0/16A4F88`; anything else raises `ValueError`."""
+    found = _LSN.fullmatch(text)
+    if not found:
+        raise ValueError("a position is written as two hexadecimal numbers, such as 0/16A4F88")
+    return int(found[1], 16) << 32 | int(found[2], 16)
+
+
+def _quote_where_needed(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else '"' + name.replace('"', '""') + '"'

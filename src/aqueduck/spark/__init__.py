@@ -1,0 +1,1 @@
+"""Spark: session, data sources, queries."""

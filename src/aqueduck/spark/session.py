@@ -1,0 +1,122 @@
+"""
+Start the Spark session that everything in Aqueduck runs in.
+
+One function, and the settings behind it.  Which Java is used is decided in `java`; what runs
+in the session is in the modules beside this one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from aqueduck.errors import SparkStartError
+from aqueduck.spark.java import find_java, make_shim
+
+__all__ = ["build_session", "prepare_environment", "session_settings"]
+
+_LOOPBACK = "127.0.0.1"
+_LOCAL = re.compile(r"local(\[.*\])?|local-cluster\[.*\]")
+_LOGGING = Path(__file__).with_name("log4j2.properties")
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_JAVA_CAUSE = re.compile(r"^(?:: |Caused by: )?[\w.$]+(?:Exception|Error): (.+)$", re.MULTILINE)
+
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # Finished work that Spark remembers for its page, also without one.
+    "spark.ui.retainedJobs": "20",
+    "spark.ui.retainedStages": "20",
+    "spark.ui.retainedTasks": "1000",
+    "spark.sql.ui.retainedExecutions": "20",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.shuffle.partitions": "4",
+    # It joins tasks whose input is small, and ours are references to much larger segments.
+    "spark.sql.adaptive.enabled": "false",
+    # The lake is the truth about progress, so a few batches of Spark's own log are enough.
+    "spark.sql.streaming.minBatchesToRetain": "10",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # The default starts processes to set file modes: 110 ms a batch, this 25 ms.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+}
+
+_JVM_OPTIONS = (
+    f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
+    # Stopping a query matches a recursive regular expression against a Python traceback.
+    "-Xss8m",
+)
+
+_LOCAL_JVM_OPTIONS = (
+    # Rows stay out of the JVM: compiling less halves its CPU time, and one thread collects its garbage.
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+UseSerialGC",
+)
+
+
+def build_session(
+    master: str,
+    conf: Mapping[str, str],
+    app_name: str,
+    driver_memory: str = "2g",
+) -> SparkSession:
+    """
+    Start Spark, or return the session that runs in this process already.
+
+    `conf` wins over every setting of ours.  A Spark that does not start is a `SparkStartError`.
+    """
+    prepare_environment(os.environ, master)
+    builder = SparkSession.builder.master(master).appName(app_name)
+    for key, value in session_settings(master, conf, driver_memory).items():
+        builder = builder.config(key, value)
+    with _start_failures(master):
+        return builder.getOrCreate()
+
+
+def session_settings(master: str, conf: Mapping[str, str], driver_memory: str) -> dict[str, str]:
+    """The settings of a session on `master`, those in `conf` included."""
+    settings = {**_SETTINGS, "spark.driver.memory": driver_memory}
+    options = list(_JVM_OPTIONS)
+    if _LOCAL.fullmatch(master):
+        settings |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
+        options += _LOCAL_JVM_OPTIONS
+    settings |= conf
+    # Java takes the last of two contradicting options, so those in `conf` win here too.
+    settings[_JAVA_OPTIONS] = " ".join([*options, conf.get(_JAVA_OPTIONS, "")]).strip()
+    return settings
+
+
+def prepare_environment(env: MutableMapping[str, str], master: str) -> None:
+    """Set what Spark's launcher and its Python workers read from the environment."""
+    env["PYSPARK_PYTHON"] = env["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    env["JAVA_HOME"] = str(make_shim(find_java(env)))
+    if _LOCAL.fullmatch(master):
+        env["SPARK_LOCAL_IP"] = _LOOPBACK
+
+
+@contextmanager
+def _start_failures(master: str) -> Iterator[None]:
+    try:
+        yield
+    except (PySparkException, Py4JError, OSError) as exc:
+        hint = "check spark.master and spark.conf; spark.conf with spark.log.level: INFO shows more"
+        raise SparkStartError(f"Spark did not start on {master}: {_reason(exc)}", hint=hint) from exc
+
+
+def _reason(exc: BaseException) -> str:
+    """The one line that explains a failed start: the innermost Java cause, if there is one."""
+    text = str(exc)
+    if "stopped SparkContext" in text:
+        return "the cluster does not answer, or gives this application no place"
+    causes = _JAVA_CAUSE.findall(text)
+    return str(causes[-1]) if causes else text.strip().split("\n")[0]

@@ -1,0 +1,9 @@
+"""Fixtures are plugins, one for each thing that tests touch."""
+
+from __future__ import annotations
+
+import importlib.util
+
+_PLUGINS = ("tests.fix_postgres", "tests.fix_lake", "tests.fix_service")
+
+pytest_plugins = [name for name in _PLUGINS if importlib.util.find_spec(name)]

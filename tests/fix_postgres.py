@@ -1,0 +1,140 @@
+"""
+Fixtures around a real PostgreSQL server.
+
+`pg18` and `pg16` are servers for the whole run, `pg` is the one that tests use by default, `db` a
+fresh database of their own.  Whoever needs other settings or wants to break the server makes
+one with `new_server`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from aqueduck.postgres.embedded import EmbeddedPostgres
+
+_numbers = itertools.count(1)
+
+
+def wait_until(true: Callable[[], Any], what: str, seconds: float = 20.0) -> None:
+    """Wait for a condition; says which one when it does not come."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain until {what}"
+        time.sleep(0.02)
+
+
+@dataclass
+class Database:
+    """A database for one test, and an observer that is independent of the code under test."""
+
+    server: EmbeddedPostgres
+    name: str
+    observer: psycopg.Connection[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.observer = psycopg.connect(self.dsn, autocommit=True, application_name="observer")
+
+    @property
+    def dsn(self) -> str:
+        """The superuser's connection string."""
+        return self.dsn_for("postgres")
+
+    def dsn_for(self, user: str, **parameters: str | int) -> str:
+        return self.server.dsn_for(self.name, user, **parameters)
+
+    def execute(self, statement: str, parameters: Any = None) -> None:
+        """Run statements as the superuser; several at once if there are no parameters."""
+        self.observer.execute(statement.encode(), parameters)
+
+    def query(self, statement: str, parameters: Any = None) -> list[tuple[Any, ...]]:
+        return self.observer.execute(statement.encode(), parameters).fetchall()
+
+    def value(self, statement: str, parameters: Any = None) -> Any:
+        """The one value of a query."""
+        [[value]] = self.query(statement, parameters)
+        return value
+
+    def connect(self, user: str = "postgres", **parameters: Any) -> psycopg.Connection[Any]:
+        """A connection besides the observer's; the caller closes it."""
+        return psycopg.connect(self.dsn_for(user), autocommit=True, **parameters)
+
+    def drop(self) -> None:
+        self.observer.close()
+        with psycopg.connect(self.server.dsn, autocommit=True) as admin:
+            readers = "select active_pid from pg_replication_slots where active and database = %s"
+            admin.execute(f"select pg_terminate_backend(r.active_pid) from ({readers}) r", [self.name])
+            wait_until(lambda: not admin.execute(readers, [self.name]).fetchall(), "the slots are free")
+            name = sql.Identifier(self.name)
+            admin.execute(sql.SQL("drop database if exists {} with (force)").format(name))
+
+
+def _new_database(server: EmbeddedPostgres) -> Database:
+    name = f"test_{next(_numbers)}"
+    with psycopg.connect(server.dsn, autocommit=True) as admin:
+        admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+    return Database(server, name)
+
+
+@pytest.fixture(scope="session")
+def pg18() -> Iterator[EmbeddedPostgres]:
+    with EmbeddedPostgres(version=18) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def pg16() -> Iterator[EmbeddedPostgres]:
+    with EmbeddedPostgres(version=16) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def pg(pg18: EmbeddedPostgres) -> EmbeddedPostgres:
+    """The server that tests use unless the version matters."""
+    return pg18
+
+
+@pytest.fixture
+def db(pg: EmbeddedPostgres) -> Iterator[Database]:
+    """A fresh database on `pg`, dropped afterwards together with its slots."""
+    database = _new_database(pg)
+    yield database
+    database.drop()
+
+
+@pytest.fixture(params=[18, 16])
+def any_db(request: pytest.FixtureRequest) -> Iterator[Database]:
+    """A fresh database on each version that we have."""
+    database = _new_database(request.getfixturevalue(f"pg{request.param}"))
+    yield database
+    database.drop()
+
+
+@pytest.fixture
+def new_server() -> Iterator[Callable[..., EmbeddedPostgres]]:
+    """Makes servers for one test; takes the arguments of `EmbeddedPostgres`."""
+    servers: list[EmbeddedPostgres] = []
+
+    def make(*arguments: Any, **keywords: Any) -> EmbeddedPostgres:
+        servers.append(EmbeddedPostgres(*arguments, **keywords))
+        return servers[-1].start()
+
+    yield make
+    for server in servers:
+        server.destroy()
+
+
+@pytest.fixture
+def role(db: Database) -> Iterator[str]:
+    """A role that may log in and nothing else."""
+    name = f"{db.name} role"  # with a space: statements have to quote it
+    db.execute(f'create role "{name}" login')
+    yield name
+    db.execute(f'reassign owned by "{name}" to postgres; drop owned by "{name}"; drop role "{name}"')

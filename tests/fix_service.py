@@ -1,0 +1,171 @@
+"""
+The service as a user runs it: a process of its own, that tests may stop, kill and start again.
+
+`Sync` writes a configuration for a test's database and lake, runs `aqueduck run` on it, and compares
+source and lake through connections of its own: psycopg on one side, DuckDB on the other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import psutil
+import pytest
+
+from aqueduck.lake.engine import load_extension
+from tests.fix_postgres import Database, wait_until
+
+START_SECONDS = 90.0
+
+
+@dataclass
+class Sync:
+    """One configuration, one group named `test`."""
+
+    db: Database
+    directory: Path
+    tables: tuple[str, ...]
+    group_options: dict[str, Any] = field(default_factory=dict)
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def config_file(self) -> Path:
+        return self.directory / "aqueduck.yaml"
+
+    def write_config(self) -> None:
+        group = {"name": "test", "flush_interval_ms": 200, **self.group_options}
+        group["tables"] = [{"source": t} for t in self.tables]
+        config = {
+            "source": {"dsn": self.db.dsn},
+            "lake": {
+                "catalog": f"sqlite:{self.directory}/lake.sqlite",
+                "data_path": f"{self.directory}/data",
+            },
+            "groups": [group],
+            "state_dir": f"{self.directory}/state",
+        }
+        self.config_file.write_text(json.dumps(config))  # JSON is YAML
+
+    # -- running it
+
+    def start(self, *arguments: str, fault: str | None = None) -> subprocess.Popen[bytes]:
+        self.write_config()
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "AQUEDUCK_FAULT": fault or ""}
+        log = open(self.directory / "log.txt", "ab")  # noqa: SIM115 - the process keeps it
+        command = [sys.executable, "-m", "aqueduck.app.cli", "run", "-c", str(self.config_file), *arguments]
+        process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+        log.close()
+        self.processes.append(process)
+        return process
+
+    def once(self, *, fault: str | None = None) -> int:
+        """`aqueduck run --once`; the exit code."""
+        process = self.start("--once", fault=fault)
+        code = process.wait(timeout=START_SECONDS)
+        self.end(process)
+        return code
+
+    def catch_up(self) -> None:
+        """Run once, expect success, expect equality."""
+        assert self.once() == 0, self.log()
+        self.assert_same()
+
+    def end(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait until the service and everything it started are gone and the slot is free."""
+        process.wait(timeout=START_SECONDS)
+        wait_until(lambda: not self.slot_active(), "the slot is free", 30)
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """Kill -9 of the whole service: the driver, the JVM and every worker."""
+        try:
+            parent = psutil.Process(process.pid)
+            family = [*parent.children(recursive=True), parent]
+        except psutil.NoSuchProcess:
+            family = []
+        for member in family:
+            try:
+                member.kill()
+            except psutil.NoSuchProcess:
+                continue
+        self.end(process)
+
+    def stop(self, process: subprocess.Popen[bytes]) -> float:
+        """SIGTERM; how long it took to end."""
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=60)
+        return time.monotonic() - began
+
+    def log(self) -> str:
+        return (self.directory / "log.txt").read_text(errors="replace")[-6000:]
+
+    # -- looking at it
+
+    def slot_active(self) -> bool:
+        return bool(
+            self.db.query("select from pg_replication_slots where active and slot_name = 'aqueduck_test'")
+        )
+
+    def confirmed(self) -> int:
+        return int(
+            self.db.value(
+                "select confirmed_flush_lsn - '0/0'::pg_lsn from pg_replication_slots where slot_name = 'aqueduck_test'"
+            )
+        )
+
+    def lake(self, query: str) -> list[tuple[Any, ...]]:
+        """Ask the lake through a connection of the test's own."""
+        con = duckdb.connect(":memory:")
+        try:
+            for name in ("ducklake", "sqlite_scanner"):
+                load_extension(con, name)
+            con.execute("set TimeZone = 'UTC'")
+            con.execute(f"attach 'ducklake:sqlite:{self.directory}/lake.sqlite' as lake (read_only)")
+            return con.execute(query).fetchall()
+        finally:
+            con.close()
+
+    def lake_rows(self, table: str) -> list[tuple[Any, ...]]:
+        return sorted(self.lake(f"from lake.{table}"), key=repr)
+
+    def source_rows(self, table: str) -> list[tuple[Any, ...]]:
+        return sorted(self.db.query(f"select * from {table}"), key=repr)
+
+    def differing(self) -> list[str]:
+        """Tables whose source and lake rows are not equal."""
+        return [t for t in self.tables if self.source_rows(t) != self.lake_rows(f"main.{t.split('.')[-1]}")]
+
+    def assert_same(self) -> None:
+        for table in self.tables:
+            assert self.lake_rows(f"main.{table.split('.')[-1]}") == self.source_rows(table), (
+                f"{table} differs"
+            )
+
+    def wait_same(self, seconds: float = 60.0) -> None:
+        wait_until(lambda: not self.differing(), f"source and lake are equal\n{self.log()}", seconds)
+
+
+@pytest.fixture
+def sync_of(db: Database, tmp_path: Path) -> Iterator[Any]:
+    """Makes a `Sync` for tables of `db`; whatever it started is killed afterwards."""
+    made: list[Sync] = []
+
+    def make(*tables: str, database: Database | None = None, **group_options: Any) -> Sync:
+        made.append(Sync(database or db, tmp_path, tables, group_options))
+        return made[-1]
+
+    yield make
+    for sync in made:
+        for process in sync.processes:
+            if process.poll() is None:
+                sync.kill(process)

@@ -1,0 +1,231 @@
+"""A configuration is read as it is meant, or refused with the name of the key."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aqueduck.config import SyncConfig, load_config, parse_config
+from aqueduck.errors import ConfigError
+from aqueduck.schema import TableName
+
+BASE = Path("/srv/shop")
+SMALLEST: dict[str, Any] = {
+    "source": {"dsn": "host=db"},
+    "lake": {"catalog": "lake.ducklake", "data_path": "lake_data"},
+    "groups": [{"name": "default", "tables": [{"source": "orders"}]}],
+}
+
+
+def parse(values: object, env: dict[str, str] | None = None) -> SyncConfig:
+    text = values if isinstance(values, str) else yaml.safe_dump(values)
+    return parse_config(text, base_dir=BASE, env=env or {}, name="aqueduck.yaml")
+
+
+def problem(values: object, env: dict[str, str] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(values, env)
+    return str(caught.value)
+
+
+def group(**keys: Any) -> dict[str, Any]:
+    return {**SMALLEST, "groups": [{"name": "default", **keys}]}
+
+
+def lake(**keys: Any) -> dict[str, Any]:
+    return {**SMALLEST, "lake": {**SMALLEST["lake"], **keys}}
+
+
+def test_the_smallest_file_gets_the_documented_defaults() -> None:
+    """What is left out has the value that docs/configuration.md names."""
+    config = parse(SMALLEST)
+    (only,) = config.groups
+    (table,) = only.tables
+    assert (only.capture, only.flush_interval_ms) == ("stream", 1000)
+    assert (only.stage_bytes_max, only.batch_bytes_max, only.segment_bytes) == (1 << 30, 1 << 29, 1 << 25)
+    assert (only.slot_name, only.publication) == ("aqueduck_default", "aqueduck_default")
+    assert (table.source, table.target, table.mode, table.initial_copy) == (
+        "public.orders",
+        "main.orders",
+        "upsert",
+        True,
+    )
+    assert (config.lake.inline_rows, config.spark.master, config.spark.conf) == (1000, "local[*]", {})
+    assert (config.server.host, config.server.port) == ("127.0.0.1", 8642)
+
+
+def test_relative_paths_start_at_the_directory_of_the_file() -> None:
+    """The same file means the same paths wherever the command runs."""
+    config = parse(SMALLEST)
+    assert config.lake.catalog == "/srv/shop/lake.ducklake"
+    assert config.lake.data_path == "/srv/shop/lake_data"
+    assert config.state_dir == "/srv/shop/.aqueduck"
+
+
+@pytest.mark.parametrize(
+    ("catalog", "expected"),
+    [
+        ("sqlite:lake.db", "sqlite:/srv/shop/lake.db"),
+        ("sqlite:/var/lake.db", "sqlite:/var/lake.db"),
+        ("../lake.ducklake", "/srv/lake.ducklake"),
+        ("postgres:dbname=lake host=127.0.0.1", "postgres:dbname=lake host=127.0.0.1"),
+        ("postgresql://db/lake", "postgresql://db/lake"),
+    ],
+)
+def test_only_the_file_in_a_catalog_is_resolved(catalog: str, expected: str) -> None:
+    """A catalog database's connection string is left as it is."""
+    assert parse(lake(catalog=catalog)).lake.catalog == expected
+
+
+def test_object_storage_is_not_a_relative_path() -> None:
+    """A URL stays a URL."""
+    assert parse(lake(data_path="s3://bucket/prefix")).lake.data_path == "s3://bucket/prefix"
+
+
+def test_names_are_read_as_sql_reads_them() -> None:
+    """Quoted source names keep their case, and so does a target."""
+    tables = [{"source": '"My Shop"."Orders"'}, {"source": "Items", "target": "Sales.Items"}]
+    first, second = parse(group(tables=tables)).groups[0].tables
+    assert first.source_table == TableName("My Shop", "Orders")
+    assert first.target_table == TableName("main", "Orders")
+    assert second.source_table == TableName("public", "items")
+    assert second.target_table == TableName("Sales", "Items")
+
+
+def test_sizes_may_have_units() -> None:
+    """People write MiB, not digits."""
+    assert parse(group(segment_bytes="8 MiB", stage_bytes_max=4096)).groups[0].segment_bytes == 8 << 20
+
+
+def test_spark_settings_become_text() -> None:
+    """YAML's booleans and numbers are what Spark expects as text."""
+    config = parse({**SMALLEST, "spark": {"conf": {"a": True, "b": 2, "c": "x"}}})
+    assert config.spark.conf == {"a": "true", "b": "2", "c": "x"}
+
+
+def test_the_connection_string_comes_from_the_environment() -> None:
+    """With dsn_env the file holds no secret."""
+    config = parse({**SMALLEST, "source": {"dsn_env": "PG_DSN"}}, {"PG_DSN": "host=db password=secret"})
+    assert config.source.dsn == "host=db password=secret"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({**SMALLEST, "sorce": 1}, "sorce: unknown key (did you mean source?)"),
+        (group(tabels=[]), "groups[0].tabels: unknown key (did you mean tables?)"),
+        (
+            group(tables=[{"source": "a", "copi": 1}]),
+            "groups[0].tables[0].copi: unknown key (did you mean copy?)",
+        ),
+        ({**SMALLEST, "server": {"zzz": 1}}, "server.zzz: unknown key (known here: host, port)"),
+        ({key: SMALLEST[key] for key in ("source", "groups")}, "lake: is missing"),
+        ({**SMALLEST, "source": {}}, "source.dsn: is missing (or dsn_env)"),
+        ({**SMALLEST, "source": {"dsn": "a", "dsn_env": "B"}}, "source: has both dsn and dsn_env"),
+        ({**SMALLEST, "source": {"dsn_env": "PG_DSN"}}, "source.dsn_env: the variable PG_DSN is not set"),
+        ({**SMALLEST, "groups": []}, "groups: needs at least one group"),
+        ({**SMALLEST, "groups": [{}]}, "groups[0].name: is missing"),
+        ({**SMALLEST, "groups": [{"name": "A b"}]}, "groups[0].name: must be 1 to 40"),
+        (group(slot_name="Slot"), "groups[0].slot_name: must be 1 to 63"),
+        (group(capture="magic"), "groups[0].capture: must be 'stream'"),
+        (group(flush_interval_ms="soon"), "groups[0].flush_interval_ms: input should be a valid integer"),
+        (group(segment_bytes=0), "groups[0].segment_bytes: input should be greater than 0"),
+        (group(segment_bytes="8 ells"), "groups[0].segment_bytes: could not"),
+        (group(tables=[{"source": "a.b.c"}]), "groups[0].tables[0].source: must be a table name"),
+        (
+            group(tables=[{"source": "a", "target": "x y"}]),
+            "groups[0].tables[0].target: must be a table name",
+        ),
+        (group(tables=[{"source": "a"}, {"source": "public.A"}]), "source table public.a stands 2 times"),
+        (
+            group(tables=[{"source": "a", "target": "T"}, {"source": "b", "target": "t"}]),
+            "the target table main.t stands 2 times",
+        ),
+        ({**SMALLEST, "groups": [{"name": "a"}, {"name": "a"}]}, "the group name a stands 2 times"),
+        (lake(catalog="mysql:db"), "lake.catalog: must be postgres:"),
+        (lake(data_path=""), "lake.data_path: string should have at least 1 character"),
+        (lake(inline_rows=-1), "lake.inline_rows: input should be greater than or equal to 0"),
+        ({**SMALLEST, "server": {"port": 99999}}, "server.port: input should be less than or equal to 65535"),
+        ({**SMALLEST, "spark": {"master": "nonsense"}}, "spark.master: must be local[*]"),
+        ("source: [", "is not valid YAML in line 1"),
+        ("a: 1\na: 2", "key 'a' stands twice"),
+        ("- 1", "must hold keys"),
+        ("", "must hold keys"),
+    ],
+)
+def test_a_mistake_is_refused_by_the_name_of_its_key(values: object, expected: str) -> None:
+    """The message names the file, the key and what is wrong with it, in one line."""
+    text = problem(values)
+    assert expected in text
+    assert text.startswith("[config.invalid] aqueduck.yaml")
+    assert "\n" not in text
+
+
+def test_every_mistake_of_a_file_is_named_at_once() -> None:
+    """Nobody has to run a command once for each mistake."""
+    text = problem({**group(capture="x"), "server": {"port": "y"}})
+    assert "groups[0].capture" in text
+    assert "server.port" in text
+
+
+def test_no_secret_is_in_a_message_or_a_repr() -> None:
+    """Connection strings are never shown, also where they stand in the wrong place."""
+    secret = "host=db password=hunter2"
+    values = {
+        **SMALLEST,
+        "source": {"dsn": secret},
+        "lake": {"catalog": f"postgres:{secret}", "data_path": "d"},
+    }
+    assert "hunter2" not in repr(parse(values))
+    assert "hunter2" not in problem({**values, "source": {"dsn_env": secret}})
+    assert "hunter2" not in problem({**values, "source": {"dsn": [secret]}})
+    assert "hunter2" not in problem({**values, "lake": {"catalog": f"mysql:{secret}", "data_path": "d"}})
+
+
+def test_a_configuration_cannot_be_changed_and_can_be_pickled() -> None:
+    """What was checked stays true, also in another process."""
+    config = parse(SMALLEST)
+    with pytest.raises(ValueError, match="frozen"):
+        config.groups[0].name = "other"
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_a_file_is_loaded_with_its_own_directory(tmp_path: Path) -> None:
+    """Reading a file resolves its paths against the place where it is."""
+    file = tmp_path / "aqueduck.yaml"
+    file.write_text(yaml.safe_dump(SMALLEST))
+    assert load_config(file).lake.data_path == str(tmp_path / "lake_data")
+
+
+def test_a_file_that_cannot_be_read_is_a_configuration_error(tmp_path: Path) -> None:
+    """A wrong path after -c is reported as such."""
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path, reason in (
+        (tmp_path / "none.yaml", "no such file"),
+        (tmp_path, "directory"),
+        (binary, "UTF-8"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            load_config(path)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.text() | st.dictionaries(st.sampled_from([*SMALLEST, "spark", "server"]), json_values))
+def test_whatever_the_file_holds_it_is_a_configuration_or_a_configuration_error(values: object) -> None:
+    """No input makes anything but `ConfigError` escape."""
+    with contextlib.suppress(ConfigError):
+        assert isinstance(parse(values), SyncConfig)

@@ -1,0 +1,166 @@
+"""The project keeps its own rules: layers, documents, targets, and a lock file that works anywhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aqueduck.config import setting_names
+from aqueduck.errors import error_codes
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "aqueduck"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# A package may import from those to the right of it; "" is the top level.
+LAYERS = {
+    "app": {"app", "spark", "postgres", "lake", "sinks", ""},
+    "spark": {"spark", "postgres", "lake", "sinks", ""},
+    "postgres": {"postgres", ""},
+    "lake": {"lake", ""},
+    "sinks": {"sinks", ""},
+    "": {""},
+}
+
+# What opens files, sockets, processes or sessions, or waits for them.
+INPUT_OUTPUT = {
+    "asyncio",
+    "duckdb",
+    "http",
+    "multiprocessing",
+    "psycopg",
+    "py4j",
+    "pyspark",
+    "requests",
+    "select",
+    "shutil",
+    "socket",
+    "sqlite3",
+    "ssl",
+    "starlette",
+    "subprocess",
+    "tempfile",
+    "threading",
+    "urllib",
+    "uvicorn",
+}
+
+TARGETS = {"help", "setup", "demo", "test", "test-long", "lint", "fmt", "bench-drain", "bench-mixed", "clean"}
+
+
+def package_of(module: Path) -> str:
+    parts = module.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def imports(module: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} has a relative import"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def headings(document: str) -> list[str]:
+    text = (ROOT / "docs" / document).read_text(encoding="utf-8")
+    return re.findall(r"^#+ `([^`]+)`$", text, re.MULTILINE)
+
+
+def documented_settings() -> set[str]:
+    """Headings of docs/configuration.md, and the first cells of the tables below them."""
+    found: set[str] = set()
+    section = ""
+    for line in (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8").splitlines():
+        if heading := re.fullmatch(r"#+ `([^`]+)`", line):
+            section = heading[1]
+            found.add(section)
+        elif row := re.match(r"\| `([^`]+)` \|", line):
+            found.add(f"{section}.{row[1]}")
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_inward(module: Path) -> None:
+    """A layer knows only the layers below it, so each can be read and tested without the others."""
+    package = package_of(module)
+    assert package in LAYERS, f"{package} has no place in the layers yet"
+    for name in imports(module):
+        if name.startswith("aqueduck."):
+            target = name.split(".")[1]
+            layer = target if (PACKAGE / target).is_dir() else ""
+            assert layer in LAYERS[package], f"{module.relative_to(ROOT)} must not import {name}"
+
+
+@pytest.mark.parametrize(
+    "module", [path for path in MODULES if path.parent == PACKAGE], ids=lambda path: str(path.name)
+)
+def test_top_level_modules_do_no_input_or_output(module: Path) -> None:
+    """Deciding is at the top level, doing is in the packages."""
+    assert not {name.split(".")[0] for name in imports(module)} & INPUT_OUTPUT
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_module_says_what_lives_in_it(module: Path) -> None:
+    """A module opens with a docstring; only the marker of a package may be empty."""
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    assert not tree.body or ast.get_docstring(tree)
+
+
+def test_every_error_code_has_its_heading() -> None:
+    """Whoever meets a code finds what it means and what to do."""
+    assert sorted(headings("errors.md")) == sorted(error_codes())
+
+
+def test_every_error_is_drawn_in_the_tree() -> None:
+    """The docstring of errors.py shows each class with its code."""
+    docstring = ast.get_docstring(ast.parse((PACKAGE / "errors.py").read_text(encoding="utf-8"))) or ""
+    for code, cls in error_codes().items():
+        assert re.search(rf"\b{cls.__name__} +{re.escape(code)}\b", docstring), cls.__name__
+
+
+def test_every_setting_is_documented() -> None:
+    """docs/configuration.md names every key of a file, and none that does not exist."""
+    assert documented_settings() == set(setting_names())
+
+
+def test_every_target_explains_itself() -> None:
+    """`make help` shows all that a person may call."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    phony = re.search(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)
+    assert phony
+    assert set(phony[1].split()) >= TARGETS
+    for target in phony[1].split():
+        assert re.search(rf"^{target}:.* ## \w", makefile, re.MULTILINE), f"{target} has no ## help"
+
+
+def test_ci_runs_what_a_person_runs() -> None:
+    """A green `make test` is a green build."""
+    script = ROOT / ".ci" / "run"
+    assert script.stat().st_mode & 0o111
+    assert "make test" in script.read_text(encoding="utf-8")
+
+
+def test_the_lock_file_names_public_places_only() -> None:
+    """Set-up works on any machine, not only where the versions were locked."""
+    lock = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
+    sources = [package["source"] for package in lock["package"] if package["name"] != "aqueduck"]
+    assert {source.get("registry") for source in sources} == {"https://pypi.org/simple"}
+    files = [file for package in lock["package"] for file in package.get("wheels", [])]
+    assert files
+    assert all(file["url"].startswith("https://files.pythonhosted.org/") for file in files)
+
+
+def test_every_ignored_lint_rule_has_its_reason() -> None:
+    """Whoever meets an exception can judge whether it still holds."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    ignored = re.search(r"^ignore = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+    assert ignored
+    for line in ignored[1].splitlines():
+        assert re.search(r'^ +("[A-Z]+\d+", +)+# \S', line), line
