@@ -7,6 +7,7 @@ source and lake through connections of its own: psycopg on one side, DuckDB on t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -67,6 +68,34 @@ class Sync:
         log.close()
         self.processes.append(process)
         return process
+
+    def init(self) -> None:
+        """`aqueduck init`: publication, slot and lake, without starting Spark."""
+        self.write_config()
+        command = [sys.executable, "-m", "aqueduck.app.cli", "init", "-c", str(self.config_file)]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        subprocess.run(command, env=env, check=True, capture_output=True, timeout=60)
+
+    def started(self) -> subprocess.Popen[bytes]:
+        """A service that streams."""
+        process = self.start()
+        wait_until(
+            lambda: self.slot_active() or process.poll() is not None,
+            f"the service streams\n{self.log()}",
+            START_SECONDS,
+        )
+        assert process.poll() is None, self.log()
+        return process
+
+    @contextlib.contextmanager
+    def one_batch(self) -> Iterator[None]:
+        """What happens inside reaches a running service as one batch."""
+        hold = self.directory / "state" / "test" / "hold"
+        hold.touch()
+        wait_until(lambda: not self.slot_active(), "the capture lets go of the slot")
+        yield
+        hold.unlink()
+        self.wait_same()
 
     def once(self, *, fault: str | None = None) -> int:
         """`aqueduck run --once`; the exit code."""

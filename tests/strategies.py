@@ -95,29 +95,29 @@ def states(draw: st.DrawFn) -> State:
 
 
 @st.composite
-def histories(draw: st.DrawFn, stored: State, *, size: int = 14) -> list[Change]:
-    """Changes that are legal after `stored`."""
+def histories(draw: st.DrawFn, stored: State, *, size: int = 14, moves_whole: bool = False) -> list[Change]:
+    """Changes that are legal after `stored`; with `moves_whole`, changes of a key send every cell."""
     state = dict(stored)
     history: list[Change] = []
     for _ in range(draw(st.integers(0, size))):
-        change = draw(_next_change(state))
+        change = draw(_next_change(state, moves_whole))
         state = replay(state, [change])
         history.append(change)
     return history
 
 
 @st.composite
-def _next_change(draw: st.DrawFn, state: State) -> Change:
+def _next_change(draw: st.DrawFn, state: State, moves_whole: bool) -> Change:
     key = draw(keys)
     if key not in state:
         return Change(OP_INSERT, draw(rows(key)))
     what = draw(st.sampled_from(["update", "update", "delete", "move"]))
     if what == "delete":
         return Change(OP_DELETE, old_key=key)
-    unchanged = draw(unchanged_cells)
     target = draw(keys) if what == "move" else key
     if target in state:
         target = key
+    unchanged = () if moves_whole and target != key else draw(unchanged_cells)
     row = draw(rows(target))
     row = tuple(None if i in unchanged else cell for i, cell in enumerate(row))
     return Change(OP_UPDATE, row, key if target != key else None, unchanged)

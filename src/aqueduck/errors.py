@@ -28,6 +28,7 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     ├── SparkStartError              spark.start
     ├── StageFullError               stage.full
     ├── VerifyDifferenceError        verify.different
+    ├── IllegalMoveError             lifecycle.illegal_move
     └── ServiceLockedError           service.locked
 
 A code is stable and has a heading in `docs/errors.md`.  Foreign exceptions are translated
@@ -47,6 +48,7 @@ __all__ = [
     "ConfigError",
     "ConnectionLostError",
     "DataPathError",
+    "IllegalMoveError",
     "LakeBusyError",
     "LakeError",
     "LakeWriteError",
@@ -313,6 +315,12 @@ class VerifyDifferenceError(AqueduckError):
     """Source and lake do not hold the same rows."""
 
     code = "verify.different"
+
+
+class IllegalMoveError(AqueduckError):
+    """A table was to change from one state to another that does not follow it."""
+
+    code = "lifecycle.illegal_move"
 
 
 class ServiceLockedError(AqueduckError):

@@ -44,7 +44,7 @@ def sync(db: Database, sync_of: Any) -> Sync:
 @pytest.mark.parametrize("point", POINTS)
 def test_a_kill_loses_and_doubles_nothing(db: Database, sync: Sync, point: str) -> None:
     """P-S17, promise 1: SIGKILL at a named durable step; after a restart source and lake are equal, no file is left over."""
-    sync.catch_up()
+    sync.init()
     load(db)
     process = sync.start(fault=point)
     wait_until(
@@ -70,7 +70,7 @@ def test_a_deleted_checkpoint_costs_nothing(db: Database, sync: Sync) -> None:
     """The truth about progress is the lake: without Spark's checkpoint and the stage, the service goes on where it was."""
     import shutil
 
-    sync.catch_up()
+    sync.init()
     load(db)
     sync.catch_up()
     for name in ("checkpoint", "stage"):
@@ -81,7 +81,7 @@ def test_a_deleted_checkpoint_costs_nothing(db: Database, sync: Sync) -> None:
 
 def test_a_flush_that_fails_once_is_repeated(db: Database, sync: Sync) -> None:
     """Hazard 3: a transient failure of the lake neither drops nor doubles the batch; the service recovers by itself."""
-    sync.catch_up()
+    sync.init()
     load(db)
     process = sync.start(fault="lake.before_commit:raise")
     sync.wait_same()
@@ -92,7 +92,7 @@ def test_a_flush_that_fails_once_is_repeated(db: Database, sync: Sync) -> None:
 
 def test_a_commit_whose_answer_is_lost_is_not_repeated(db: Database, sync: Sync) -> None:
     """Hazard 3: when the commit happened but its answer did not come, the batch is not applied twice."""
-    sync.catch_up()
+    sync.init()
     load(db)
     process = sync.start(fault="lake.after_commit:raise")
     sync.wait_same()

@@ -106,7 +106,7 @@ def test_a_full_stage_pauses_until_the_lake_has_it(stage: Stage, tmp_path: Path)
     stage.cut()
     assert stage.full
     stage.release(200)
-    assert not stage.full
+    assert not bool(stage.full)
     assert not list((tmp_path / "stage").iterdir())
     assert stage.staged_bytes == 0
     assert stage.durable == 200

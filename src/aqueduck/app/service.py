@@ -216,11 +216,12 @@ class SyncService:
         runner.start()
         log.info("group restarted", group=runner.group.name, position=lsn_text(runner.stored_position()))
 
-    def run_once(self) -> None:
-        """Until every query has caught up and ended."""
+    def run_once(self, stopping: threading.Event) -> None:
+        """Until every query has caught up and ended, or we are told to stop."""
         for runner in self._runners.values():
-            while not runner.query.wait(0.5):
-                pass
+            while not runner.query.wait(1):
+                if stopping.is_set():
+                    return
             runner.query.check()
 
     def stop(self) -> None:
@@ -289,7 +290,7 @@ def run_service(config: SyncConfig, *, once: bool, trust_slot: bool = False) -> 
         service.prepare(trust_slot=trust_slot)
         service.start(once=once)
         if once:
-            service.run_once()
+            service.run_once(stopping)
         else:
             service.supervise(stopping)
     finally:

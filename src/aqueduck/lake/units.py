@@ -24,7 +24,7 @@ from aqueduck.lake.sql import literal
 from aqueduck.lake.storage import join, make_directory
 from aqueduck.schema import TableName, TableSchema
 
-__all__ = ["UnitFiles", "UnitWriter", "plan_batch"]
+__all__ = ["UnitFiles", "UnitWriter", "plan_batch", "task_connection"]
 
 TASK_MEMORY = "384MB"
 
@@ -64,7 +64,7 @@ class UnitWriter:
         schema = TableSchema.from_json(unit.segments[0].schema_json)
         first = unit.segments[0].first_ord
         name = f"aqueduck-{self.group}-{self.run_id}-{unit.table_oid}-{first}-{unit.bucket}"
-        con = _connection(self.data_path)
+        con = task_connection(self.data_path)
         with folded(con, unit.segments, schema, bucket=unit.bucket, buckets=unit.buckets) as fold:
             data = None
             rows = 0
@@ -85,7 +85,7 @@ class UnitWriter:
         return path
 
 
-def _connection(data_path: str) -> duckdb.DuckDBPyConnection:
+def task_connection(data_path: str) -> duckdb.DuckDBPyConnection:
     """One engine for all tasks of a worker."""
     global _kernel
     if _kernel is None:

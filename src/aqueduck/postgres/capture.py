@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from aqueduck.errors import SlotActiveError
-from aqueduck.postgres.decoder import Commit, Decoder
+from aqueduck.postgres.decoder import Commit, Decoder, warm_up
 from aqueduck.postgres.stage import Stage
 from aqueduck.postgres.wire import READ_BYTES, ReplicationStream, other_message_error, start_stream
 from aqueduck.schema import TableSchema, lsn_text, parse_lsn
@@ -111,6 +111,7 @@ class Capture(threading.Thread):
 
     def run(self) -> None:
         try:
+            warm_up()
             while not self._stopping.is_set():
                 if self._is_held():
                     self._report()

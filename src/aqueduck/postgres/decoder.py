@@ -296,3 +296,20 @@ def _merge(known: TableSchema, relation: wireformat.WireRelation) -> TableSchema
         key=key,
         identity=relation.identity,
     )
+
+
+def warm_up() -> None:
+    """Have numba compile the kernels, or load them from its cache, before the first change comes."""
+    column = Column("id", 25, -1)
+    decoder = Decoder({1: TableSchema(1, "public", "t", (column,), ("id",), "d")})
+    cell = b"\0\1t" + (1).to_bytes(4, "big") + b"x"
+    relation = b"R" + (1).to_bytes(4, "big") + b"public\0t\0d\0\1\1id\0" + (25).to_bytes(4, "big") + b"\xff" * 4
+    payloads = (
+        b"B" + bytes(20),
+        relation,
+        b"I" + (1).to_bytes(4, "big") + b"N" + cell,
+        b"U" + (1).to_bytes(4, "big") + b"N\0\1u",
+        b"C" + bytes(25),
+    )
+    frames = b"".join(b"d" + (len(p) + 29).to_bytes(4, "big") + b"w" + bytes(24) + p for p in payloads)
+    decoder.decode(np.frombuffer(frames, np.uint8).copy(), len(frames))

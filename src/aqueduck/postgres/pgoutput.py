@@ -13,7 +13,7 @@ socket in `wire`.  Malformed input raises `ProtocolError` with the byte offset.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -100,13 +100,12 @@ class FrameIndex:
 
     @classmethod
     def allocate(cls, rows: int = 65_536, controls: int = 4_096) -> FrameIndex:
-        def ints(n: int) -> Ints:
-            return np.empty(n, np.int64)
-
-        return cls(
-            np.empty(rows, np.uint8), *(ints(rows) for _ in range(5)), *(ints(rows) for _ in range(5)),
-            np.empty(controls, np.uint8), *(ints(controls) for _ in range(4)),
-        )  # fmt: skip
+        names = {f.name: rows if f.name.startswith(("row", "tx")) else controls for f in fields(cls)}
+        kinds = ("row_kind", "control_kind")
+        arrays: dict[str, Any] = {
+            name: np.empty(n, np.uint8 if name in kinds else np.int64) for name, n in names.items()
+        }
+        return cls(**arrays)
 
 
 def protocol_error(why: int, at: int) -> ProtocolError:
@@ -114,19 +113,19 @@ def protocol_error(why: int, at: int) -> ProtocolError:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _u16(b: Bytes, p: int) -> int:
+def _u16(b, p):
     return (np.int64(b[p]) << 8) | np.int64(b[p + 1])
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _u32(b: Bytes, p: int) -> int:
+def _u32(b, p):
     return (
         (np.int64(b[p]) << 24) | (np.int64(b[p + 1]) << 16) | (np.int64(b[p + 2]) << 8) | np.int64(b[p + 3])
     )
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _i64(b: Bytes, p: int) -> int:
+def _i64(b, p):
     return (_u32(b, p) << 32) | _u32(b, p + 4)
 
 

@@ -59,7 +59,7 @@ class _Draft:
         self.deletes += rows.deletes
         self.key_changes += rows.key_changes
         self.unchanged += rows.unchanged
-        return size
+        return int(size)
 
 
 @dataclass(slots=True)
@@ -195,8 +195,8 @@ class Stage:
             if not self._ready.has_rows():
                 return
             self._write(self._ready)
-            end = {"last_lsn": self._ready_position, "last_ts": self._ready_time_us}
-            segments = tuple(replace(ref, **end) for ref in self._ready.written)
+            position, time_us = self._ready_position, self._ready_time_us
+            segments = tuple(replace(ref, last_lsn=position, last_ts=time_us) for ref in self._ready.written)
             size = sum(s.bytes for s in segments)
             self._cuts.append(Cut(self._ready_position, self._ready_time_us, segments, size))
             self.staged_bytes += size

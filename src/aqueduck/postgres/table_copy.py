@@ -42,7 +42,7 @@ class ExportedSnapshot:
 
     name: str
     position: int
-    pgconn: pq.PGconn
+    pgconn: pq.abc.PGconn
 
     def close(self) -> None:
         self.pgconn.finish()

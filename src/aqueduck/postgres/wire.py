@@ -58,16 +58,16 @@ class ReplicationStream(Protocol):
     def close(self) -> None: ...
 
 
-def connect_replication(dsn: str) -> pq.PGconn:
+def connect_replication(dsn: str) -> pq.abc.PGconn:
     """A connection that speaks the replication protocol, authenticated by libpq."""
     return connect_wire(dsn, replication="database")
 
 
-def connect_wire(dsn: str, **keywords: str) -> pq.PGconn:
+def connect_wire(dsn: str, **keywords: str) -> pq.abc.PGconn:
     """A connection whose values come as the same text whatever the server's defaults are."""
     given = conninfo_to_dict(dsn)
     options = str(given.get("options") or "")
-    defaults = {"application_name": "aqueduck", "connect_timeout": 10}
+    defaults: dict[str, str | int] = {"application_name": "aqueduck", "connect_timeout": 10}
     conninfo = make_conninfo(
         dsn, gssencmode="disable", client_encoding="UTF8", options=f"{options} {OUTPUT_OPTIONS}".strip(),
         **{name: value for name, value in defaults.items() if name not in given}, **keywords,
@@ -114,7 +114,7 @@ def _error_fields(body: bytes) -> tuple[str, str]:
 class _SocketStream:
     """Reads the socket directly: one system call for megabytes of small messages."""
 
-    def __init__(self, pgconn: pq.PGconn, command: str) -> None:
+    def __init__(self, pgconn: pq.abc.PGconn, command: str) -> None:
         self._pgconn = pgconn  # owns the descriptor
         self._socket = socket.socket(fileno=pgconn.socket)
         self._socket.setblocking(False)
@@ -199,7 +199,7 @@ class _SocketStream:
 class _LibpqStream:
     """Reads through libpq, for connections that it encrypts."""
 
-    def __init__(self, pgconn: pq.PGconn, command: str) -> None:
+    def __init__(self, pgconn: pq.abc.PGconn, command: str) -> None:
         self._pgconn = pgconn
         result = pgconn.exec_(command.encode())
         if result.status != pq.ExecStatus.COPY_BOTH:
@@ -264,7 +264,7 @@ class _LibpqStream:
 class CopyOutStream:
     """`COPY … TO STDOUT` in bulk, on a connection of its own."""
 
-    def __init__(self, pgconn: pq.PGconn) -> None:
+    def __init__(self, pgconn: pq.abc.PGconn) -> None:
         self._pgconn = pgconn
         self._socket: socket.socket | None = None
         self._rest = b""

@@ -95,7 +95,7 @@ class SyncQuery:
         if failure is not None:
             raise self._failure or _failure(failure)
 
-    def wait(self, seconds: float) -> bool:
+    def wait(self, seconds: int) -> bool:
         """Whether the query ended within `seconds`."""
         assert self._query is not None
         try:

@@ -1,0 +1,73 @@
+"""
+Files of an initial copy: what a Spark task writes of one chunk, and how all of them become a table.
+
+The rows come as PostgreSQL's text and go through the same casts as the stream's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+
+import pyarrow as pa
+
+from aqueduck.lake.failures import lake_errors
+from aqueduck.lake.sql import ident, literal
+from aqueduck.lake.storage import join, make_directory
+from aqueduck.lake.units import task_connection
+from aqueduck.schema import TableSchema
+from aqueduck.typemap import cast_sql
+
+__all__ = ["ChunkFile", "write_chunk"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFile:
+    """A chunk's rows in the lake's data path; `path` is None when it had none."""
+
+    chunk: int
+    path: str | None
+    rows: int
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ChunkFile:
+        return cls(**json.loads(text))
+
+
+def write_chunk(
+    batches: Iterable[pa.RecordBatch], schema: TableSchema, *, data_path: str, directory: str, name: str, chunk: int
+) -> ChunkFile:
+    """Cast and write the rows of one chunk, a batch at a time."""
+    first, rest = _peek(batches)
+    if first is None:
+        return ChunkFile(chunk, None, 0)
+    make_directory(directory)
+    path = join(directory, f"{name}.parquet")
+    con = task_connection(data_path)
+    reader = pa.RecordBatchReader.from_batches(first.schema, rest)
+    typed = ", ".join(f"{cast_sql(c, f'n{i}')} as {ident(c.name)}" for i, c in enumerate(schema.columns))
+    with lake_errors("writing a chunk of the copy", table=schema.qualified):
+        con.register("aqueduck_chunk", reader)
+        try:
+            row = con.execute(
+                f"copy (select {typed} from aqueduck_chunk) to {literal(path)} (format parquet, compression snappy)"
+            ).fetchone()
+        finally:
+            con.unregister("aqueduck_chunk")
+    return ChunkFile(chunk, path, int(row[0]) if row else 0)
+
+
+def _peek(batches: Iterable[pa.RecordBatch]) -> tuple[pa.RecordBatch | None, Iterator[pa.RecordBatch]]:
+    iterator = iter(batches)
+    first = next(iterator, None)
+
+    def all_of_them() -> Iterator[pa.RecordBatch]:
+        if first is not None:
+            yield first
+        yield from iterator
+
+    return first, all_of_them()

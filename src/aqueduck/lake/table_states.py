@@ -1,0 +1,77 @@
+"""
+What the lake knows about each table of a group: is its copy in, and as of which position.
+
+Written in the same transactions as the data, so that a crash never leaves a table half-known.  The
+states that people see (and their history) are derived from this in `app`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from aqueduck.lake.catalog import OWN_SCHEMA, LakeSession
+from aqueduck.lake.sql import LAKE, qualified
+from aqueduck.schema import TableName
+
+__all__ = ["TableState", "ensure_table_states", "forget_state", "read_states", "write_state"]
+
+TABLE = qualified(LAKE, OWN_SCHEMA, "tables")
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """One table; `ready` when its changes may be applied instead of parked."""
+
+    oid: int
+    source: str
+    target: TableName
+    ready: bool
+    copy_position: int
+    """Changes that were committed before it are part of the copy."""
+    error: str | None = None
+
+
+def ensure_table_states(session: LakeSession) -> None:
+    session.execute(
+        f"create table if not exists {TABLE} (group_name varchar, source_oid ubigint, source_name varchar,"
+        " target_schema varchar, target_table varchar, ready boolean, copy_position ubigint, error varchar,"
+        " updated_at timestamptz)",
+        doing="preparing the lake",
+    )
+
+
+def read_states(session: LakeSession, group: str) -> dict[int, TableState]:
+    rows, _ = session.query(
+        f"select source_oid, source_name, target_schema, target_table, ready, copy_position, error from {TABLE}"
+        " where group_name = ?",
+        [group],
+    )
+    return {
+        oid: TableState(oid, source, TableName(schema, table), ready, position, error)
+        for oid, source, schema, table, ready, position, error in rows
+    }
+
+
+def write_state(session: LakeSession, group: str, states: Iterable[TableState]) -> None:
+    """Inside an open transaction."""
+    for state in states:
+        forget_state(session, group, state.oid)
+        session.execute(
+            f"insert into {TABLE} values (?, ?, ?, ?, ?, ?, ?, ?, now())",
+            [
+                group,
+                state.oid,
+                state.source,
+                state.target.schema,
+                state.target.name,
+                state.ready,
+                state.copy_position,
+                state.error,
+            ],
+            doing="writing a table's state",
+        )
+
+
+def forget_state(session: LakeSession, group: str, oid: int) -> None:
+    session.execute(f"delete from {TABLE} where group_name = ? and source_oid = ?", [group, oid])

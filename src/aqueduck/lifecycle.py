@@ -1,0 +1,158 @@
+"""
+The life of a synced table: its states, the moves between them, failures and when to try again.
+
+    PENDING ──▶ SNAPSHOT ──▶ CATCHUP ──▶ STREAMING     with a copy
+    PENDING ──────────────────────────▶ STREAMING     copy: false
+    STREAMING ──▶ CATCHUP                              parked changes are replayed after a pause
+    SNAPSHOT, CATCHUP, STREAMING, ERRORED ──▶ PENDING  a new copy was asked for
+    any ──▶ ERRORED ──▶ PENDING or CATCHUP             tried again: the copy, or what was parked
+
+Pure functions over frozen values; the time is passed in.  Who carries the moves out is `app`,
+where they are stored is `postgres.registry`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from aqueduck.errors import AqueduckError, IllegalMoveError, Retry
+
+__all__ = [
+    "MOVES",
+    "ErrorClass",
+    "Failure",
+    "Lifecycle",
+    "TableState",
+    "classify",
+    "fail",
+    "may_move",
+    "move",
+    "resume",
+    "retry_delay",
+    "retry_is_due",
+]
+
+FIRST_DELAY = timedelta(seconds=30)
+LONGEST_DELAY = timedelta(minutes=30)
+
+
+class TableState(enum.StrEnum):
+    """Where a table is, in the words that users see."""
+
+    PENDING = "PENDING"
+    """Known, and waits for its turn."""
+    SNAPSHOT = "SNAPSHOT"
+    """Is being copied; its changes are parked."""
+    CATCHUP = "CATCHUP"
+    """Is copied; what was parked is replayed."""
+    STREAMING = "STREAMING"
+    """Changes are applied as they come."""
+    ERRORED = "ERRORED"
+    """Failed; its changes are parked."""
+
+
+class ErrorClass(enum.StrEnum):
+    """What it takes to get over an error."""
+
+    TRANSIENT = "transient"
+    """Time: it is tried again by itself."""
+    CONFIGURATION = "configuration"
+    """A person who corrects something."""
+    RESOURCE = "resource"
+    """A person who makes room."""
+
+
+MOVES: dict[TableState, frozenset[TableState]] = {
+    TableState.PENDING: frozenset({TableState.SNAPSHOT, TableState.STREAMING, TableState.ERRORED}),
+    TableState.SNAPSHOT: frozenset({TableState.CATCHUP, TableState.PENDING, TableState.ERRORED}),
+    TableState.CATCHUP: frozenset({TableState.STREAMING, TableState.PENDING, TableState.ERRORED}),
+    TableState.STREAMING: frozenset({TableState.CATCHUP, TableState.PENDING, TableState.ERRORED}),
+    TableState.ERRORED: frozenset({TableState.PENDING, TableState.CATCHUP, TableState.ERRORED}),
+}
+"""From each state, where a table may go next."""
+
+_RESOURCE_CODES = frozenset({"pg.slot_limit", "stage.full"})
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The last error of a table, as it is stored and shown."""
+
+    code: str
+    error_class: ErrorClass
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lifecycle:
+    """A table's state and its history of failures since it last streamed."""
+
+    state: TableState
+    since: datetime
+    failures: int = 0
+    """How often in a row; back to zero when the table streams."""
+    failure: Failure | None = None
+    """The last one; shown until the table streams again."""
+    retry_at: datetime | None = None
+    """Only while ERRORED; `None` waits for a person."""
+
+
+def may_move(old: TableState, new: TableState) -> bool:
+    """Whether `move` from the one to the other is legal."""
+    return new in MOVES[old]
+
+
+def move(life: Lifecycle, to: TableState, now: datetime) -> Lifecycle:
+    """The table in its next state; `fail` is the only way to ERRORED."""
+    if to is TableState.ERRORED or not may_move(life.state, to):
+        legal = ", ".join(sorted(MOVES[life.state] - {TableState.ERRORED}))
+        raise IllegalMoveError(
+            f"a table cannot move from {life.state} to {to}, only to {legal}, or fail",
+            hint="this is a bug in Aqueduck: please report it",
+        )
+    if to is TableState.STREAMING:
+        return Lifecycle(to, now)
+    return replace(life, state=to, since=now, retry_at=None)
+
+
+def fail(life: Lifecycle, error: AqueduckError, now: datetime) -> Lifecycle:
+    """The table after one more failure, with the time of the next try where time can help."""
+    error_class = classify(error)
+    wait = retry_delay(life.failures) if error_class is ErrorClass.TRANSIENT else None
+    return Lifecycle(
+        TableState.ERRORED,
+        life.since if life.state is TableState.ERRORED else now,
+        failures=life.failures + 1,
+        failure=Failure(error.code, error_class, str(error)),
+        retry_at=None if wait is None else now + wait,
+    )
+
+
+def resume(life: Lifecycle, now: datetime, *, copied: bool) -> Lifecycle:
+    """Try an errored table again: replay what was parked, or go on with its copy."""
+    if life.state is not TableState.ERRORED:
+        raise IllegalMoveError(
+            f"a table that is {life.state} has nothing to be tried again",
+            hint="this is a bug in Aqueduck: please report it",
+        )
+    return move(life, TableState.CATCHUP if copied else TableState.PENDING, now)
+
+
+def retry_is_due(life: Lifecycle, now: datetime) -> bool:
+    """Whether an errored table is to be tried again by itself now."""
+    return life.state is TableState.ERRORED and life.retry_at is not None and life.retry_at <= now
+
+
+def retry_delay(failures: int) -> timedelta:
+    """The pause after a failure that had so many before it: 30 s, 1 min, 2 min … 30 min."""
+    doublings = min(failures, 30)  # beyond any limit, and no number too large to multiply
+    return min(FIRST_DELAY * 2**doublings, LONGEST_DELAY)
+
+
+def classify(error: AqueduckError) -> ErrorClass:
+    """What it takes to get over an error: what may pass by itself is transient."""
+    if error.retry is Retry.AUTO:
+        return ErrorClass.TRANSIENT
+    return ErrorClass.RESOURCE if error.code in _RESOURCE_CODES else ErrorClass.CONFIGURATION
