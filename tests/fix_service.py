@@ -154,12 +154,22 @@ class Sync:
 
     def lake(self, query: str) -> list[tuple[Any, ...]]:
         """Ask the lake through a connection of the test's own."""
+        return self._on_lake(query, "read_only")
+
+    def change_lake(self, statement: str) -> None:
+        """Do something to the lake behind the service's back."""
+        self._on_lake(statement, "")
+
+    def _on_lake(self, query: str, options: str) -> list[tuple[Any, ...]]:
         con = duckdb.connect(":memory:")
         try:
             for name in ("ducklake", "sqlite_scanner"):
                 load_extension(con, name)
             con.execute("set TimeZone = 'UTC'")
-            con.execute(f"attach 'ducklake:sqlite:{self.directory}/lake.sqlite' as lake (read_only)")
+            con.execute(
+                f"attach 'ducklake:sqlite:{self.directory}/lake.sqlite' as lake"
+                + (f" ({options})" if options else "")
+            )
             return con.execute(query).fetchall()
         finally:
             con.close()
@@ -170,9 +180,13 @@ class Sync:
     def source_rows(self, table: str) -> list[tuple[Any, ...]]:
         return sorted(self.db.query(f"select * from {table}"), key=repr)
 
-    def differing(self) -> list[str]:
+    def differing(self, tables: tuple[str, ...] | None = None) -> list[str]:
         """Tables whose source and lake rows are not equal."""
-        return [t for t in self.tables if self.source_rows(t) != self.lake_rows(f"main.{t.split('.')[-1]}")]
+        return [
+            t
+            for t in tables or self.tables
+            if self.source_rows(t) != self.lake_rows(f"main.{t.split('.')[-1]}")
+        ]
 
     def assert_same(self) -> None:
         for table in self.tables:

@@ -151,7 +151,12 @@ def segment_table(history: Sequence[Change], first_ord: int, table: TableSchema 
 
 
 def write_segment(
-    directory: Path, history: Sequence[Change], first_ord: int, table: TableSchema = TABLE, *, batch_rows: int = 3
+    directory: Path,
+    history: Sequence[Change],
+    first_ord: int,
+    table: TableSchema = TABLE,
+    *,
+    batch_rows: int = 3,
 ) -> SegmentRef:
     """Stage the changes as one segment of several record batches."""
     path = directory / f"{next(_numbers):06d}.arrow"
@@ -180,7 +185,12 @@ def write_segment(
 
 
 def stage(
-    directory: Path, history: Sequence[Change], first_ord: int = 5, table: TableSchema = TABLE, *, pieces: int = 2
+    directory: Path,
+    history: Sequence[Change],
+    first_ord: int = 5,
+    table: TableSchema = TABLE,
+    *,
+    pieces: int = 2,
 ) -> list[SegmentRef]:
     """Stage the changes as up to `pieces` segments, in order."""
     size = max(1, -(-len(history) // pieces))

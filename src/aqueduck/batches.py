@@ -3,8 +3,8 @@ Plan the work of one batch: which segments are folded together, and by whom.
 
 A table's segments fall into *runs* at its barriers (a truncate, a new version of its
 columns); runs are applied in order.  A small run is applied by the driver straight from
-its segments.  A large one becomes *units*, each a Spark task that writes files: pieces of
-an insert-only run need no fold and are split by size, other runs are split by key bucket.
+its segments.  A large one becomes *units*, each a Spark task that writes files.  Runs are split by
+size, at segments; only where unchanged values have to be followed, by key bucket.
 Pure functions over segment references; reading and writing is in `lake` and `spark`.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from aqueduck.changes import SegmentRef
 
@@ -52,6 +52,8 @@ class Unit:
     bucket: int
     buckets: int
     segments: tuple[SegmentRef, ...]
+    own: tuple[int, int] | None = None
+    """Which of the segments this unit writes the rows of; all of them decide which rows those are."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -60,6 +62,7 @@ class Unit:
     def from_json(cls, text: str) -> Unit:
         values = json.loads(text)
         values["segments"] = tuple(SegmentRef.from_dict(s) for s in values["segments"])
+        values["own"] = tuple(values["own"]) if values["own"] else None
         return cls(**values)
 
 
@@ -98,9 +101,22 @@ def plan_units(
             units.append(_unit(run, run.segments, direct=True))
         elif run.insert_only:
             units += [_unit(run, piece) for piece in _pieces(run.segments, unit_bytes)]
-        else:
+        elif any(s.unchanged for s in run.segments):
             buckets = _buckets(run, unit_bytes)
             units += [_unit(run, run.segments, bucket=b, buckets=buckets) for b in range(buckets)]
+        else:
+            units += _owners(run, _pieces(run.segments, unit_bytes))
+    return units
+
+
+def _owners(run: Run, pieces: list[list[SegmentRef]]) -> list[Unit]:
+    """A unit for each piece: it looks at the keys of the whole run and writes its own rows."""
+    units = []
+    at = 0
+    for number, piece in enumerate(pieces):
+        unit = _unit(run, run.segments, bucket=number, buckets=len(pieces))
+        units.append(replace(unit, own=(at, at + len(piece))))
+        at += len(piece)
     return units
 
 

@@ -148,7 +148,7 @@ def retry_is_due(life: Lifecycle, now: datetime) -> bool:
 def retry_delay(failures: int) -> timedelta:
     """The pause after a failure that had so many before it: 30 s, 1 min, 2 min … 30 min."""
     doublings = min(failures, 30)  # beyond any limit, and no number too large to multiply
-    return min(FIRST_DELAY * 2**doublings, LONGEST_DELAY)
+    return min(FIRST_DELAY * (1 << doublings), LONGEST_DELAY)
 
 
 def classify(error: AqueduckError) -> ErrorClass:

@@ -83,7 +83,12 @@ class Target:
 
 
 def apply_batch(
-    con: duckdb.DuckDBPyConnection, target: Target, refs: list[SegmentRef], *, buckets: int = 1, overlap: bool = False
+    con: duckdb.DuckDBPyConnection,
+    target: Target,
+    refs: list[SegmentRef],
+    *,
+    buckets: int = 1,
+    overlap: bool = False,
 ) -> None:
     """Fold the batch, in buckets, and apply what comes out."""
     contexts = [folded(con, refs, TABLE, bucket=b, buckets=buckets, overlap=overlap) for b in range(buckets)]

@@ -19,7 +19,9 @@ from aqueduck.config import GroupConfig, SyncConfig
 from aqueduck.errors import SlotConflictError, WalLevelError
 from aqueduck.lake.apply import ensure_target
 from aqueduck.lake.catalog import LakeSession, open_lake
+from aqueduck.lake.parking import ensure_parking
 from aqueduck.lake.progress import Position, read_position, write_position
+from aqueduck.lake.table_states import TableState, ensure_table_states, read_states, write_state
 from aqueduck.postgres.capture import read_note
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.failures import SET_WAL_LEVEL, THEN_RESTART
@@ -36,6 +38,7 @@ __all__ = ["PreparedGroup", "PreparedTable", "group_dir", "prepare", "prepare_gr
 class PreparedTable:
     schema: TableSchema
     target: TableName
+    initial_copy: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ def prepare_group(
         tables = {}
         for table in group.tables:
             schema = describe_table(conn, table.source)
-            tables[schema.oid] = PreparedTable(schema, table.target_table)
+            tables[schema.oid] = PreparedTable(schema, table.target_table, table.initial_copy)
         stored = read_position(lake, group.name)
         _check_same_server(stored, server, group)
         confirmed = None if trust_slot else read_note(directory / "confirmed")
@@ -107,9 +110,15 @@ def _prepare_lake(
     first: bool,
 ) -> None:
     """Targets and the first position, in one lake transaction."""
+    ensure_table_states(lake)
+    ensure_parking(lake)
+    known = read_states(lake, group.name)
     with lake.transaction():
-        for table in tables.values():
+        for oid, table in tables.items():
             ensure_target(lake, table.target, table.schema)
+            if oid not in known:
+                state = TableState(oid, table.schema.qualified, table.target, not table.initial_copy, 0)
+                write_state(lake, group.name, [state])
         if first:
             write_position(
                 lake, Position(group.name, position, None, server.system_identifier, server.timeline)

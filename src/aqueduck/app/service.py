@@ -13,10 +13,13 @@ import signal
 import threading
 import time
 import uuid
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import structlog
 
+from aqueduck.app.copies import Copier
 from aqueduck.app.prepare import PreparedGroup, group_dir, prepare_group
 from aqueduck.app.status import GroupStatus, TableCounts
 from aqueduck.batches import Unit
@@ -24,10 +27,12 @@ from aqueduck.config import GroupConfig, SyncConfig
 from aqueduck.errors import AqueduckError, Retry
 from aqueduck.lake.apply import table_directory
 from aqueduck.lake.catalog import LakeSession, open_lake
-from aqueduck.lake.commit import BatchPlan, commit_batch
+from aqueduck.lake.commit import TableFailed, commit_batch
 from aqueduck.lake.orphans import remove_orphans
+from aqueduck.lake.parking import copy_to_parking, remove_parking_orphans
 from aqueduck.lake.progress import Position, read_position
-from aqueduck.lake.units import UnitFiles, UnitWriter, plan_batch
+from aqueduck.lake.table_states import TableState, read_states
+from aqueduck.lake.units import UnitFiles, UnitWriter, parked_units, plan_batch, write_skips
 from aqueduck.postgres.capture import CaptureSettings, note_position
 from aqueduck.schema import lsn_text
 from aqueduck.spark.session import build_session
@@ -52,10 +57,31 @@ class GroupRunner:
             self.status.tables[table.schema.qualified] = TableCounts()
         self.run_id = uuid.uuid4().hex[:8]
         self.failures = 0
+        self.states = read_states(service.lake, ready.group.name)
         directories = {oid: table_directory(service.lake, t.target) for oid, t in ready.tables.items()}
         scratch = str(self.directory / "stage")
-        writer = UnitWriter(ready.group.name, self.run_id, service.config.lake.data_path, directories, scratch)
+        writer = UnitWriter(
+            ready.group.name,
+            self.run_id,
+            service.config.lake.data_path,
+            directories,
+            scratch,
+            str(self.skips_file),
+        )
         self.query = SyncQuery(service.spark, self.directory, writer, self.commit)
+
+        self.copier = Copier(
+            service.spark, service.config.source.dsn, ready.group.name, f"{self.run_id}c", service.lake,
+            service.commit_lock, self.states, self.directory, self.tell_tasks,
+        )  # fmt: skip
+
+    @property
+    def skips_file(self) -> Path:
+        return self.directory / "skips.json"
+
+    def tell_tasks(self) -> None:
+        """Which tables are not ready, and which still catch up with their copy."""
+        write_skips(str(self.skips_file), self.states.values(), self.status.position)
 
     @property
     def group(self) -> GroupConfig:
@@ -64,6 +90,11 @@ class GroupRunner:
     def start(self, *, once: bool = False) -> None:
         """(Re)start the query at the lake's position."""
         (self.directory / "durable").unlink(missing_ok=True)
+        self.status.position = self.stored_position()
+        self.tell_tasks()
+        self.copier.start()
+        if once:
+            self.copier.wait()
         self.query.start(self.settings(self.stored_position()), once=once)
         self.status.state = "streaming"
 
@@ -93,16 +124,31 @@ class GroupRunner:
 
     def commit(self, units: list[tuple[Unit, UnitFiles | None]], position: int, time_us: int) -> None:
         """Called by the query for each batch: one lake transaction."""
-        targets = {oid: t.target for oid, t in self.ready.tables.items()}
         end = Position(self.group.name, position, time_us, self.ready.system_identifier, self.ready.timeline)
-        plan = plan_batch(units, targets, end)
-        self._commit_plan(plan)
-        note_position(self.directory / "durable", position)
-        self._count(units, position, time_us)
-
-    def _commit_plan(self, plan: BatchPlan) -> None:
         with self.service.commit_lock:
-            commit_batch(self.service.lake, plan)
+            self._commit_or_isolate(units, end)
+            note_position(self.directory / "durable", position)
+            self._count(units, position, time_us)
+            self.tell_tasks()
+
+    def _commit_or_isolate(self, units: list[tuple[Unit, UnitFiles | None]], end: Position) -> None:
+        """A table that fails is parked, in the same batch; the others go on."""
+        changed: list[TableState] = []
+        while True:
+            refs = parked_units(units, self.states)
+            parked = copy_to_parking(self.service.config.lake.data_path, self.group.name, self.run_id, refs)
+            plan = plan_batch(
+                units, self.states, end, before=self.status.position, parked=parked, changed=changed
+            )
+            try:
+                commit_batch(self.service.lake, plan)
+            except TableFailed as failed:
+                state = self.states[failed.oid]
+                log.warning("table failed", group=self.group.name, table=state.source, error=str(failed.error))
+                self.states[failed.oid] = replace(state, ready=False, error=str(failed.error))
+                changed.append(self.states[failed.oid])
+            else:
+                return
 
     def _count(self, units: list[tuple[Unit, UnitFiles | None]], position: int, time_us: int) -> None:
         status = self.status
@@ -170,6 +216,7 @@ class SyncService:
         for group in self.config.groups:
             ready = prepare_group(self.config, group, self._lake, trust_slot=trust_slot)
             remove_orphans(self._lake, group.name, [t.target for t in ready.tables.values()])
+            remove_parking_orphans(self._lake, group.name)
             self._ready.append(ready)
 
     def start(self, *, once: bool = False) -> None:
@@ -192,6 +239,7 @@ class SyncService:
         """Keep the queries running until told to stop."""
         while not stopping.wait(0.2):
             for runner in self._runners.values():
+                runner.copier.start()
                 if not runner.query.active:
                     self._recover(runner, stopping)
 
@@ -212,7 +260,9 @@ class SyncService:
         self._restart(runner)
 
     def _restart(self, runner: GroupRunner) -> None:
-        remove_orphans(self.lake, runner.group.name, [t.target for t in runner.ready.tables.values()])
+        targets = [t.target for t in runner.ready.tables.values()]
+        with self.commit_lock:
+            remove_orphans(self.lake, runner.group.name, targets, keep=runner.copier.run_id)
         runner.start()
         log.info("group restarted", group=runner.group.name, position=lsn_text(runner.stored_position()))
 
@@ -228,6 +278,7 @@ class SyncService:
         """Finish the commits that are under way, then end."""
         for runner in self._runners.values():
             runner.query.stop()
+            runner.copier.stop()
         self._runners.clear()
         if self._spark is not None:
             self._spark.stop()

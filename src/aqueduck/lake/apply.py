@@ -16,13 +16,23 @@ from aqueduck.lake.storage import join
 from aqueduck.schema import TableName, TableSchema
 from aqueduck.typemap import lake_type
 
-__all__ = ["add_files", "apply_fold", "delete_keys", "ensure_target", "insert_patches", "table_directory", "truncate_target"]
+__all__ = [
+    "add_files",
+    "apply_fold",
+    "delete_keys",
+    "ensure_target",
+    "insert_patches",
+    "table_directory",
+    "truncate_target",
+]
 
 
 def ensure_target(session: LakeSession, target: TableName, schema: TableSchema) -> None:
     """The target with the source's columns, unless it exists."""
     columns = ", ".join(f"{ident(c.name)} {lake_type(c)}" for c in schema.columns)
-    session.execute(f"create schema if not exists {ident(LAKE)}.{ident(target.schema)}", doing="making the target")
+    session.execute(
+        f"create schema if not exists {ident(LAKE)}.{ident(target.schema)}", doing="making the target"
+    )
     session.execute(f"create table if not exists {lake_table(target)} ({columns})", doing="making the target")
 
 
@@ -46,7 +56,9 @@ def truncate_target(session: LakeSession, target: TableName) -> None:
 def apply_fold(session: LakeSession, target: TableName, schema: TableSchema, fold: Fold) -> None:
     """The net effect of a run that was folded on this session's connection."""
     patches = None if fold.patches is None else f"({fold.patches})"
-    _apply(session, target, schema, [f"({fold.deletes})"] if fold.deletes else [], patches, f"({fold.upserts})")
+    _apply(
+        session, target, schema, [f"({fold.deletes})"] if fold.deletes else [], patches, f"({fold.upserts})"
+    )
 
 
 def _apply(
@@ -62,7 +74,9 @@ def _apply(
     for keys in deletes:
         delete_keys(session, target, schema, keys)
     if upserts is not None:
-        session.execute(f"insert into {lake_table(target)} from {upserts}", doing=f"inserting into {target.qualified}")
+        session.execute(
+            f"insert into {lake_table(target)} from {upserts}", doing=f"inserting into {target.qualified}"
+        )
     if patches is not None:
         insert_patches(session, target)
 
@@ -71,7 +85,8 @@ def fetch_patches(session: LakeSession, target: TableName, schema: TableSchema, 
     """Rows whose missing cells are read from the target, kept aside until the old rows are gone."""
     assert patch_columns(schema)
     cells = ", ".join(
-        f"case when p.u{i} then t.{ident(c.name)} else p.v{i} end as {ident(c.name)}" for i, c in enumerate(schema.columns)
+        f"case when p.u{i} then t.{ident(c.name)} else p.v{i} end as {ident(c.name)}"
+        for i, c in enumerate(schema.columns)
     )
     match = " and ".join(f"t.{ident(name)} = p.t{i}" for i, name in enumerate(schema.key))
     session.execute(
@@ -82,7 +97,9 @@ def fetch_patches(session: LakeSession, target: TableName, schema: TableSchema, 
 
 
 def insert_patches(session: LakeSession, target: TableName) -> None:
-    session.execute(f"insert into {lake_table(target)} from aqueduck_patched", doing=f"inserting into {target.qualified}")
+    session.execute(
+        f"insert into {lake_table(target)} from aqueduck_patched", doing=f"inserting into {target.qualified}"
+    )
     session.execute("drop table aqueduck_patched")
 
 

@@ -2,25 +2,30 @@
 Commit a batch: one lake transaction for all tables of a group, and its position.
 
 A batch that the lake already has is skipped.  When a commit fails, the position read on a new
-connection says whether it happened after all.
+connection says whether it happened after all.  A table that cannot be written, also on a new
+connection, is named by `TableFailed`, so that the batch can be planned again without it.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from aqueduck import faults
 from aqueduck.changes import SegmentRef
-from aqueduck.errors import LakeBusyError, LakeError
+from aqueduck.errors import CatalogUnreachableError, DataPathError, LakeBusyError, LakeError
 from aqueduck.lake.apply import apply_files, apply_fold, truncate_target
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.fold import folded
+from aqueduck.lake.parking import record_parked
 from aqueduck.lake.progress import Position, read_position, write_position
 from aqueduck.lake.sql import LAKE, ident, literal
+from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.schema import TableName, TableSchema, lsn_text
 
-__all__ = ["BatchPlan", "RunPlan", "TablePlan", "commit_batch"]
+__all__ = ["BatchPlan", "RunPlan", "TableFailed", "TablePlan", "apply_run", "commit_batch", "set_lineage"]
 
 TRIES = 5
 
@@ -39,30 +44,51 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
+    oid: int
     target: TableName
     runs: tuple[RunPlan, ...]
+    skip_before: int = 0
+    """Changes that were committed before it are part of the table's copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
     position: Position
     tables: tuple[TablePlan, ...]
+    parked: tuple[SegmentRef, ...] = ()
+    """Segments of tables that are not ready, already copied to the parking."""
+    changed: tuple[TableState, ...] = ()
+    """States of tables to write together with the batch."""
+
+
+class TableFailed(Exception):  # noqa: N818 - a finding about one table, not one of our error codes
+    """A table cannot be written while the lake can; `error` says why."""
+
+    def __init__(self, oid: int, error: LakeError) -> None:
+        super().__init__(str(error))
+        self.oid = oid
+        self.error = error
 
 
 def commit_batch(session: LakeSession, plan: BatchPlan) -> bool:
     """Whether anything had to be written."""
+    suspect: int | None = None
     for attempt in range(TRIES):
         stored = read_position(session, plan.position.group)
         if stored is not None and stored.position >= plan.position.position:
             return False
         try:
             _transaction(session, plan, 0 if stored is None else stored.position)
-        except LakeError as exc:
+        except (LakeError, TableFailed) as exc:
             session.reopen()
             stored = read_position(session, plan.position.group)
             if stored is not None and stored.position >= plan.position.position:
                 return True  # the commit happened, only its answer was lost
-            if isinstance(exc, LakeBusyError) and attempt + 1 < TRIES:
+            last = attempt + 1 == TRIES
+            if isinstance(exc, TableFailed) and exc.oid != suspect and not last:
+                suspect = exc.oid  # it may have been the connection: once more on the new one
+                continue
+            if isinstance(exc, LakeBusyError) and not last:
                 continue
             raise
         return True
@@ -70,34 +96,52 @@ def commit_batch(session: LakeSession, plan: BatchPlan) -> bool:
 
 
 def _transaction(session: LakeSession, plan: BatchPlan, before: int) -> None:
+    position = plan.position
     with session.transaction():
         for table in plan.tables:
-            for run in table.runs:
-                _apply_run(session, table.target, run)
-        write_position(session, plan.position)
-        _set_lineage(session, plan.position, before)
+            _apply_table(session, table)
+        record_parked(session, position.group, position.position, plan.parked)
+        write_state(session, position.group, plan.changed)
+        write_position(session, position)
+        set_lineage(
+            session, f"{position.group} up to {lsn_text(position.position)}", _lineage(position, before)
+        )
         faults.point("lake.before_commit")
     faults.point("lake.after_commit")
 
 
-def _apply_run(session: LakeSession, target: TableName, run: RunPlan) -> None:
+def _apply_table(session: LakeSession, table: TablePlan) -> None:
+    try:
+        for run in table.runs:
+            apply_run(session, table.target, run, skip_before=table.skip_before)
+    except (LakeBusyError, CatalogUnreachableError, DataPathError):
+        raise  # not the table's fault
+    except LakeError as exc:
+        raise TableFailed(table.oid, exc) from exc
+
+
+def apply_run(session: LakeSession, target: TableName, run: RunPlan, *, skip_before: int = 0) -> None:
+    """Apply one run inside an open transaction; changes committed before `skip_before` are left out."""
     if run.truncate_first:
         truncate_target(session, target)
     if any(s.kind == "rows" for s in run.segments):
-        with folded(session.con, run.segments, run.schema) as fold:
+        with folded(session.con, run.segments, run.schema, skip_before=skip_before) as fold:
             apply_fold(session, target, run.schema, fold)
     apply_files(session, target, run.schema, data=run.data, deletes=run.deletes, patches=run.patches)
 
 
-def _set_lineage(session: LakeSession, position: Position, before: int) -> None:
-    """What the lake snapshot holds, for people who look for one by source time."""
-    extra = {
+def _lineage(position: Position, before: int) -> dict[str, Any]:
+    return {
         "group": position.group,
         "lsn_from": lsn_text(before),
         "lsn_to": lsn_text(position.position),
         "source_commit_time_us": position.commit_time_us,
     }
-    message = f"{position.group} up to {lsn_text(position.position)}"
+
+
+def set_lineage(session: LakeSession, message: str, extra: Mapping[str, Any]) -> None:
+    """What the lake snapshot holds, for people who look for one by source time."""
     session.execute(
-        f"call {ident(LAKE)}.set_commit_message('aqueduck', {literal(message)}, extra_info => {literal(json.dumps(extra))})"
+        f"call {ident(LAKE)}.set_commit_message('aqueduck', {literal(message)},"
+        f" extra_info => {literal(json.dumps(extra))})"
     )

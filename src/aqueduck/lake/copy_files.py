@@ -39,7 +39,13 @@ class ChunkFile:
 
 
 def write_chunk(
-    batches: Iterable[pa.RecordBatch], schema: TableSchema, *, data_path: str, directory: str, name: str, chunk: int
+    batches: Iterable[pa.RecordBatch],
+    schema: TableSchema,
+    *,
+    data_path: str,
+    directory: str,
+    name: str,
+    chunk: int,
 ) -> ChunkFile:
     """Cast and write the rows of one chunk, a batch at a time."""
     first, rest = _peek(batches)

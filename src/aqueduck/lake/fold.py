@@ -62,21 +62,27 @@ def folded(
     bucket: int = 0,
     buckets: int = 1,
     overlap: bool = False,
+    skip_before: int = 0,
+    own: tuple[int, int] | None = None,
 ) -> Iterator[Fold]:
     """
     Fold `segments`, which are one run: the same columns throughout, in order, no truncate.
 
-    With `buckets`, only keys whose hash falls into `bucket`.  `overlap` says that the target may
-    already hold later effects of the same changes: every key is then removed first.
+    With `buckets`, only keys whose hash falls into `bucket`; with `own` as well, rows of the segments
+    in that range of `segments` instead, whatever their key, so that wide rows are read once.  `overlap` says that the target may
+    already hold later effects of the same changes: every key is then removed first.  Changes that
+    were committed before `skip_before` are left out: the table's copy has them.
     """
     rows = [s for s in segments if s.kind == "rows"]
-    work = _Work(con, Scans(con, rows), rows, schema, bucket, buckets, overlap)
+    work = _Work(con, Scans(con, rows, skip_before), rows, schema, bucket, buckets, overlap, skip_before > 0)
+    if own is not None:
+        work.own_scans = Scans(con, segments[slice(*own)], skip_before)
     try:
         with lake_errors("folding a batch", table=schema.qualified):
             if not rows:
                 yield Fold(work.no_rows(), None, None, 0, 0, 0)
             elif any(s.updates or s.deletes for s in rows):
-                yield _fold_changes(work)
+                yield _fold_changes(work) if own is None else _fold_piece(work)
             else:
                 yield _pass_inserts(work)
     finally:
@@ -101,6 +107,8 @@ class _Work:
     bucket: int
     buckets: int
     overlap: bool
+    skipping: bool = False
+    own_scans: Scans | None = None
 
     def __post_init__(self) -> None:
         self.key = self.schema.key_indexes
@@ -151,6 +159,8 @@ class _Work:
 
     def close(self) -> None:
         self.scans.close()
+        if self.own_scans is not None:
+            self.own_scans.close()
         for name in self._tables:
             with contextlib.suppress(duckdb.Error):  # gone with a rollback, or with the connection
                 self.con.execute(f"drop table if exists {name}")
@@ -163,7 +173,8 @@ def _pass_inserts(work: _Work) -> Fold:
     source = work.scans.scan(work.new_image())
     upserts = f"select {work.typed_row(_cells(work))} from {source} r where {mine}"
     if not work.overlap:
-        return Fold(upserts, None, None, rows if work.buckets == 1 else None, 0, 0)
+        known = work.buckets == 1 and not work.skipping
+        return Fold(upserts, None, None, rows if known else None, 0, 0)
     keys = work.scans.scan([f"n{k}" for k in work.key])
     touched = work.table("keys", f"select {work.key_of('n')} from {keys} r where {mine}")
     count = work.value(f"select count(*) from {touched}")
@@ -199,6 +210,37 @@ def _fold_changes(work: _Work) -> Fold:
     upsert_rows = work.value(f"select count(*) from {live}")
     upserts = _upsert_query(work, live, cells) if upsert_rows else work.no_rows()
     return Fold(upserts, deletes, patches, upsert_rows, delete_rows, patch_rows)
+
+
+def _fold_piece(work: _Work) -> Fold:
+    """
+    A piece of a run, by segments: all keys are looked at, only own rows are written.
+
+    A fresh key that nothing else happens to needs no timeline, and in most runs that is most rows.
+    """
+    assert work.own_scans is not None
+    assert not work.unchanged
+    fresh = PRESENT | FRESH
+    busy = work.table(
+        "busy",
+        f"select distinct {work.keys} from ({_timeline(work, filtered=False, with_links=False)}) where e & {fresh} <> {fresh}",
+    )
+    net = work.table(
+        "net",
+        f"select {work.keys}, max(e) as last, min(e) as first from ({_timeline(work, filtered=False, with_links=False)})"
+        f" where ({work.keys}) in (from {busy}) group by {work.keys}",
+    )
+    live = work.table("live", f"select (last >> 2) + {work.base} as ord from {net} where last & {PRESENT} = {PRESENT}")
+    gone = f"{net} where first & {FRESH} = 0 and {work.in_bucket(work.keys)}"
+    delete_rows = work.value(f"select count(*) from {gone}")
+    source = work.own_scans.scan(["_op", "_ord", "_kc", *work.new_image()])
+    new_key = ", ".join(f"n{k}" for k in work.key)
+    upserts = (
+        f"select {work.typed_row(work.new_image())} from {source} where _ord in (from {live})"
+        f" or ((_op = {OP_INSERT} or _kc) and ({new_key}) not in (from {busy}))"
+    )
+    deletes = f"select {work.typed_key(gone)}" if delete_rows else None
+    return Fold(upserts, deletes, None, None, delete_rows, 0)
 
 
 def _timeline(work: _Work, *, filtered: bool, with_links: bool) -> str:

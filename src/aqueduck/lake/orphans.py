@@ -16,8 +16,14 @@ from aqueduck.schema import TableName
 __all__ = ["remove_orphans"]
 
 
-def remove_orphans(session: LakeSession, group: str, targets: Iterable[TableName]) -> list[str]:
-    """Remove them before anything new is written; returns what was removed."""
+def remove_orphans(
+    session: LakeSession, group: str, targets: Iterable[TableName], *, keep: str | None = None
+) -> list[str]:
+    """
+    Remove them before anything new is written; returns what was removed.
+
+    Files of the run `keep` stay: a copy that is under way, of which the catalog knows nothing yet.
+    """
     rows, _ = session.query(
         f"select path from {METADATA}.ducklake_data_file where contains(path, 'aqueduck-')"
         f" union all select path from {METADATA}.ducklake_files_scheduled_for_deletion where contains(path, 'aqueduck-')"
@@ -26,7 +32,9 @@ def remove_orphans(session: LakeSession, group: str, targets: Iterable[TableName
     removed = []
     for target in targets:
         for file in list_files(table_directory(session, target), f"aqueduck-{group}-"):
-            if file.rsplit("/", 1)[-1] not in known:
+            name = file.rsplit("/", 1)[-1]
+            kept = keep is not None and name.startswith(f"aqueduck-{group}-{keep}-")
+            if name not in known and not kept:
                 remove_file(file)
                 removed.append(file)
     return removed

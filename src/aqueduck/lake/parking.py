@@ -45,7 +45,9 @@ def parking_directory(data_path: str, group: str) -> str:
     return join(data_path, f"{OWN_SCHEMA}/parked/{group}")
 
 
-def copy_to_parking(data_path: str, group: str, run_id: str, segments: Iterable[SegmentRef]) -> list[SegmentRef]:
+def copy_to_parking(
+    data_path: str, group: str, run_id: str, segments: Iterable[SegmentRef]
+) -> list[SegmentRef]:
     """Durable copies of staged segments, before the transaction that records them."""
     directory = parking_directory(data_path, group)
     make_directory(directory)
@@ -67,7 +69,15 @@ def record_parked(session: LakeSession, group: str, position: int, segments: Seq
     for number, segment in enumerate(segments):
         session.execute(
             f"insert into {TABLE} values (?, ?, ?, ?, ?, ?, ?, now())",
-            [group, segment.table_oid, position, number, segment.rows, segment.bytes, json.dumps(segment.to_dict())],
+            [
+                group,
+                segment.table_oid,
+                position,
+                number,
+                segment.rows,
+                segment.bytes,
+                json.dumps(segment.to_dict()),
+            ],
             doing="parking changes",
         )
 
@@ -75,7 +85,8 @@ def record_parked(session: LakeSession, group: str, position: int, segments: Seq
 def parked_segments(session: LakeSession, group: str, oid: int) -> list[SegmentRef]:
     """A table's parked segments, in order; `first_ord` is renumbered, as each run of the service counts anew."""
     rows, _ = session.query(
-        f"select segment from {TABLE} where group_name = ? and source_oid = ? order by position, number", [group, oid]
+        f"select segment from {TABLE} where group_name = ? and source_oid = ? order by position, number",
+        [group, oid],
     )
     return [SegmentRef.from_dict(json.loads(text)) for (text,) in rows]
 

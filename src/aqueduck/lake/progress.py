@@ -40,14 +40,17 @@ def ensure_progress(session: LakeSession) -> None:
 def read_position(session: LakeSession, group: str) -> Position | None:
     ensure_progress(session)
     rows, _ = session.query(
-        f"select position, epoch_us(commit_time), system_identifier, timeline from {TABLE} where group_name = ?", [group]
+        f"select position, epoch_us(commit_time), system_identifier, timeline from {TABLE} where group_name = ?",
+        [group],
     )
     return Position(group, *rows[0]) if rows else None
 
 
 def write_position(session: LakeSession, position: Position) -> None:
     """Inside an open transaction."""
-    session.execute(f"delete from {TABLE} where group_name = ?", [position.group], doing="writing the position")
+    session.execute(
+        f"delete from {TABLE} where group_name = ?", [position.group], doing="writing the position"
+    )
     at = position.commit_time_us
     time = None if at is None else datetime.fromtimestamp(at / 1e6, UTC)
     session.execute(

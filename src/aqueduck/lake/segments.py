@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.ipc
 
 from aqueduck.changes import SegmentRef
@@ -28,15 +29,18 @@ _numbers = itertools.count(1)
 class Scans:
     """Streams over the same segments, under names that SQL can use; one name is one pass."""
 
-    def __init__(self, con: duckdb.DuckDBPyConnection, segments: Sequence[SegmentRef]) -> None:
+    def __init__(
+        self, con: duckdb.DuckDBPyConnection, segments: Sequence[SegmentRef], skip_before: int = 0
+    ) -> None:
         self._con = con
+        self._skip_before = skip_before
         self._paths = tuple(s.path for s in segments if s.kind == "rows")
         self._names: list[str] = []
 
     def scan(self, columns: Sequence[str]) -> str:
         """The name of a new stream with these columns."""
         name = f"aqueduck_scan_{next(_numbers)}"
-        self._con.register(name, read_batches(self._paths, columns))
+        self._con.register(name, read_batches(self._paths, columns, self._skip_before))
         self._names.append(name)
         return name
 
@@ -48,26 +52,33 @@ class Scans:
         self._names.clear()
 
 
-def read_batches(paths: Sequence[str], columns: Sequence[str]) -> pa.RecordBatchReader:
-    """One stream over the files, opened one after the other."""
+def read_batches(paths: Sequence[str], columns: Sequence[str], skip_before: int = 0) -> pa.RecordBatchReader:
+    """
+    One stream over the files, opened one after the other.
+
+    Changes whose transaction committed before `skip_before` are left out: the table's copy has them.
+    """
     if not paths:
         raise ValueError("a run has at least one segment")
     with _opened(paths[0]) as file:
         schema = pa.schema([pa.ipc.open_file(file).schema.field(name) for name in columns])
-    return pa.RecordBatchReader.from_batches(schema, _batches(paths, columns))
+    return pa.RecordBatchReader.from_batches(schema, _batches(paths, columns, skip_before))
 
 
-def _batches(paths: Sequence[str], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _batches(paths: Sequence[str], columns: Sequence[str], skip_before: int) -> Iterator[pa.RecordBatch]:
     for path in paths:
         with _opened(path) as file:
             schema = pa.ipc.open_file(file).schema
-            fields = [schema.get_field_index(name) for name in columns]
+            fields = [schema.get_field_index(name) for name in {*columns, *(["_lsn"] if skip_before else [])}]
             file.seek(0)
             reader = pa.ipc.open_file(
                 file, options=pa.ipc.IpcReadOptions(included_fields=sorted(fields), use_threads=False)
             )
             for number in range(reader.num_record_batches):
-                yield reader.get_batch(number).select(list(columns))
+                batch = reader.get_batch(number)
+                if skip_before:
+                    batch = batch.filter(pc.greater_equal(batch["_lsn"], skip_before))
+                yield batch.select(list(columns))
 
 
 @contextlib.contextmanager

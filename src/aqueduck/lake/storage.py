@@ -15,7 +15,7 @@ import pyarrow.fs
 
 from aqueduck.lake.engine import is_remote
 
-__all__ = ["join", "list_files", "make_directory", "open_input", "remove_file", "sync_file"]
+__all__ = ["copy_file", "join", "list_files", "make_directory", "open_input", "remove_file", "sync_file"]
 
 
 def join(directory: str, name: str) -> str:
@@ -29,6 +29,12 @@ def open_input(path: str) -> pa.NativeFile:
         return pa.OSFile(path, "rb")
     filesystem, inner = _place(path)
     return filesystem.open_input_file(inner)
+
+
+def copy_file(source: str, destination: str) -> None:
+    """Copy a file between any two places."""
+    (here, inner), (there, outer) = _place(source), _place(destination)
+    pyarrow.fs.copy_files(inner, outer, source_filesystem=here, destination_filesystem=there)
 
 
 def make_directory(directory: str) -> None:

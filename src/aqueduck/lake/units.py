@@ -9,12 +9,14 @@ segments.  `plan_batch` puts the units of a batch back together, run by run.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import duckdb
 
 from aqueduck.batches import Unit
+from aqueduck.changes import SegmentRef
 from aqueduck.lake.commit import BatchPlan, RunPlan, TablePlan
 from aqueduck.lake.engine import open_kernel
 from aqueduck.lake.failures import lake_errors
@@ -22,9 +24,10 @@ from aqueduck.lake.fold import folded
 from aqueduck.lake.progress import Position
 from aqueduck.lake.sql import literal
 from aqueduck.lake.storage import join, make_directory
-from aqueduck.schema import TableName, TableSchema
+from aqueduck.lake.table_states import TableState
+from aqueduck.schema import TableSchema
 
-__all__ = ["UnitFiles", "UnitWriter", "plan_batch", "task_connection"]
+__all__ = ["UnitFiles", "UnitWriter", "parked_units", "plan_batch", "task_connection", "write_skips"]
 
 TASK_MEMORY = "384MB"
 
@@ -39,6 +42,8 @@ class UnitFiles:
     deletes: str | None
     patches: str | None
     rows: int
+    skip_before: int = 0
+    """What was left out; if that is not what should be, the driver folds the segments again."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -59,13 +64,28 @@ class UnitWriter:
     """The directory of each table's files, by the source's oid."""
     scratch: str
     """Where keys and patches go: on storage that workers and driver share, emptied at each start."""
+    skips_file: str
+    """Tables that are not ready (null) or still catch up with their copy (position), by oid; the driver keeps it."""
 
-    def write(self, unit: Unit) -> UnitFiles:
+    def write(self, unit: Unit) -> UnitFiles | None:
+        """None leaves the unit to the driver."""
+        skips = read_skips(self.skips_file)
+        skip_before = skips.get(unit.table_oid, 0)
+        if skip_before is None:
+            return None
         schema = TableSchema.from_json(unit.segments[0].schema_json)
         first = unit.segments[0].first_ord
         name = f"aqueduck-{self.group}-{self.run_id}-{unit.table_oid}-{first}-{unit.bucket}"
         con = task_connection(self.data_path)
-        with folded(con, unit.segments, schema, bucket=unit.bucket, buckets=unit.buckets) as fold:
+        with folded(
+            con,
+            unit.segments,
+            schema,
+            bucket=unit.bucket,
+            buckets=unit.buckets,
+            skip_before=skip_before,
+            own=unit.own,
+        ) as fold:
             data = None
             rows = 0
             if fold.upsert_rows != 0:
@@ -75,9 +95,11 @@ class UnitWriter:
             make_directory(self.scratch)
             deletes = self._aside(con, fold.deletes, f"{name}-deletes", schema)
             patches = self._aside(con, fold.patches, f"{name}-patches", schema)
-        return UnitFiles(data if rows else None, deletes, patches, rows)
+        return UnitFiles(data if rows else None, deletes, patches, rows, skip_before)
 
-    def _aside(self, con: duckdb.DuckDBPyConnection, query: str | None, name: str, schema: TableSchema) -> str | None:
+    def _aside(
+        self, con: duckdb.DuckDBPyConnection, query: str | None, name: str, schema: TableSchema
+    ) -> str | None:
         if query is None:
             return None
         path = join(self.scratch, f"{name}.parquet")
@@ -95,35 +117,103 @@ def task_connection(data_path: str) -> duckdb.DuckDBPyConnection:
 
 def _write(con: duckdb.DuckDBPyConnection, query: str, path: str, table: str) -> int:
     with lake_errors("writing a file", table=table):
-        row = con.execute(f"copy ({query}) to {literal(path)} (format parquet, compression snappy)").fetchone()
+        row = con.execute(
+            f"copy ({query}) to {literal(path)} (format parquet, compression snappy)"
+        ).fetchone()
     return int(row[0]) if row else 0
+
+
+def read_skips(path: str) -> dict[int, int | None]:
+    try:
+        return {int(oid): skip for oid, skip in json.loads(Path(path).read_text()).items()}
+    except FileNotFoundError:
+        return {}
+
+
+def write_skips(path: str, states: Iterable[TableState], position: int) -> None:
+    """Tell the tasks which tables are not ready, and which have changes to leave out after `position`."""
+    skips = {
+        s.oid: s.copy_position if s.ready else None
+        for s in states
+        if not s.ready or s.copy_position > position
+    }
+    temporary = Path(path).with_suffix(".tmp")
+    temporary.write_text(json.dumps(skips))
+    temporary.replace(path)
+
+
+def parked_units(
+    units: Iterable[tuple[Unit, UnitFiles | None]], states: Mapping[int, TableState]
+) -> list[SegmentRef]:
+    """Segments of the tables that are not ready, in order, each once."""
+    found = {}
+    for unit, _ in units:
+        if not states[unit.table_oid].ready:
+            if unit.truncate_first and unit.run == 0:
+                first = unit.segments[0]
+                found[unit.table_oid, first.first_ord - 1] = truncate_marker(first)
+            for segment in unit.segments:
+                found[unit.table_oid, segment.first_ord] = segment
+    return [segment for _, segment in sorted(found.items())]
+
+
+def truncate_marker(segment: SegmentRef) -> SegmentRef:
+    """A truncate that stands right before a segment."""
+    return replace(
+        segment, kind="truncate", path="", rows=0, bytes=0, inserts=0, updates=0, deletes=0, key_changes=0,
+        unchanged=0, first_ord=segment.first_ord - 1,
+    )  # fmt: skip
 
 
 def plan_batch(
     units: list[tuple[Unit, UnitFiles | None]],
-    targets: Mapping[int, TableName],
+    states: Mapping[int, TableState],
     position: Position,
+    *,
+    before: int,
+    parked: Iterable[SegmentRef] = (),
+    changed: Iterable[TableState] = (),
 ) -> BatchPlan:
-    """One batch as a plan: tables, their runs in order, and for each its segments or its files."""
+    """
+    One batch as a plan: ready tables with their runs in order, and for each its segments or its files.
+
+    `before` is where the batch begins; `parked` are the segments of the other tables, already in the
+    parking.
+    """
     tables: dict[int, dict[int, list[tuple[Unit, UnitFiles | None]]]] = {}
     for unit, files in units:
-        tables.setdefault(unit.table_oid, {}).setdefault(unit.run, []).append((unit, files))
+        if states[unit.table_oid].ready:
+            tables.setdefault(unit.table_oid, {}).setdefault(unit.run, []).append((unit, files))
     return BatchPlan(
         position,
         tuple(
-            TablePlan(targets[oid], tuple(_run(pieces) for _, pieces in sorted(runs.items())))
-            for oid, runs in tables.items()
+            _table(states[oid], [p for _, p in sorted(runs.items())], before) for oid, runs in tables.items()
         ),
+        tuple(parked),
+        tuple(changed),
     )
 
 
-def _run(pieces: list[tuple[Unit, UnitFiles | None]]) -> RunPlan:
+def _table(state: TableState, runs: list[list[tuple[Unit, UnitFiles | None]]], before: int) -> TablePlan:
+    skip_before = state.copy_position if state.copy_position > before else 0
+    return TablePlan(state.oid, state.target, tuple(_run(p, skip_before) for p in runs), skip_before)
+
+
+def _run(pieces: list[tuple[Unit, UnitFiles | None]], skip_before: int) -> RunPlan:
     first = pieces[0][0]
     files = [f for _, f in pieces if f is not None]
+    if len(files) < len(pieces) or any(f.skip_before != skip_before for f in files):
+        # Left to us, or folded before the table's copy came in: all segments of the run, once each.
+        segments = {s.first_ord: s for unit, _ in pieces for s in unit.segments}
+        return RunPlan(
+            schema=TableSchema.from_json(first.segments[0].schema_json),
+            truncate_first=first.truncate_first,
+            segments=tuple(segments[o] for o in sorted(segments)),
+        )
     return RunPlan(
         schema=TableSchema.from_json(first.segments[0].schema_json),
         truncate_first=first.truncate_first,
-        segments=first.segments if first.direct else (),
+        segments=(),
         data=tuple(f.data for f in files if f.data),
         deletes=tuple(f.deletes for f in files if f.deletes),
         patches=tuple(f.patches for f in files if f.patches),

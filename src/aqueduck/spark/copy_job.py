@@ -61,7 +61,9 @@ def run_copy(spark: SparkSession, task: CopyTask) -> list[ChunkFile]:
     try:
         rows = numbers.mapInArrow(_copy_chunks(task), "file string").collect()
     except PySparkException as exc:
-        raise AqueduckError.from_text(str(exc)) or AqueduckError(f"the copy failed: {type(exc).__name__}") from exc
+        raise AqueduckError.from_text(str(exc)) or AqueduckError(
+            f"the copy failed: {type(exc).__name__}"
+        ) from exc
     return [ChunkFile.from_json(row.file) for row in rows]
 
 

@@ -13,6 +13,7 @@ import contextlib
 import shutil
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -78,8 +79,8 @@ class SyncQuery:
             ]
             try:
                 self._commit(units, rows[0].position, rows[0].time_us)
-            except AqueduckError as exc:
-                self._failure = exc
+            except BaseException as exc:
+                self._failure = _own(exc)
                 raise
             faults.point("batch.committed")
 
@@ -127,10 +128,19 @@ def fold_units(writer: UnitWriter) -> Callable[[Iterator[pa.RecordBatch]], Itera
             files = []
             for text in batch["unit"].to_pylist():
                 unit = Unit.from_json(text)
-                files.append(None if unit.direct else writer.write(unit).to_json())
+                written = None if unit.direct else writer.write(unit)
+                files.append(None if written is None else written.to_json())
             yield batch.append_column("files", pa.array(files, pa.string()))
 
     return fold
+
+
+def _own(exc: BaseException) -> AqueduckError:
+    """Our error, or for a bug where it happened: its message may hold anything."""
+    if isinstance(exc, AqueduckError):
+        return exc
+    last = traceback.extract_tb(exc.__traceback__)[-1]
+    return AqueduckError(f"{type(exc).__name__} in {last.name} ({Path(last.filename).name}:{last.lineno})")
 
 
 def _failure(exc: BaseException) -> AqueduckError:

@@ -1,0 +1,73 @@
+"""
+One service for a group at a time: an advisory lock that lives as long as its connection.
+
+It needs no registry, only the source database.  A service that dies lets go of it: its
+connection ends, and where its machine has vanished the server notices within a minute.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import psycopg
+
+from aqueduck.errors import ServiceLockedError
+from aqueduck.postgres.connection import translate_errors
+
+__all__ = ["lock_group", "lock_key", "try_lock_group", "unlock_group"]
+
+Connection = psycopg.Connection[Any]
+
+
+def lock_key(name: str) -> int:
+    """The lock's number, the same on every machine; as `aqueduck._lock_key` has it."""
+    return int.from_bytes(hashlib.sha256(f"aqueduck.group:{name}".encode()).digest()[:8], "big", signed=True)
+
+
+def try_lock_group(conn: Connection, name: str) -> bool:
+    """Take the group for as long as `conn` lives; `False` if another connection has it."""
+    with translate_errors(f"lock the group {name}", conn=conn):
+        conn.execute(_KEEPALIVES)
+        row = conn.execute("select pg_try_advisory_lock(%s)", (lock_key(name),)).fetchone()
+    assert row is not None
+    return bool(row[0])
+
+
+def lock_group(conn: Connection, name: str) -> None:
+    """Take the group, or raise `ServiceLockedError` that says who has it."""
+    if try_lock_group(conn, name):
+        return
+    with translate_errors(f"look who runs the group {name}", conn=conn):
+        row = conn.execute(_HOLDER, {"key": lock_key(name)}).fetchone()
+    where = f" (process {row[0]} of the server, from {row[1]})" if row else ""
+    raise ServiceLockedError(
+        f"another service already runs the group {name}{where}",
+        hint="stop that service, or leave out the group here; the lock goes with the service that has it",
+    )
+
+
+def unlock_group(conn: Connection, name: str) -> None:
+    """Let go of the group; one that is not held is fine."""
+    with translate_errors(f"unlock the group {name}", conn=conn):
+        conn.execute(
+            "select pg_advisory_unlock(%(key)s) where exists (select from pg_locks "
+            "where locktype = 'advisory' and pid = pg_backend_pid() and objsubid = 1 and granted "
+            "and (classid::int8 << 32 | objid::int8) = %(key)s)",
+            {"key": lock_key(name)},
+        )
+
+
+# The server's own keepalives: without them a lock outlives a machine that vanished by two hours.
+_KEEPALIVES = """
+    select set_config('tcp_keepalives_idle', '30', false), set_config('tcp_keepalives_interval', '10', false),
+           set_config('tcp_keepalives_count', '3', false)
+"""
+
+_HOLDER = """
+    select l.pid, coalesce(host(a.client_addr), 'the same machine')
+    from pg_locks l left join pg_stat_activity a on a.pid = l.pid
+    where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+        and l.database = (select oid from pg_database where datname = current_database())
+        and (l.classid::int8 << 32 | l.objid::int8) = %(key)s
+"""

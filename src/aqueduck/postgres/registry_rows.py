@@ -1,0 +1,366 @@
+"""
+The registry's rows for the service: what people want, and what the service writes back.
+
+One statement each way, whatever the number of tables.  Writing leaves rows alone that already say
+the same, so that an idle system writes nothing, and with it no WAL that it would then have to read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg.rows import dict_row
+
+from aqueduck.lifecycle import ErrorClass, Failure, Lifecycle, TableState
+from aqueduck.postgres.connection import translate_errors
+from aqueduck.schema import TableName, lsn_text, parse_lsn
+
+__all__ = [
+    "GroupObservation",
+    "GroupRow",
+    "Settings",
+    "TableObservation",
+    "TableRow",
+    "claim_group",
+    "delete_removed",
+    "read_desired",
+    "write_group_observed",
+    "write_observed",
+]
+
+Connection = psycopg.Connection[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Values in force, resolved from default, global, group and table; the defaults are the registry's."""
+
+    flush_interval_ms: int = 1000
+    stage_bytes_max: int = 1 << 30
+    batch_bytes_max: int = 1 << 29
+    segment_bytes: int = 1 << 25
+    max_queued_changes: int = 10_000_000
+    copy_concurrency: int = 2
+    inline_rows: int = 1000
+    on_slot_loss: str = "stop"
+    heartbeat_interval_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableObservation:
+    """
+    How far a table is: all of it, not only what changed.
+
+    `applied_lsn` and the lag are about changes of this table.  If they followed the server's position,
+    each write here would move that position and be the reason for the next one.
+    """
+
+    id: int
+    state: TableState = TableState.PENDING
+    source_oid: int | None = None
+    """`None` keeps what the registry has."""
+    active_group_id: int | None = None
+    """The group whose query carries the table."""
+    resync_done: int = 0
+    retry_done: int = 0
+    snapshot_lsn: int | None = None
+    applied_lsn: int | None = None
+    error_code: str | None = None
+    error_class: ErrorClass | None = None
+    error_message: str | None = None
+    retry_at: datetime | None = None
+    consecutive_failures: int = 0
+    rows_synced: int = 0
+    queued_changes: int = 0
+    queued_bytes: int = 0
+    last_sync_at: datetime | None = None
+    lag_bytes: int = 0
+    lag_seconds: float = 0.0
+    copy_rows: int = 0
+    copy_bytes: int = 0
+    copy_bytes_total: int | None = None
+    copy_started_at: datetime | None = None
+    copy_finished_at: datetime | None = None
+    parked_rows: int = 0
+    parked_bytes: int = 0
+    parked_since: datetime | None = None
+
+    def after(self, life: Lifecycle) -> TableObservation:
+        """The same table in another state of its life."""
+        failure = life.failure
+        return replace(
+            self,
+            state=life.state,
+            error_code=failure.code if failure else None,
+            error_class=failure.error_class if failure else None,
+            error_message=failure.message if failure else None,
+            retry_at=life.retry_at,
+            consecutive_failures=life.failures,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupObservation:
+    """How far a group is; `confirmed_flush_lsn` moves with commits only, for the same reason."""
+
+    id: int
+    confirmed_flush_lsn: int | None = None
+    last_sync_at: datetime | None = None
+    paused: bool = False
+    staged_bytes: int = 0
+    restarts: int = 0
+    error_code: str | None = None
+    error_message: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRow:
+    """One table that is wanted, and how far it was when the service last wrote."""
+
+    id: int
+    source: TableName
+    """As it is called now; as it was called if it does not exist any more."""
+    target: TableName
+    mode: str
+    copy: bool
+    enabled: bool
+    settings: Settings
+    created_by_file: bool
+    removed: bool
+    """To be taken out of the stream, then deleted with `delete_removed`; before anything is added."""
+    drop_target: bool
+    resync_requested: int
+    retry_requested: int
+    state_since: datetime
+    observed: TableObservation
+
+    @property
+    def resync_wanted(self) -> bool:
+        """Whether somebody asked for a new copy that has not been begun."""
+        return self.resync_requested > self.observed.resync_done
+
+    @property
+    def retry_wanted(self) -> bool:
+        """Whether somebody says that the error is repaired."""
+        return self.retry_requested > self.observed.retry_done
+
+    @property
+    def lifecycle(self) -> Lifecycle:
+        """The state as `lifecycle` knows it."""
+        seen = self.observed
+        failure = None
+        if seen.error_code is not None:
+            error_class = seen.error_class or ErrorClass.CONFIGURATION
+            failure = Failure(seen.error_code, error_class, seen.error_message or "")
+        return Lifecycle(seen.state, self.state_since, seen.consecutive_failures, failure, seen.retry_at)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRow:
+    """One group that is wanted, with its tables."""
+
+    id: int
+    name: str
+    publication: str
+    slot_name: str
+    capture: str
+    lake: str | None
+    """Data path of the lake that it fills; `None` until a service claims it."""
+    enabled: bool
+    settings: Settings
+    created_by_file: bool
+    removed: bool
+    """Slot and publication are to be dropped, then the row deleted with `delete_removed`."""
+    observed: GroupObservation
+    tables: tuple[TableRow, ...]
+
+
+def read_desired(conn: Connection, lake: str | None = None) -> tuple[GroupRow, ...]:
+    """All groups with their tables; with `lake` only those that fill it or that nobody has claimed."""
+    with translate_errors("read the registry", conn=conn), conn.cursor(row_factory=dict_row) as cursor:
+        rows = cursor.execute(_READ, {"lake": lake}).fetchall()
+    groups: dict[int, dict[str, Any]] = {}
+    tables: dict[int, list[TableRow]] = {}
+    for row in rows:
+        group = row["group_values"]
+        groups[group["id"]] = group
+        tables.setdefault(group["id"], [])
+        if row["table_values"] is not None:
+            tables[group["id"]].append(_table_row(row["table_values"]))
+    return tuple(_group_row(values, tables[number]) for number, values in groups.items())
+
+
+def write_observed(conn: Connection, updates: Sequence[TableObservation]) -> int:
+    """Write how far tables are; returns how many rows really changed."""
+    return _write(conn, _WRITE_TABLES, updates)
+
+
+def write_group_observed(conn: Connection, updates: Sequence[GroupObservation]) -> int:
+    """Write how far groups are; returns how many rows really changed."""
+    return _write(conn, _WRITE_GROUPS, updates)
+
+
+def claim_group(conn: Connection, name: str, lake: str) -> bool:
+    """Take a group for a lake; `False` if it fills another one, or is gone."""
+    with translate_errors(f"claim the group {name}", conn=conn):
+        conn.execute(
+            "update aqueduck.sync_groups set lake = %(lake)s where name = %(name)s and lake is null",
+            {"name": name, "lake": lake},
+        )
+        query = "select from aqueduck.sync_groups where name = %s and lake = %s and removed_at is null"
+        return conn.execute(query, (name, lake)).fetchone() is not None
+
+
+def delete_removed(conn: Connection, *, tables: Sequence[int] = (), groups: Sequence[int] = ()) -> set[str]:
+    """
+    Forget tables and groups that are marked as removed, after they were taken down.
+
+    Returns the names of the groups that are gone.  A group that somebody wanted back meanwhile
+    is not among them, and starts anew.
+    """
+    with translate_errors("delete what was removed", conn=conn), conn.transaction():
+        conn.execute(
+            "delete from aqueduck.table_mappings where removed_at is not null "
+            "and (id = any (%s) or group_id = any (%s))",
+            (list(tables), list(groups)),
+        )
+        cursor = conn.execute(
+            "delete from aqueduck.sync_groups g where id = any (%s) and removed_at is not null and not exists "
+            "(select from aqueduck.table_mappings m where m.group_id = g.id) returning name",
+            (list(groups),),
+        )
+        return {name for (name,) in cursor.fetchall()}
+
+
+# -- From rows to values and back
+
+_TABLE_TYPES = {
+    "id": "bigint", "state": "text", "source_oid": "bigint", "active_group_id": "bigint",
+    "resync_done": "int", "retry_done": "int", "snapshot_lsn": "pg_lsn", "applied_lsn": "pg_lsn",
+    "error_code": "text", "error_class": "text", "error_message": "text", "retry_at": "timestamptz",
+    "consecutive_failures": "int", "rows_synced": "bigint", "queued_changes": "bigint",
+    "queued_bytes": "bigint", "last_sync_at": "timestamptz", "lag_bytes": "bigint", "lag_seconds": "float8",
+    "copy_rows": "bigint", "copy_bytes": "bigint", "copy_bytes_total": "bigint",
+    "copy_started_at": "timestamptz", "copy_finished_at": "timestamptz", "parked_rows": "bigint",
+    "parked_bytes": "bigint", "parked_since": "timestamptz",
+}  # fmt: skip
+_GROUP_TYPES = {
+    "id": "bigint", "confirmed_flush_lsn": "pg_lsn", "last_sync_at": "timestamptz", "paused": "boolean",
+    "staged_bytes": "bigint", "restarts": "int", "error_code": "text", "error_message": "text",
+}  # fmt: skip
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "pg_lsn": parse_lsn,
+    "timestamptz": datetime.fromisoformat,
+}
+
+
+def _write(conn: Connection, statement: str, updates: Sequence[TableObservation | GroupObservation]) -> int:
+    if not updates:
+        return 0
+    rows = json.dumps([_written(update) for update in updates])
+    with translate_errors("write to the registry", conn=conn):
+        return conn.execute(statement.encode(), (rows,)).rowcount
+
+
+def _written(update: TableObservation | GroupObservation) -> dict[str, Any]:
+    types = _TABLE_TYPES if isinstance(update, TableObservation) else _GROUP_TYPES
+    return {name: _write_value(types[name], getattr(update, name)) for name in types}
+
+
+def _write_value(kind: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if kind == "pg_lsn":
+        return lsn_text(value)
+    return value.isoformat() if kind == "timestamptz" else value
+
+
+def _read_values(types: dict[str, str], row: dict[str, Any]) -> dict[str, Any]:
+    values = {}
+    for name, kind in types.items():
+        value, reader = row[name], _READERS.get(kind)
+        values[name] = value if value is None or reader is None else reader(value)
+    return values
+
+
+def _settings(values: dict[str, Any]) -> Settings:
+    """A registry that is newer than this program may know more settings."""
+    return Settings(**{field.name: values[field.name] for field in fields(Settings) if field.name in values})
+
+
+def _table_row(row: dict[str, Any]) -> TableRow:
+    seen = _read_values(_TABLE_TYPES, row)
+    seen["state"] = TableState(seen["state"])
+    seen["error_class"] = seen["error_class"] and ErrorClass(seen["error_class"])
+    return TableRow(
+        id=row["id"],
+        source=TableName(row["source_schema"], row["source_table"]),
+        target=TableName(row["target_schema"], row["target_table"]),
+        mode=row["mode"],
+        copy=row["copy"],
+        enabled=row["enabled"],
+        settings=_settings(row["effective"]),
+        created_by_file=row["created_by_file"],
+        removed=row["removed_at"] is not None,
+        drop_target=row["drop_target"],
+        resync_requested=row["resync_requested"],
+        retry_requested=row["retry_requested"],
+        state_since=datetime.fromisoformat(row["state_since"]),
+        observed=TableObservation(**seen),
+    )
+
+
+def _group_row(row: dict[str, Any], tables: list[TableRow]) -> GroupRow:
+    return GroupRow(
+        id=row["id"],
+        name=row["name"],
+        publication=row["publication"],
+        slot_name=row["slot_name"],
+        capture=row["capture"],
+        lake=row["lake"],
+        enabled=row["enabled"],
+        settings=_settings(row["effective"]),
+        created_by_file=row["created_by_file"],
+        removed=row["removed_at"] is not None,
+        observed=GroupObservation(**_read_values(_GROUP_TYPES, row)),
+        tables=tuple(tables),
+    )
+
+
+_READ = """
+    select to_jsonb(g) || jsonb_build_object('effective', d.settings || g.settings) as group_values,
+           to_jsonb(m) || jsonb_build_object('effective', d.settings || g.settings || m.settings)
+               || case when n.oid is null then '{}'
+                       else jsonb_build_object('source_schema', n.nspname, 'source_table', c.relname) end
+               as table_values
+    from aqueduck.sync_groups g
+    cross join (select aqueduck._global_settings() as settings) d
+    left join aqueduck.table_mappings m on m.group_id = g.id
+    left join pg_class c on c.oid = m.source_oid::oid
+    left join pg_namespace n on n.oid = c.relnamespace
+    where %(lake)s::text is null or g.lake is null or g.lake = %(lake)s
+    order by g.name, m.removed_at is null, m.id
+"""
+
+
+def _write_statement(table: str, types: dict[str, str], extra: str = "") -> str:
+    names = [name for name in types if name != "id"]
+    new = {name: f"n.{name}" for name in names}
+    if "source_oid" in new:
+        new["source_oid"] = "coalesce(n.source_oid, m.source_oid)"
+    return f"""
+        update aqueduck.{table} m set {extra}{", ".join(f"{name} = {new[name]}" for name in names)}
+        from json_to_recordset(%s::json) n ({", ".join(f"{name} {kind}" for name, kind in types.items())})
+        where m.id = n.id
+            and ({", ".join(f"m.{name}" for name in names)}) is distinct from ({", ".join(new.values())})
+    """
+
+
+_STATE_SINCE = "state_since = case when m.state = n.state then m.state_since else now() end, "
+_WRITE_TABLES = _write_statement("table_mappings", _TABLE_TYPES, _STATE_SINCE)
+_WRITE_GROUPS = _write_statement("sync_groups", _GROUP_TYPES)

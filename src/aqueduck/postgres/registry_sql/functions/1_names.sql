@@ -1,0 +1,99 @@
+-- Names, refusals and notices.  Functions that begin with an underscore are for the others here.
+-- SQLSTATE QD001 is a mistake of the caller, QD002 a table without a key.
+
+create or replace function aqueduck._refuse(problem text, fix text, state text default 'QD001') returns void
+language plpgsql as $$
+begin
+    raise exception using errcode = state, message = problem, hint = fix;
+end
+$$;
+
+-- Reads `table` or `schema.table`, either part quoted as in SQL, into an array of both parts.
+create or replace function aqueduck._parse_name(written text, default_schema text, fold_case boolean)
+returns text[] language plpgsql stable as $$
+declare
+    plain constant text := '([[:alpha:]_][[:alnum:]_$]*)';
+    part constant text := '[[:space:]]*(?:"((?:[^"]|"")+)"|' || plain || ')[[:space:]]*';
+    found constant text[] := regexp_match(written, '^' || part || '(?:[.]' || part || ')?$');
+    first text;
+    second text;
+begin
+    if found is null then
+        perform aqueduck._refuse(format('%L is no name of a table', written),
+            'write orders, public.orders or "My Schema"."Orders"');
+    end if;
+    -- PostgreSQL folds ASCII letters only.
+    first := coalesce(replace(found[1], '""', '"'),
+        case when fold_case then lower(found[2] collate "C") else found[2] end);
+    second := coalesce(replace(found[3], '""', '"'),
+        case when fold_case then lower(found[4] collate "C") else found[4] end);
+    return case when second is null then array[default_schema, first] else array[first, second] end;
+end
+$$;
+
+-- The OID of the table that has this name now; null if there is none.  Needs no right on its schema.
+create or replace function aqueduck._find_oid(parts text[]) returns bigint
+language sql stable as $$
+    select c.oid::bigint from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+    where n.nspname = parts[1] and c.relname = parts[2]
+$$;
+
+create or replace function aqueduck._exists(table_oid bigint) returns boolean
+language sql stable as $$
+    select exists (select from pg_catalog.pg_class c where c.oid::bigint = table_oid)
+$$;
+
+-- Refuses what cannot be synced in this mode, by the same rules as the service; returns the OID.
+create or replace function aqueduck._check_source(parts text[], mode text) returns bigint
+language plpgsql stable as $$
+declare
+    shown constant text := format('%I.%I', parts[1], parts[2]);
+    it record;
+begin
+    select c.oid, c.relkind::text as kind, c.relpersistence::text as persistence, c.relreplident::text as identity
+    into it from pg_catalog.pg_class c where c.oid::bigint = aqueduck._find_oid(parts);
+    if not found then
+        perform aqueduck._refuse(format('the table %s does not exist in the database %I', shown, current_database()),
+            'correct the name, or create the table; names with capitals need double quotes', '42P01');
+    elsif it.kind not in ('r', 'p') then
+        perform aqueduck._refuse(format('%s is no table: only ordinary and partitioned tables have changes to follow',
+            shown), 'name a table instead', '42809');
+    elsif parts[1] in ('aqueduck', 'information_schema') or left(parts[1], 3) = 'pg_' then
+        perform aqueduck._refuse(format('%s is a table of the system or of Aqueduck itself', shown),
+            'name a table of your own', '42809');
+    elsif it.persistence <> 'p' then
+        perform aqueduck._refuse(format('%s is unlogged or temporary: its changes are not in WAL', shown),
+            format('alter table %s set logged', shown), '42809');
+    elsif mode = 'upsert' and not aqueduck._has_key(it.oid, it.identity) then
+        perform aqueduck._refuse(format('%s has neither a primary key nor a replica identity index', shown),
+            format('alter table %s add primary key (<columns>); -- or select aqueduck.add_table(%L, mode => ''append'')',
+                shown, shown), 'QD002');
+    end if;
+    return it.oid;
+end
+$$;
+
+-- Whether rows can be matched by columns that are in the old image; as aqueduck.postgres.tables decides it.
+create or replace function aqueduck._has_key(table_oid oid, identity text) returns boolean
+language sql stable as $$
+    select exists (
+        select from pg_catalog.pg_index i
+        where i.indrelid = table_oid and i.indisvalid and i.indislive and case identity
+            when 'i' then i.indisreplident
+            when 'f' then i.indisunique and i.indpred is null and i.indexprs is null and not exists (
+                select from pg_catalog.pg_attribute a where a.attrelid = i.indrelid and not a.attnotnull
+                and a.attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1]))
+            else i.indisprimary and i.indimmediate end)
+$$;
+
+-- Tells the service, when the transaction commits, that what people want has changed.
+create or replace function aqueduck._notify(what text, group_name text default null, source text default null)
+returns void language sql as $$
+    select pg_notify('aqueduck', json_strip_nulls(
+        json_build_object('what', what, 'group', group_name, 'source', source))::text)
+$$;
+
+-- Changes wait for each other, so that what they check still holds when they commit.
+create or replace function aqueduck._begin_change() returns void language sql as $$
+    select pg_advisory_xact_lock(4704367180466350177)
+$$;

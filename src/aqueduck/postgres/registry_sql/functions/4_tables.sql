@@ -1,0 +1,210 @@
+-- Tables: what is wanted of them.  The service publishes, copies and removes.
+
+-- The one mapping of a source table.  A table that was renamed is found by its new name, one
+-- that was dropped by the name it had.
+create or replace function aqueduck._mapping(source text, group_name text default null)
+returns aqueduck.table_mappings language plpgsql stable as $$
+declare
+    parts constant text[] := aqueduck._parse_name(source, 'public', true);
+    found_oid constant bigint := aqueduck._find_oid(parts);
+    mapping aqueduck.table_mappings;
+    ids bigint[];
+    names text;
+begin
+    select array_agg(m.id), string_agg(g.name, ', ' order by g.name) into ids, names
+    from aqueduck.table_mappings m join aqueduck.sync_groups g on g.id = m.group_id
+    where m.removed_at is null and (_mapping.group_name is null or g.name = _mapping.group_name)
+        and (m.source_oid = found_oid or (m.source_schema = parts[1] and m.source_table = parts[2]
+            and (m.source_oid is null or not aqueduck._exists(m.source_oid))));
+    if ids is null then
+        perform aqueduck._refuse(format('%I.%I is not synced%s', parts[1], parts[2], ' in the group ' || group_name),
+            format('select aqueduck.add_table(%L)', format('%I.%I', parts[1], parts[2])));
+    elsif cardinality(ids) > 1 then
+        perform aqueduck._refuse(format('%I.%I is in the groups %s', parts[1], parts[2], names),
+            'say which with group_name');
+    end if;
+    select * into mapping from aqueduck.table_mappings m where m.id = ids[1];
+    return mapping;
+end
+$$;
+
+-- A mapping of the same table into the same lake; a group that no service has taken may be of any lake.
+create or replace function aqueduck._mapping_beside(in_group aqueduck.sync_groups, source_oid bigint, parts text[])
+returns aqueduck.table_mappings language sql stable as $$
+    select m.* from aqueduck.table_mappings m join aqueduck.sync_groups g on g.id = m.group_id
+    where m.removed_at is null and coalesce(g.lake = in_group.lake, true)
+        and (m.source_oid = _mapping_beside.source_oid or (m.source_schema = parts[1] and m.source_table = parts[2]
+            and (m.source_oid is null or not aqueduck._exists(m.source_oid))))
+    order by g.id = in_group.id desc limit 1
+$$;
+
+create or replace function aqueduck._check_target(in_group aqueduck.sync_groups, target text[], own_id bigint default null)
+returns void language plpgsql stable as $$
+declare
+    other record;
+begin
+    -- DuckDB does not tell names apart by case.
+    select m.source_schema, m.source_table, g.name into other
+    from aqueduck.table_mappings m join aqueduck.sync_groups g on g.id = m.group_id
+    where m.removed_at is null and coalesce(g.lake = in_group.lake, true) and m.id is distinct from own_id
+        and lower(m.target_schema) = lower(target[1]) and lower(m.target_table) = lower(target[2]);
+    if found then
+        perform aqueduck._refuse(format('the target %I.%I is already filled from %I.%I in the group %s',
+            target[1], target[2], other.source_schema, other.source_table, other.name), 'choose another target');
+    end if;
+end
+$$;
+
+create or replace function aqueduck._check_mode(mode text) returns void
+language plpgsql as $$
+begin
+    if mode is null or mode not in ('upsert', 'append') then
+        perform aqueduck._refuse(format('the mode %L is not valid', mode), 'use upsert or append');
+    end if;
+end
+$$;
+
+-- The same call again changes nothing; a different one about a table that is there is refused.
+create or replace function aqueduck.add_table(source text, target text default null, group_name text default 'default',
+                                              mode text default 'upsert', copy boolean default true)
+returns bigint language plpgsql as $$
+declare
+    parts constant text[] := aqueduck._parse_name(source, 'public', true);
+    aim constant text[] := case when target is null then array['main', parts[2]]
+        else aqueduck._parse_name(target, 'main', false) end;
+    in_group aqueduck.sync_groups;
+    old aqueduck.table_mappings;
+    found_oid bigint;
+    made bigint;
+begin
+    perform aqueduck._begin_change();
+    perform aqueduck._check_mode(mode);
+    found_oid := aqueduck._check_source(parts, mode);
+    if group_name = 'default' then
+        perform aqueduck.create_group(group_name);
+    end if;
+    in_group := aqueduck._group(group_name);
+    old := aqueduck._mapping_beside(in_group, found_oid, parts);
+    if old.id is not null then
+        perform aqueduck._check_same(old, in_group, target is null, aim, mode);
+        perform aqueduck._follow_source(old, found_oid, parts);
+        return old.id;
+    end if;
+    perform aqueduck._check_target(in_group, aim);
+    insert into aqueduck.table_mappings as m
+        (group_id, source_oid, source_schema, source_table, target_schema, target_table, mode, copy)
+    values (in_group.id, found_oid, parts[1], parts[2], aim[1], aim[2], add_table.mode, add_table.copy)
+    returning m.id into made;
+    perform aqueduck._notify('add_table', group_name, format('%I.%I', parts[1], parts[2]));
+    return made;
+end
+$$;
+
+create or replace function aqueduck._check_same(old aqueduck.table_mappings, in_group aqueduck.sync_groups,
+                                                any_target boolean, target text[], mode text)
+returns void language plpgsql stable as $$
+declare
+    shown constant text := format('%I.%I', old.source_schema, old.source_table);
+begin
+    if old.group_id <> in_group.id then
+        perform aqueduck._refuse(format('%s is already synced, in the group %s', shown,
+            (select g.name from aqueduck.sync_groups g where g.id = old.group_id)),
+            format('select aqueduck.move_table(%L, %L)', shown, in_group.name));
+    elsif old.mode <> mode or not any_target and (old.target_schema, old.target_table) <> (target[1], target[2]) then
+        perform aqueduck._refuse(format('%s is already synced, to %I.%I with the mode %s', shown,
+            old.target_schema, old.target_table, old.mode), format('first: select aqueduck.remove_table(%L)', shown));
+    end if;
+end
+$$;
+
+-- The table was dropped and created again: it is another one, and needs a new copy.
+create or replace function aqueduck._follow_source(old aqueduck.table_mappings, source_oid bigint, parts text[])
+returns boolean language plpgsql as $$
+begin
+    if (old.source_oid, old.source_schema, old.source_table) is not distinct from (source_oid, parts[1], parts[2]) then
+        return false;
+    end if;
+    update aqueduck.table_mappings m
+    set source_oid = _follow_source.source_oid, source_schema = parts[1], source_table = parts[2],
+        resync_requested = m.resync_requested + coalesce(m.source_oid <> _follow_source.source_oid, false)::int
+    where m.id = old.id;
+    perform aqueduck._notify('add_table', null, format('%I.%I', parts[1], parts[2]));
+    return true;
+end
+$$;
+
+create or replace function aqueduck.remove_table(source text, drop_target boolean default false,
+                                                 group_name text default null)
+returns void language plpgsql as $$
+declare
+    old aqueduck.table_mappings;
+begin
+    perform aqueduck._begin_change();
+    old := aqueduck._mapping(source, group_name);
+    update aqueduck.table_mappings m set removed_at = now(), drop_target = remove_table.drop_target where m.id = old.id;
+    perform aqueduck._warn_of_file(old.created_by_file, source);
+    perform aqueduck._notify('remove_table', group_name, source);
+end
+$$;
+
+create or replace function aqueduck.move_table(source text, group_name text, from_group text default null)
+returns void language plpgsql as $$
+declare
+    old aqueduck.table_mappings;
+    in_group aqueduck.sync_groups;
+    lake text;
+begin
+    perform aqueduck._begin_change();
+    old := aqueduck._mapping(source, from_group);
+    in_group := aqueduck._group(group_name);
+    if old.group_id = in_group.id then
+        return;
+    end if;
+    select g.lake into lake from aqueduck.sync_groups g where g.id = old.group_id;
+    if lake <> in_group.lake then
+        perform aqueduck._refuse(format('the group %s fills another lake', group_name),
+            'remove the table, and add it to that group');
+    end if;
+    update aqueduck.table_mappings m set group_id = in_group.id where m.id = old.id;
+    perform aqueduck._warn_of_file(old.created_by_file, source);
+    perform aqueduck._notify('move_table', group_name, source);
+end
+$$;
+
+create or replace function aqueduck.resync_table(source text, group_name text default null)
+returns void language plpgsql as $$
+declare
+    old constant aqueduck.table_mappings := aqueduck._mapping(source, group_name);
+begin
+    update aqueduck.table_mappings m set resync_requested = m.resync_requested + 1 where m.id = old.id;
+    perform aqueduck._notify('resync_table', group_name, source);
+end
+$$;
+
+create or replace function aqueduck.retry_table(source text, group_name text default null)
+returns void language plpgsql as $$
+declare
+    old constant aqueduck.table_mappings := aqueduck._mapping(source, group_name);
+begin
+    update aqueduck.table_mappings m set retry_requested = m.retry_requested + 1 where m.id = old.id;
+    perform aqueduck._notify('retry_table', group_name, source);
+end
+$$;
+
+create or replace function aqueduck._switch_table(source text, group_name text, enabled boolean) returns void
+language plpgsql as $$
+declare
+    old constant aqueduck.table_mappings := aqueduck._mapping(source, group_name);
+begin
+    if old.enabled <> enabled then
+        update aqueduck.table_mappings m set enabled = _switch_table.enabled where m.id = old.id;
+        perform aqueduck._notify(case when enabled then 'enable_table' else 'disable_table' end, group_name, source);
+    end if;
+end
+$$;
+
+create or replace function aqueduck.enable_table(source text, group_name text default null) returns void
+language sql as $$ select aqueduck._switch_table(source, group_name, true) $$;
+
+create or replace function aqueduck.disable_table(source text, group_name text default null) returns void
+language sql as $$ select aqueduck._switch_table(source, group_name, false) $$;
