@@ -79,12 +79,16 @@ def run(
     once: Annotated[
         bool, typer.Option("--once", help="Catch up with what is committed now, then exit.")
     ] = False,
+    trust_slot: Annotated[
+        bool,
+        typer.Option("--trust-slot", help="Nobody touched the slot, although state_dir was lost."),
+    ] = False,
 ) -> None:
     """Run the service until it is stopped."""
     from aqueduck.app.service import run_service
     from aqueduck.config import load_config
 
-    run_service(load_config(config), once=once)
+    run_service(load_config(config), once=once, trust_slot=trust_slot)
 
 
 @app.command()

@@ -8,6 +8,7 @@ also on ctrl-C.
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import signal
 import tempfile
@@ -15,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import structlog
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
@@ -78,6 +80,7 @@ def _directory(keep: bool) -> Iterator[Path]:
 
 
 def _demo(console: Console, directory: Path, seconds: float, keep: bool) -> int:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     console.print("[bold]1/4[/] starting PostgreSQL with a small shop …")
     with EmbeddedPostgres(directory / "postgres") as server:
         create_shop(server.dsn)
@@ -90,6 +93,8 @@ def _demo(console: Console, directory: Path, seconds: float, keep: bool) -> int:
         try:
             service.prepare()
             service.start()
+            with console.status("copying the rows that are already there …"):
+                service.wait_until_streaming("shop", seconds=120)
             load.start()
             console.print(
                 f"[bold]3/4[/] the shop is busy for {seconds:.0f} s; every line is a table of the lake\n"

@@ -89,7 +89,8 @@ class GroupRunner:
 
     def start(self, *, once: bool = False) -> None:
         """(Re)start the query at the lake's position."""
-        (self.directory / "durable").unlink(missing_ok=True)
+        for name in ("durable", "capture.json", "hold"):
+            (self.directory / name).unlink(missing_ok=True)
         self.status.position = self.stored_position()
         self.tell_tasks()
         self.copier.start()
@@ -144,7 +145,9 @@ class GroupRunner:
                 commit_batch(self.service.lake, plan)
             except TableFailed as failed:
                 state = self.states[failed.oid]
-                log.warning("table failed", group=self.group.name, table=state.source, error=str(failed.error))
+                log.warning(
+                    "table failed", group=self.group.name, table=state.source, error=str(failed.error)
+                )
                 self.states[failed.oid] = replace(state, ready=False, error=str(failed.error))
                 changed.append(self.states[failed.oid])
             else:
@@ -305,6 +308,18 @@ class SyncService:
             return
         path.touch()
         _wait(lambda: bool(runner.report().get("held")), seconds, "the capture did not let go of its slot")
+
+    def wait_until_streaming(self, group: str, *, seconds: float) -> None:
+        """Until every copy is in and the capture reads the slot."""
+        runner = self._runners[group]
+
+        def streams() -> bool:
+            self.check()
+            for failure in runner.copier.failures.values():
+                raise failure
+            return bool(runner.report()) and all(state.ready for state in runner.states.values())
+
+        _wait(streams, seconds, "the stream did not start")
 
     def wait_until_seen(self, group: str, position: int, *, seconds: float) -> None:
         """Until everything the server had written at `position` is in the lake."""

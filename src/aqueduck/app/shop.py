@@ -54,9 +54,15 @@ _NAMES = (
 )
 
 
-def create_shop(dsn: str) -> None:
+def create_shop(dsn: str, *, customers: int = 500) -> None:
+    """The tables, and customers who were there before anybody watched."""
     with connect(dsn) as conn:
         conn.execute(SCHEMA)
+        conn.execute(
+            "insert into customers (name, email, country, credit) select 'Early ' || g, 'early' || g || '@example.com',"
+            " (array['AT', 'DE', 'JP', 'KE', 'US'])[1 + g %% 5], g * 0.10 from generate_series(1, %s) g",
+            (customers,),
+        )
 
 
 @dataclass

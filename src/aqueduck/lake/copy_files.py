@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 
-from aqueduck.lake.failures import lake_errors
-from aqueduck.lake.sql import ident, literal
-from aqueduck.lake.storage import join, make_directory
-from aqueduck.lake.units import task_connection
+from aqueduck.lake.files import write_files
+from aqueduck.lake.sql import ident
+from aqueduck.lake.units import task_engine
 from aqueduck.schema import TableSchema
 from aqueduck.typemap import cast_sql
 
@@ -51,20 +50,12 @@ def write_chunk(
     first, rest = _peek(batches)
     if first is None:
         return ChunkFile(chunk, None, 0)
-    make_directory(directory)
-    path = join(directory, f"{name}.parquet")
-    con = task_connection(data_path)
-    reader = pa.RecordBatchReader.from_batches(first.schema, rest)
     typed = ", ".join(f"{cast_sql(c, f'n{i}')} as {ident(c.name)}" for i, c in enumerate(schema.columns))
-    with lake_errors("writing a chunk of the copy", table=schema.qualified):
-        con.register("aqueduck_chunk", reader)
-        try:
-            row = con.execute(
-                f"copy (select {typed} from aqueduck_chunk) to {literal(path)} (format parquet, compression snappy)"
-            ).fetchone()
-        finally:
-            con.unregister("aqueduck_chunk")
-    return ChunkFile(chunk, path, int(row[0]) if row else 0)
+    with task_engine(data_path) as con:
+        con.register("aqueduck_chunk", pa.RecordBatchReader.from_batches(first.schema, rest))
+        query = f"select {typed} from aqueduck_chunk"
+        [file] = write_files(con, query, directory, f"{name}.parquet", table=schema.qualified)
+    return ChunkFile(chunk, file.path, file.rows)
 
 
 def _peek(batches: Iterable[pa.RecordBatch]) -> tuple[pa.RecordBatch | None, Iterator[pa.RecordBatch]]:

@@ -230,7 +230,9 @@ def _fold_piece(work: _Work) -> Fold:
         f"select {work.keys}, max(e) as last, min(e) as first from ({_timeline(work, filtered=False, with_links=False)})"
         f" where ({work.keys}) in (from {busy}) group by {work.keys}",
     )
-    live = work.table("live", f"select (last >> 2) + {work.base} as ord from {net} where last & {PRESENT} = {PRESENT}")
+    live = work.table(
+        "live", f"select (last >> 2) + {work.base} as ord from {net} where last & {PRESENT} = {PRESENT}"
+    )
     gone = f"{net} where first & {FRESH} = 0 and {work.in_bucket(work.keys)}"
     delete_rows = work.value(f"select count(*) from {gone}")
     source = work.own_scans.scan(["_op", "_ord", "_kc", *work.new_image()])

@@ -8,8 +8,9 @@ segments.  `plan_batch` puts the units of a batch back together, run by run.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from aqueduck.changes import SegmentRef
 from aqueduck.lake.commit import BatchPlan, RunPlan, TablePlan
 from aqueduck.lake.engine import open_kernel
 from aqueduck.lake.failures import lake_errors
+from aqueduck.lake.files import file_prefix, write_files
 from aqueduck.lake.fold import folded
 from aqueduck.lake.progress import Position
 from aqueduck.lake.sql import literal
@@ -27,11 +29,9 @@ from aqueduck.lake.storage import join, make_directory
 from aqueduck.lake.table_states import TableState
 from aqueduck.schema import TableSchema
 
-__all__ = ["UnitFiles", "UnitWriter", "parked_units", "plan_batch", "task_connection", "write_skips"]
+__all__ = ["UnitFiles", "UnitWriter", "parked_units", "plan_batch", "task_engine", "write_skips"]
 
-TASK_MEMORY = "384MB"
-
-_kernel: duckdb.DuckDBPyConnection | None = None
+TASK_MEMORY = "256MB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,27 +75,29 @@ class UnitWriter:
             return None
         schema = TableSchema.from_json(unit.segments[0].schema_json)
         first = unit.segments[0].first_ord
-        name = f"aqueduck-{self.group}-{self.run_id}-{unit.table_oid}-{first}-{unit.bucket}"
-        con = task_connection(self.data_path)
-        with folded(
-            con,
-            unit.segments,
-            schema,
-            bucket=unit.bucket,
-            buckets=unit.buckets,
-            skip_before=skip_before,
-            own=unit.own,
-        ) as fold:
+        name = f"{file_prefix(self.group)}{self.run_id}-{unit.table_oid}-{first}-{unit.bucket}"
+        with (
+            task_engine(self.data_path) as con,
+            folded(
+                con,
+                unit.segments,
+                schema,
+                bucket=unit.bucket,
+                buckets=unit.buckets,
+                skip_before=skip_before,
+                own=unit.own,
+            ) as fold,
+        ):
             data = None
             rows = 0
             if fold.upsert_rows != 0:
-                make_directory(self.directories[unit.table_oid])
-                data = join(self.directories[unit.table_oid], f"{name}.parquet")
-                rows = _write(con, fold.upserts, data, schema.qualified)
+                place = self.directories[unit.table_oid]
+                for file in write_files(con, fold.upserts, place, f"{name}.parquet", table=schema.qualified):
+                    data, rows = file.path, file.rows
             make_directory(self.scratch)
             deletes = self._aside(con, fold.deletes, f"{name}-deletes", schema)
             patches = self._aside(con, fold.patches, f"{name}-patches", schema)
-        return UnitFiles(data if rows else None, deletes, patches, rows, skip_before)
+        return UnitFiles(data, deletes, patches, rows, skip_before)
 
     def _aside(
         self, con: duckdb.DuckDBPyConnection, query: str | None, name: str, schema: TableSchema
@@ -107,12 +109,14 @@ class UnitWriter:
         return path
 
 
-def task_connection(data_path: str) -> duckdb.DuckDBPyConnection:
-    """One engine for all tasks of a worker."""
-    global _kernel
-    if _kernel is None:
-        _kernel = open_kernel(data_path, threads=1, memory_limit=TASK_MEMORY)
-    return _kernel
+@contextlib.contextmanager
+def task_engine(data_path: str) -> Iterator[duckdb.DuckDBPyConnection]:
+    """An engine for one task; a new one costs 20 ms, an old one keeps its memory."""
+    con = open_kernel(data_path, threads=1, memory_limit=TASK_MEMORY)
+    try:
+        yield con
+    finally:
+        con.close()
 
 
 def _write(con: duckdb.DuckDBPyConnection, query: str, path: str, table: str) -> int:

@@ -75,7 +75,9 @@ class Capture(threading.Thread):
         self._fill = 0
         self._seen = settings.position
         self._confirmed = settings.position
-        self._next_ord = settings.position  # a row takes more WAL than one byte: larger than in any earlier run
+        self._next_ord = (
+            settings.position
+        )  # a row takes more WAL than one byte: larger than in any earlier run
         self._committed = settings.position
         self._paused = False
         self._held = False

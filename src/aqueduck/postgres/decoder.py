@@ -303,7 +303,9 @@ def warm_up() -> None:
     column = Column("id", 25, -1)
     decoder = Decoder({1: TableSchema(1, "public", "t", (column,), ("id",), "d")})
     cell = b"\0\1t" + (1).to_bytes(4, "big") + b"x"
-    relation = b"R" + (1).to_bytes(4, "big") + b"public\0t\0d\0\1\1id\0" + (25).to_bytes(4, "big") + b"\xff" * 4
+    relation = (
+        b"R" + (1).to_bytes(4, "big") + b"public\0t\0d\0\1\1id\0" + (25).to_bytes(4, "big") + b"\xff" * 4
+    )
     payloads = (
         b"B" + bytes(20),
         relation,

@@ -309,11 +309,10 @@ def wait_for_notice(conn: Connection, timeout: float) -> bool:
     A pooler between may swallow notices: read again also where none came, only less often.
     """
     with translate_errors("wait for the registry", conn=conn):
-        for _ in conn.notifies(timeout=timeout, stop_after=1):
-            for _ in conn.notifies(timeout=0):
-                pass
-            return True
-    return False
+        if not list(conn.notifies(timeout=timeout, stop_after=1)):
+            return False
+        list(conn.notifies(timeout=0))  # what came with it
+    return True
 
 
 @contextlib.contextmanager

@@ -137,7 +137,7 @@ def _config(dsn: str, directory: Path) -> SyncConfig:
 
 @dataclass
 class Meter:
-    """CPU seconds and peak memory of our own processes: Python ones together, and the JVM."""
+    """CPU seconds and peak resident memory of our own processes: Python ones together, and the JVM."""
 
     peak_python_bytes: int = 0
     peak_jvm_bytes: int = 0
@@ -166,7 +166,7 @@ class Meter:
                     if process.name().startswith("java"):
                         jvm += process.memory_info().rss
                     else:
-                        python += process.memory_info().rss
+                        python += process.memory_full_info().pss  # pages that forks share count once
             self.peak_python_bytes = max(self.peak_python_bytes, python)
             self.peak_jvm_bytes = max(self.peak_jvm_bytes, jvm)
 

@@ -29,7 +29,7 @@ language sql stable as $$
     cross join lateral (
         select case when m.copy_finished_at is not null then 1.0
                     -- The total is an estimate: a table that grows is not more than whole.
-                    else least(m.copy_bytes::float8 / nullif(m.copy_bytes_total, 0), 1.0) end as share,
+                    when m.copy_bytes_total > 0 then least(m.copy_bytes::float8 / m.copy_bytes_total, 1.0) end as share,
                extract(epoch from coalesce(m.copy_finished_at, now()) - m.copy_started_at)::float8 as seconds
     ) p
     where m.removed_at is null order by g.name, m.source_schema, m.source_table

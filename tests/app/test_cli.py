@@ -1,0 +1,180 @@
+"""The command line: bad input is one line with a code and a fix, the right exit code, and nothing half-created."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aqueduck.app import cli
+from aqueduck.postgres.embedded import EmbeddedPostgres
+from tests.fix_postgres import Database
+
+
+class Cli:
+    """Runs commands in this process; remembers what they printed."""
+
+    def __init__(
+        self, directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.directory = directory
+        self._capsys = capsys
+        self._monkeypatch = monkeypatch
+
+    def config(self, dsn: str, *tables: str, **changes: Any) -> Path:
+        content = {
+            "source": {"dsn": dsn},
+            "lake": {"catalog": "sqlite:lake.sqlite", "data_path": "data"},
+            "groups": [{"name": "test", "tables": [{"source": t} for t in tables]}],
+            **changes,
+        }
+        file = self.directory / "aqueduck.yaml"
+        file.write_text(json.dumps(content))
+        return file
+
+    def __call__(self, *arguments: str | Path) -> tuple[int, str, str]:
+        self._monkeypatch.setattr(sys, "argv", ["aqueduck", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        printed = self._capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    def fails(self, *arguments: str | Path) -> tuple[int, str]:
+        code, _, error = self(*arguments)
+        assert code != 0
+        assert len(error.strip().splitlines()) == 1, f"one line, not: {error}"
+        return code, error
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    return Cli(tmp_path, capsys, monkeypatch)
+
+
+def leftovers(db: Database) -> list[tuple[Any, ...]]:
+    return db.query(
+        "select slot_name::text from pg_replication_slots where database = current_database()"
+        " union all select pubname::text from pg_publication"
+    )
+
+
+def test_an_unknown_key_is_refused_by_name(db: Database, run: Cli) -> None:
+    """Exit code 2, the key, and what it should have been."""
+    code, error = run.fails("init", "-c", run.config(db.dsn, "public.t", sorce={}))
+    assert (code, "[config.invalid]" in error, "sorce" in error, "source" in error) == (2, True, True, True)
+
+
+def test_an_unreachable_server_is_named(run: Cli) -> None:
+    """Exit code 1 and pg.unreachable."""
+    code, error = run.fails("init", "-c", run.config("host=127.0.0.1 port=1 dbname=x user=y", "public.t"))
+    assert code == 1
+    assert "[pg.unreachable]" in error
+
+
+def test_a_wrong_password_is_said_without_showing_it(
+    new_server: Callable[..., EmbeddedPostgres], run: Cli
+) -> None:
+    """pg.auth; the password is in no output."""
+    server = new_server(password="right")
+    dsn = server.dsn_for("postgres", "postgres", password="hunter2")
+    code, error = run.fails("init", "-c", run.config(dsn, "public.t"))
+    assert code == 1
+    assert "[pg.auth]" in error
+    assert "hunter2" not in error
+
+
+def test_a_server_without_logical_wal_gets_the_statement(
+    new_server: Callable[..., EmbeddedPostgres], run: Cli
+) -> None:
+    """pg.wal_level with the alter system that fixes it, and nothing created."""
+    server = new_server(settings={"wal_level": "replica"})
+    code, error = run.fails("init", "-c", run.config(server.dsn, "public.t"))
+    assert code == 1
+    assert "[pg.wal_level]" in error
+    assert "alter system set wal_level = 'logical'" in error
+
+
+def test_missing_rights_name_the_grant(db: Database, role: str, run: Cli) -> None:
+    """pg.privilege with the exact statement; no slot or publication stays behind."""
+    db.execute(f'create table t (id int primary key); grant select on t to "{role}"')
+    code, error = run.fails("init", "-c", run.config(db.dsn_for(role), "public.t"))
+    assert code == 1
+    assert "[pg.privilege]" in error
+    assert role in error
+    assert leftovers(db) == []
+
+
+def test_a_table_without_a_key_is_refused(db: Database, run: Cli) -> None:
+    """P-S02: pg.no_key says how to get one; nothing stays behind."""
+    db.execute("create table t (id int)")
+    code, error = run.fails("init", "-c", run.config(db.dsn, "public.t"))
+    assert code == 1
+    assert "[pg.no_key]" in error
+    assert leftovers(db) == []
+
+
+def test_a_missing_table_is_named(db: Database, run: Cli) -> None:
+    """P-S02: a missing table says "does not exist"."""
+    _, error = run.fails("init", "-c", run.config(db.dsn, "public.nowhere"))
+    assert "[pg.table_missing]" in error
+    assert "does not exist" in error
+    assert leftovers(db) == []
+
+
+def test_a_data_path_that_cannot_be_written_is_refused(db: Database, run: Cli, tmp_path: Path) -> None:
+    """lake.data_path; neither catalog nor slot stays behind."""
+    db.execute("create table t (id int primary key)")
+    (tmp_path / "file").write_text("not a directory")
+    lake = {"catalog": "sqlite:lake.sqlite", "data_path": "file/data"}
+    code, error = run.fails("init", "-c", run.config(db.dsn, "public.t", lake=lake))
+    assert code == 1
+    assert "[lake.data_path]" in error
+    assert not (tmp_path / "lake.sqlite").exists()
+    assert leftovers(db) == []
+
+
+def test_an_unreachable_catalog_is_refused(db: Database, run: Cli, tmp_path: Path) -> None:
+    """lake.catalog; no slot, no publication, no data directory stays behind, and no secret is shown."""
+    db.execute("create table t (id int primary key)")
+    lake = {"catalog": "postgres:host=127.0.0.1 port=1 dbname=lake password=hunter2", "data_path": "data"}
+    code, error = run.fails("init", "-c", run.config(db.dsn, "public.t", lake=lake))
+    assert code == 1
+    assert "[lake.catalog]" in error
+    assert "hunter2" not in error
+    assert leftovers(db) == []
+    assert not (tmp_path / "data").exists()
+
+
+def test_init_is_idempotent_and_check_agrees(db: Database, run: Cli) -> None:
+    """P-S01: init makes publication, slot and lake; a second init changes nothing; check passes."""
+    db.execute("create table t (id int primary key)")
+    config = run.config(db.dsn, "public.t")
+    first = run("init", "-c", config)
+    slot = db.query(
+        "select slot_name::text, confirmed_flush_lsn::text from pg_replication_slots where slot_name = 'aqueduck_test'"
+    )
+    second = run("init", "-c", config)
+    assert (first[0], second[0]) == (0, 0)
+    assert first[1] == second[1]
+    assert slot == db.query(
+        "select slot_name::text, confirmed_flush_lsn::text from pg_replication_slots where slot_name = 'aqueduck_test'"
+    )
+    code, out, _ = run("check", "-c", config, "--json")
+    assert code == 0, out
+    assert all(check["ok"] for check in json.loads(out))
+
+
+def test_a_slot_that_was_made_again_is_refused(db: Database, run: Cli) -> None:
+    """Hazard 10, P-S30: a slot dropped and re-created behind our back is noticed before anything is written."""
+    db.execute("create table t (id int primary key)")
+    config = run.config(db.dsn, "public.t")
+    assert run("init", "-c", config)[0] == 0
+    db.execute("select pg_drop_replication_slot('aqueduck_test')")
+    assert "[pg.slot_lost]" in run.fails("init", "-c", config)[1]
+    db.execute("insert into t values (1); select pg_switch_wal()")
+    db.execute("select pg_create_logical_replication_slot('aqueduck_test', 'pgoutput')")
+    assert "[pg.slot_lost]" in run.fails("init", "-c", config)[1]
