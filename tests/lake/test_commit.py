@@ -11,6 +11,8 @@ import pytest
 
 from aqueduck import faults
 from aqueduck.changes import OP_DELETE, OP_INSERT, OP_UPDATE, SegmentRef
+from aqueduck.errors import LakeBusyError
+from aqueduck.lake import inlined
 from aqueduck.lake.apply import ensure_target, table_directory
 from aqueduck.lake.commit import BatchPlan, RunPlan, TableFailed, TablePlan, commit_batch
 from aqueduck.lake.engine import open_kernel
@@ -93,6 +95,29 @@ def test_a_batch_is_applied_once(shop: Lake, tmp_path: Path) -> None:
     assert not commit_batch(shop.session, plan)
     assert not commit_batch(shop.session, replace(plan, position=replace(END, position=1500)))
     assert counts(shop) == (1, 0)
+
+
+def test_a_stale_batch_is_refused(shop: Lake, tmp_path: Path) -> None:
+    """Promise 1: a batch made from an older position, by a service that was overtaken, is not applied."""
+    assert commit_batch(
+        shop.session, BatchPlan(replace(END, position=1500), (table(ONE, insert(tmp_path, 1)),))
+    )
+    stale = BatchPlan(END, (table(ONE, insert(tmp_path, 1, 2)),), start=1000)
+    with pytest.raises(LakeBusyError):
+        commit_batch(shop.session, stale)
+    assert counts(shop) == (1, 0)
+
+
+def test_inlined_rows_are_flushed_beyond_the_limit(
+    shop: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P-S32: what the catalog itself holds stays small; the rows stay the same."""
+    monkeypatch.setattr(inlined, "ROWS_MAX", 5)
+    for i in range(4):
+        plan = BatchPlan(replace(END, position=1100 + i), (table(ONE, insert(tmp_path, 2 * i, 2 * i + 1)),))
+        assert commit_batch(shop.session, plan)
+    assert counts(shop) == (8, 0)
+    assert any(name.endswith(".parquet") for name in shop.files())
 
 
 def test_a_failure_before_the_commit_leaves_nothing(

@@ -5,15 +5,10 @@ from dataclasses import replace
 import pytest
 
 from aqueduck.errors import LakeBusyError
-from aqueduck.lake.progress import Position, ensure_progress, read_position, write_position
+from aqueduck.lake.progress import Position, move_position, read_position, write_position
 from tests.fix_lake import Lake
 
 HERE = Position("orders", 0x16A4F88, 1_700_000_000_123_456, "7300000000000000001", 1)
-
-
-@pytest.fixture(autouse=True)
-def progress(lake: Lake) -> None:
-    ensure_progress(lake.session)
 
 
 def test_a_group_without_a_position_has_none(lake: Lake) -> None:
@@ -62,3 +57,17 @@ def test_only_one_of_two_services_can_move_a_position(lake: Lake) -> None:
             lake.session.execute("insert into lake.main.t values (2)")
             write_position(lake.session, replace(HERE, position=HERE.position + 2))
     assert lake.read("select x from lake.main.t") == [(2,)]
+
+
+def test_a_position_moves_only_from_where_the_batch_begins(lake: Lake) -> None:
+    """A batch that was made for another start changes nothing: its rows would come twice."""
+    with lake.session.transaction():
+        write_position(lake.session, HERE)
+    with lake.session.transaction():
+        assert not move_position(
+            lake.session, replace(HERE, position=HERE.position + 9), start=HERE.position - 1
+        )
+    assert read_position(lake.session, "orders") == HERE
+    with lake.session.transaction():
+        assert move_position(lake.session, replace(HERE, position=HERE.position + 9), start=HERE.position)
+    assert read_position(lake.session, "orders") == replace(HERE, position=HERE.position + 9)

@@ -172,7 +172,7 @@ class Copier:
                 for run in plan_runs(parked):
                     columns = TableSchema.from_json(run.segments[0].schema_json)
                     plan = RunPlan(columns, run.truncate_first, run.segments)
-                    apply_run(self.lake, state.target, plan, skip_before=position)
+                    apply_run(self.lake, state.target, plan, skip_before=position, group=self.group)
                 forget_parked(self.lake, self.group, state.oid)
                 write_state(self.lake, self.group, [ready])
                 set_lineage(

@@ -28,9 +28,10 @@ from aqueduck.errors import AqueduckError, Retry
 from aqueduck.lake.apply import table_directory
 from aqueduck.lake.catalog import LakeSession, open_lake
 from aqueduck.lake.commit import TableFailed, commit_batch
+from aqueduck.lake.inlined import count_inlined
 from aqueduck.lake.orphans import remove_orphans
 from aqueduck.lake.parking import copy_to_parking, remove_parking_orphans
-from aqueduck.lake.progress import Position, read_position
+from aqueduck.lake.progress import Position, progress_table, read_position
 from aqueduck.lake.table_states import TableState, read_states
 from aqueduck.lake.units import UnitFiles, UnitWriter, parked_units, plan_batch, write_skips
 from aqueduck.postgres.capture import CaptureSettings, note_position
@@ -220,6 +221,9 @@ class SyncService:
             ready = prepare_group(self.config, group, self._lake, trust_slot=trust_slot)
             remove_orphans(self._lake, group.name, [t.target for t in ready.tables.values()])
             remove_parking_orphans(self._lake, group.name)
+            count_inlined(
+                self._lake, [progress_table(group.name), *(t.target for t in ready.tables.values())]
+            )
             self._ready.append(ready)
 
     def start(self, *, once: bool = False) -> None:

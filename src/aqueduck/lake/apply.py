@@ -1,115 +1,115 @@
 """
 What is done to one target table inside an open lake transaction.
 
-Small pieces, in the order in which `commit` calls them: make the target, empty it, fetch cells
-that only it has, delete keys, insert rows or add files.
+Small pieces, in the order in which `commit` calls them: make or check the target, empty it, fetch
+cells that only it has, delete keys, insert rows or add files.  Few rows are inlined in the catalog;
+many go into a file under our own name, so that a crash leaves nothing that `orphans` does not know.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 
+from aqueduck.errors import SchemaChangeError
 from aqueduck.lake.catalog import METADATA, LakeSession
-from aqueduck.lake.fold import Fold, patch_columns
-from aqueduck.lake.sql import LAKE, ident, lake_table, literal
+from aqueduck.lake.failures import lake_errors
+from aqueduck.lake.files import file_name, write_files
+from aqueduck.lake.fold import Fold
+from aqueduck.lake.sql import LAKE, ident, lake_table, literal, string_list
 from aqueduck.lake.storage import join
-from aqueduck.schema import TableName, TableSchema
+from aqueduck.schema import Column, TableName, TableSchema
 from aqueduck.typemap import lake_type
 
 __all__ = [
     "add_files",
+    "apply_files",
     "apply_fold",
+    "check_target",
     "delete_keys",
     "ensure_target",
-    "insert_patches",
     "table_directory",
     "truncate_target",
 ]
 
 
 def ensure_target(session: LakeSession, target: TableName, schema: TableSchema) -> None:
-    """The target with the source's columns, unless it exists."""
+    """Make the target if it is missing; refuse one that has other columns."""
+    _refuse_names_that_differ_by_case(target, schema)
     columns = ", ".join(f"{ident(c.name)} {lake_type(c)}" for c in schema.columns)
+    doing = "making the target"
+    session.execute(f"create schema if not exists {ident(LAKE)}.{ident(target.schema)}", doing=doing)
     session.execute(
-        f"create schema if not exists {ident(LAKE)}.{ident(target.schema)}", doing="making the target"
+        f"create table if not exists {lake_table(target)} ({columns})", doing=doing, table=target.qualified
     )
-    session.execute(f"create table if not exists {lake_table(target)} ({columns})", doing="making the target")
+    check_target(session, target, schema)
+
+
+def check_target(session: LakeSession, target: TableName, schema: TableSchema) -> None:
+    """Raise if the target's columns are not the source's; asked once per session and schema."""
+    if session.memory.targets.get(target) == schema:
+        return
+    rows = session.execute(f"select column_name, column_type from (describe {lake_table(target)})")
+    stored = {str(name).lower(): str(kind) for name, kind in rows}
+    expected = {c.name.lower(): lake_type(c) for c in schema.columns}
+    if stored != expected:
+        differing = sorted({name for name, _ in stored.items() ^ expected.items()})
+        raise SchemaChangeError(
+            f"the columns of {schema.qualified} do not fit the lake table: {', '.join(differing)}",
+            hint=f"rename or drop {target.qualified} in the lake and let it be copied again",
+            table=target.qualified,
+        )
+    session.memory.targets[target] = schema
+
+
+def _refuse_names_that_differ_by_case(target: TableName, schema: TableSchema) -> None:
+    seen: dict[str, str] = {}
+    for column in schema.columns:
+        other = seen.setdefault(column.name.lower(), column.name)
+        if other != column.name:
+            raise SchemaChangeError(
+                f"the columns {other} and {column.name} of {schema.qualified} differ by case only,"
+                " which a lake cannot hold",
+                hint="rename one of them",
+                table=target.qualified,
+            )
 
 
 def table_directory(session: LakeSession, target: TableName) -> str:
     """Where DuckLake keeps the target's files."""
-    rows, _ = session.query(
+    rows = session.execute(
         f"select s.path, s.path_is_relative, t.path, t.path_is_relative from {METADATA}.ducklake_table t"
         f" join {METADATA}.ducklake_schema s using (schema_id)"
-        " where s.schema_name = ? and t.table_name = ? and t.end_snapshot is null and s.end_snapshot is null",
+        " where lower(s.schema_name) = lower(?) and lower(t.table_name) = lower(?)"
+        " and t.end_snapshot is null and s.end_snapshot is null",
         [target.schema, target.name],
     )
+    if not rows:
+        raise SchemaChangeError("the target table does not exist in the lake", table=target.qualified)
     schema_path, schema_relative, path, relative = rows[0]
     base = join(session.config.data_path, schema_path) if schema_relative else schema_path
     return (join(base, path) if relative else path).rstrip("/")
 
 
 def truncate_target(session: LakeSession, target: TableName) -> None:
-    session.execute(f"delete from {lake_table(target)}", doing="emptying the target")
+    session.execute(f"delete from {lake_table(target)}", doing="emptying the target", table=target.qualified)
 
 
-def apply_fold(session: LakeSession, target: TableName, schema: TableSchema, fold: Fold) -> None:
-    """The net effect of a run that was folded on this session's connection."""
-    patches = None if fold.patches is None else f"({fold.patches})"
-    _apply(
-        session, target, schema, [f"({fold.deletes})"] if fold.deletes else [], patches, f"({fold.upserts})"
-    )
-
-
-def _apply(
-    session: LakeSession,
-    target: TableName,
-    schema: TableSchema,
-    deletes: Sequence[str],
-    patches: str | None,
-    upserts: str | None,
+def apply_fold(
+    session: LakeSession, target: TableName, schema: TableSchema, fold: Fold, *, group: str | None = None
 ) -> None:
-    if patches is not None:
-        fetch_patches(session, target, schema, patches)
-    for keys in deletes:
-        delete_keys(session, target, schema, keys)
-    if upserts is not None:
-        session.execute(
-            f"insert into {lake_table(target)} from {upserts}", doing=f"inserting into {target.qualified}"
-        )
-    if patches is not None:
-        insert_patches(session, target)
-
-
-def fetch_patches(session: LakeSession, target: TableName, schema: TableSchema, patches: str) -> None:
-    """Rows whose missing cells are read from the target, kept aside until the old rows are gone."""
-    assert patch_columns(schema)
-    cells = ", ".join(
-        f"case when p.u{i} then t.{ident(c.name)} else p.v{i} end as {ident(c.name)}"
-        for i, c in enumerate(schema.columns)
-    )
-    match = " and ".join(f"t.{ident(name)} = p.t{i}" for i, name in enumerate(schema.key))
-    session.execute(
-        f"create or replace temp table aqueduck_patched as select {cells} from {patches} p"
-        f" left join {lake_table(target)} t on {match}",
-        doing=f"reading {target.qualified}",
-    )
-
-
-def insert_patches(session: LakeSession, target: TableName) -> None:
-    session.execute(
-        f"insert into {lake_table(target)} from aqueduck_patched", doing=f"inserting into {target.qualified}"
-    )
-    session.execute("drop table aqueduck_patched")
-
-
-def delete_keys(session: LakeSession, target: TableName, schema: TableSchema, keys: str) -> None:
-    """Remove the rows whose key is in `keys` (columns k0, k1, …)."""
-    match = " and ".join(f"k.k{i} = t.{ident(name)}" for i, name in enumerate(schema.key))
-    session.execute(
-        f"delete from {lake_table(target)} t where exists (select 1 from {keys} k where {match})",
-        doing=f"deleting from {target.qualified}",
-    )
+    """The net effect of a run that was folded on this session's connection."""
+    with lake_errors("folding a batch", table=target.qualified):
+        session.con.execute(f"create or replace temp table aqueduck_rows as {fold.upserts}")
+        if fold.deletes is not None:
+            session.con.execute(f"create or replace temp table aqueduck_keys as {fold.deletes}")
+        if fold.patches is not None:
+            session.con.execute(f"create or replace temp table aqueduck_patches as {fold.patches}")
+            fetch_patches(session, target, schema, "aqueduck_patches")
+            session.con.execute("insert into aqueduck_rows by name from aqueduck_patched")
+    if fold.deletes is not None:
+        delete_keys(session, target, schema, "aqueduck_keys")
+    insert_rows(session, target, "aqueduck_rows", group=group)
 
 
 def apply_files(
@@ -120,18 +120,86 @@ def apply_files(
     data: Sequence[str],
     deletes: Sequence[str],
     patches: Sequence[str],
+    group: str | None = None,
 ) -> None:
     """The net effect of a run that Spark tasks folded into files."""
-    keys = [f"read_parquet([{', '.join(map(literal, deletes))}])"] if deletes else []
-    rows = f"read_parquet([{', '.join(map(literal, patches))}])" if patches else None
-    _apply(session, target, schema, keys, rows, None)
+    if patches:
+        fetch_patches(session, target, schema, f"read_parquet({string_list(patches)})")
+    if deletes:
+        delete_keys(session, target, schema, f"read_parquet({string_list(deletes)})")
     add_files(session, target, data)
+    if patches:
+        insert_rows(session, target, "aqueduck_patched", group=group)
 
 
-def add_files(session: LakeSession, target: TableName, files: Sequence[str]) -> None:
-    for file in files:
+def fetch_patches(session: LakeSession, target: TableName, schema: TableSchema, patches: str) -> None:
+    """Rows whose missing cells are read from the target, kept aside until the old rows are gone."""
+    cells = ", ".join(
+        f"case when p.u{i} then t.{ident(c.name)} else p.v{i} end as {ident(c.name)}"
+        for i, c in enumerate(schema.columns)
+    )
+    session.execute(
+        f"create or replace temp table aqueduck_patched as select {cells} from {patches} p"
+        f" left join {lake_table(target)} t on {_same_key(schema, 't', 'p.t')}",
+        doing="reading unchanged values",
+        table=target.qualified,
+    )
+
+
+def delete_keys(session: LakeSession, target: TableName, schema: TableSchema, keys: str) -> None:
+    """Remove the rows whose key is in the relation `keys` (k0, k1, …)."""
+    session.execute(
+        f"delete from {lake_table(target)} as t using {keys} as k where {_same_key(schema, 't', 'k.k')}",
+        doing="deleting rows",
+        table=target.qualified,
+    )
+
+
+def insert_rows(session: LakeSession, target: TableName, rows: str, *, group: str | None = None) -> None:
+    """Insert a table's rows, by the names of its columns."""
+    [[count]] = session.execute(f"select count(*) from {rows}")
+    if count == 0:
+        return
+    if group is None or count <= session.config.inline_rows:
         session.execute(
-            f"call ducklake_add_data_files({literal(LAKE)}, {literal(target.name)}, {literal(file)},"
-            f" schema => {literal(target.schema)})",
-            doing=f"adding files to {target.qualified}",
+            f"insert into {lake_table(target)} by name from {rows}",
+            doing="inserting rows",
+            table=target.qualified,
         )
+        session.memory.inlined_rows[target] = session.memory.inlined_rows.get(target, 0) + count
+        return
+    name = file_name(group, uuid.uuid4().hex[:8], "direct", 0)
+    files = write_files(
+        session.con, f"from {rows}", table_directory(session, target), name, table=target.qualified
+    )
+    add_files(session, target, [file.path for file in files])
+
+
+def add_files(session: LakeSession, target: TableName, paths: Sequence[str]) -> None:
+    """Make Parquet files that are in place part of the table."""
+    if not paths:
+        return
+    session.execute(
+        f"call ducklake_add_data_files({literal(LAKE)}, {literal(target.name)},"
+        f" {string_list(map(_no_glob, paths))}, schema => {literal(target.schema)})",
+        doing="adding data files",
+        table=target.qualified,
+    )
+
+
+def _same_key(schema: TableSchema, table: str, other: str) -> str:
+    """Whether a row of `table` has the key in `other`0, `other`1, ….."""
+    return " and ".join(
+        f"{table}.{ident(schema.columns[k].name)} {_equals(schema.columns[k])} {other}{i}"
+        for i, k in enumerate(schema.key_indexes)
+    )
+
+
+def _equals(column: Column) -> str:
+    # A NaN in a numeric key is NULL in the lake, and must be found again.
+    return "is not distinct from" if lake_type(column).startswith("DECIMAL") else "="
+
+
+def _no_glob(path: str) -> str:
+    """The path as a pattern that matches only itself."""
+    return "".join(f"[{c}]" if c in "[*?" else c for c in path)

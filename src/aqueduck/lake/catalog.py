@@ -25,8 +25,9 @@ from aqueduck.errors import CatalogUnreachableError, ConfigError, DataPathError,
 from aqueduck.lake.engine import is_remote, load_extension, new_connection
 from aqueduck.lake.failures import classify_attach, lake_errors
 from aqueduck.lake.sql import LAKE, ident, literal
+from aqueduck.schema import TableName, TableSchema
 
-__all__ = ["OWN_SCHEMA", "LakeSession", "open_lake"]
+__all__ = ["METADATA", "OWN_SCHEMA", "LakeSession", "SessionMemory", "open_lake"]
 
 OWN_SCHEMA = "aqueduck"
 """The lake schema of our own tables."""
@@ -35,6 +36,16 @@ METADATA = f"__ducklake_metadata_{LAKE}"
 
 _CONNECT_SECONDS = 10
 _SCANNERS = {"postgres": "postgres_scanner", "sqlite": "sqlite_scanner"}
+
+
+@dataclass
+class SessionMemory:
+    """What a session knows about the lake without asking again; a new connection starts empty."""
+
+    targets: dict[TableName, TableSchema] = field(default_factory=dict)
+    """Target tables that were compared with this schema."""
+    inlined_rows: dict[TableName, int] = field(default_factory=dict)
+    """Rows, also dead ones, that the catalog itself holds of a table."""
 
 
 @dataclass
@@ -49,6 +60,7 @@ class LakeSession:
     threads: int | None = None
     memory_limit: str | None = None
     read_only: bool = False
+    memory: SessionMemory = field(default_factory=SessionMemory, repr=False)
     _con: duckdb.DuckDBPyConnection | None = field(default=None, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
@@ -102,6 +114,7 @@ class LakeSession:
         """Replace the connection by a new one, whatever state the old one is in."""
         with self._lock:
             self.close()
+            self.memory = SessionMemory()
             self._con = _attached(self)
 
     def close(self) -> None:

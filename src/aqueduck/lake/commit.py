@@ -15,12 +15,13 @@ from typing import Any
 
 from aqueduck import faults
 from aqueduck.changes import SegmentRef
-from aqueduck.errors import CatalogUnreachableError, DataPathError, LakeBusyError, LakeError
-from aqueduck.lake.apply import apply_files, apply_fold, truncate_target
+from aqueduck.errors import CatalogUnreachableError, DataPathError, LakeBusyError, LakeError, LakeWriteError
+from aqueduck.lake.apply import apply_files, apply_fold, check_target, truncate_target
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.fold import folded
+from aqueduck.lake.inlined import flush_where_due
 from aqueduck.lake.parking import record_parked
-from aqueduck.lake.progress import Position, read_position, write_position
+from aqueduck.lake.progress import Position, move_position, progress_table, read_position
 from aqueduck.lake.sql import LAKE, ident, literal
 from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.schema import TableName, TableSchema, lsn_text
@@ -59,6 +60,8 @@ class BatchPlan:
     """Segments of tables that are not ready, already copied to the parking."""
     changed: tuple[TableState, ...] = ()
     """States of tables to write together with the batch."""
+    start: int | None = None
+    """Where the batch begins; None stands for wherever the lake is."""
 
 
 class TableFailed(Exception):  # noqa: N818 - a finding about one table, not one of our error codes
@@ -78,7 +81,7 @@ def commit_batch(session: LakeSession, plan: BatchPlan) -> bool:
         if stored is not None and stored.position >= plan.position.position:
             return False
         try:
-            _transaction(session, plan, 0 if stored is None else stored.position)
+            _transaction(session, plan, _start(plan, stored))
         except (LakeError, TableFailed) as exc:
             session.reopen()
             stored = read_position(session, plan.position.group)
@@ -91,43 +94,68 @@ def commit_batch(session: LakeSession, plan: BatchPlan) -> bool:
             if isinstance(exc, LakeBusyError) and not last:
                 continue
             raise
+        flush_where_due(session, [progress_table(plan.position.group), *(t.target for t in plan.tables)])
         return True
     raise AssertionError("unreachable")
+
+
+def _start(plan: BatchPlan, stored: Position | None) -> int:
+    """The position that the batch builds on; it must be the lake's."""
+    if stored is None:
+        raise LakeWriteError(
+            f"the lake has no position of group {plan.position.group}", hint="run: aqueduck init"
+        )
+    if plan.start is not None and plan.start != stored.position:
+        raise LakeBusyError("the group's position in the lake is not where this batch begins")
+    return stored.position
 
 
 def _transaction(session: LakeSession, plan: BatchPlan, before: int) -> None:
     position = plan.position
     with session.transaction():
+        if not move_position(session, position, start=before):
+            raise LakeBusyError("the group's position in the lake moved while this batch was made")
         for table in plan.tables:
-            _apply_table(session, table)
+            _apply_table(session, table, position.group)
         record_parked(session, position.group, position.position, plan.parked)
         write_state(session, position.group, plan.changed)
-        write_position(session, position)
         set_lineage(
             session, f"{position.group} up to {lsn_text(position.position)}", _lineage(position, before)
         )
         faults.point("lake.before_commit")
     faults.point("lake.after_commit")
+    inlined, progress = session.memory.inlined_rows, progress_table(position.group)
+    inlined[progress] = inlined.get(progress, 0) + 1
 
 
-def _apply_table(session: LakeSession, table: TablePlan) -> None:
+def _apply_table(session: LakeSession, table: TablePlan, group: str) -> None:
     try:
         for run in table.runs:
-            apply_run(session, table.target, run, skip_before=table.skip_before)
+            apply_run(session, table.target, run, skip_before=table.skip_before, group=group)
     except (LakeBusyError, CatalogUnreachableError, DataPathError):
         raise  # not the table's fault
     except LakeError as exc:
         raise TableFailed(table.oid, exc) from exc
 
 
-def apply_run(session: LakeSession, target: TableName, run: RunPlan, *, skip_before: int = 0) -> None:
+def apply_run(
+    session: LakeSession,
+    target: TableName,
+    run: RunPlan,
+    *,
+    skip_before: int = 0,
+    group: str | None = None,
+) -> None:
     """Apply one run inside an open transaction; changes committed before `skip_before` are left out."""
+    check_target(session, target, run.schema)
     if run.truncate_first:
         truncate_target(session, target)
     if any(s.kind == "rows" for s in run.segments):
         with folded(session.con, run.segments, run.schema, skip_before=skip_before) as fold:
-            apply_fold(session, target, run.schema, fold)
-    apply_files(session, target, run.schema, data=run.data, deletes=run.deletes, patches=run.patches)
+            apply_fold(session, target, run.schema, fold, group=group)
+    apply_files(
+        session, target, run.schema, data=run.data, deletes=run.deletes, patches=run.patches, group=group
+    )
 
 
 def _lineage(position: Position, before: int) -> dict[str, Any]:

@@ -1,60 +1,104 @@
 """
-How far the lake is: one row per group, written in the transaction that writes the data.
+How far each group is: its position, written in the same lake transaction as its rows.
 
-This is the only durable record of progress.
+A group has a table of its own, `aqueduck.progress_<group>`, with one row that is updated in
+place.  DuckLake detects conflicts by table: two services of the same group that commit at the
+same time conflict on this table, so that only one of them succeeds, while different groups
+never conflict here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from typing import Any
 
 from aqueduck.lake.catalog import OWN_SCHEMA, LakeSession
-from aqueduck.lake.sql import LAKE, qualified
+from aqueduck.lake.sql import LAKE, lake_table, literal
+from aqueduck.schema import TableName
 
-__all__ = ["Position", "ensure_progress", "read_position", "write_position"]
+__all__ = ["Position", "move_position", "progress_table", "read_position", "write_position"]
 
-TABLE = qualified(LAKE, OWN_SCHEMA, "progress")
+_COLUMNS = """
+    group_name varchar, "position" bigint, commit_time timestamp with time zone,
+    system_identifier varchar, timeline integer, updated_at timestamp with time zone
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Everything the source committed up to `position` is in the lake."""
+    """Everything of a group's source up to `position` is in the lake."""
 
     group: str
     position: int
+    """The end of the last commit, as an LSN."""
     commit_time_us: int | None
+    """Its time, in microseconds since the Unix epoch; None before the first batch."""
     system_identifier: str
+    """Which PostgreSQL cluster the position belongs to."""
     timeline: int
 
 
-def ensure_progress(session: LakeSession) -> None:
-    """Make the table if it is not there."""
-    session.execute(
-        f"create table if not exists {TABLE} (group_name varchar, position ubigint, commit_time timestamptz,"
-        " system_identifier varchar, timeline integer, updated_at timestamptz)",
-        doing="preparing the lake",
-    )
+def progress_table(group: str) -> TableName:
+    """The lake table that holds the group's position."""
+    return TableName(OWN_SCHEMA, f"progress_{group}")
 
 
 def read_position(session: LakeSession, group: str) -> Position | None:
-    ensure_progress(session)
-    rows, _ = session.query(
-        f"select position, epoch_us(commit_time), system_identifier, timeline from {TABLE} where group_name = ?",
-        [group],
+    """The group's position; None if nothing was written yet."""
+    if not _exists(session, group):
+        return None
+    rows = session.execute(
+        'select "position", epoch_us(commit_time), system_identifier, timeline'
+        f" from {lake_table(progress_table(group))}",
+        doing="reading the position",
     )
-    return Position(group, *rows[0]) if rows else None
+    if not rows:
+        return None
+    [row] = rows
+    return Position(group, *row)
 
 
 def write_position(session: LakeSession, position: Position) -> None:
-    """Inside an open transaction."""
-    session.execute(
-        f"delete from {TABLE} where group_name = ?", [position.group], doing="writing the position"
+    """Set the group's position; the caller has a transaction open."""
+    table = lake_table(progress_table(position.group))
+    if not _exists(session, position.group):
+        _execute(session, f"create table {table} ({_COLUMNS})")
+    if not _update(session, position, "true"):
+        _execute(
+            session,
+            f"insert into {table} values ({literal(position.group)}, {position.position}, {_time(position)},"
+            f" {literal(position.system_identifier)}, {position.timeline}, now())",
+        )
+
+
+def move_position(session: LakeSession, position: Position, *, start: int) -> bool:
+    """Move the group's position from exactly `start`; False, and nothing changed, if it is elsewhere."""
+    return _update(session, position, f'"position" = {start}')
+
+
+def _update(session: LakeSession, position: Position, condition: str) -> bool:
+    [[count]] = _execute(
+        session,
+        f'update {lake_table(progress_table(position.group))} set "position" = {position.position},'
+        f" commit_time = {_time(position)}, system_identifier = {literal(position.system_identifier)},"
+        f" timeline = {position.timeline}, updated_at = now() where {condition}",
     )
-    at = position.commit_time_us
-    time = None if at is None else datetime.fromtimestamp(at / 1e6, UTC)
-    session.execute(
-        f"insert into {TABLE} values (?, ?, ?, ?, ?, now())",
-        [position.group, position.position, time, position.system_identifier, position.timeline],
-        doing="writing the position",
+    return bool(count)
+
+
+def _exists(session: LakeSession, group: str) -> bool:
+    table = progress_table(group)
+    found = session.execute(
+        "select 1 from duckdb_tables() where database_name = ? and schema_name = ? and table_name = ?",
+        (LAKE, table.schema, table.name),
     )
+    return bool(found)
+
+
+def _time(position: Position) -> str:
+    us = position.commit_time_us
+    return "null" if us is None else f"make_timestamptz({us})"
+
+
+def _execute(session: LakeSession, statement: str) -> list[tuple[Any, ...]]:
+    return session.execute(statement, doing="writing the position")

@@ -195,6 +195,7 @@ def plan_batch(
         ),
         tuple(parked),
         tuple(changed),
+        start=before,
     )
 
 

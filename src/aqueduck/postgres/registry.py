@@ -1,37 +1,33 @@
 """
 The registry: what is to be synced and how far it is, in the schema `aqueduck` of the source.
 
-`install` brings tables and functions to this version, `reconcile_file` writes a configuration file
-into them, `call` and `rows_of` are the SQL functions for Python.  The statements are in `registry_sql`:
-numbered migrations, which run once, and functions, which are replaced when their text changes.
-What the service reads and writes all the time is in `registry_rows`, its lock in `group_lock`.
+`reconcile_file` writes a configuration file into it, `call` and `rows_of` are the SQL functions of
+docs/sql-api.md for Python, `listen` and `wait_for_notice` tell when somebody else used them.
+Tables and functions come from `registry_install`, what the service reads and writes all the time is
+in `registry_rows`, its lock in `group_lock`; all of it can be imported from here.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from importlib import resources
+from dataclasses import fields
 from typing import Any
 
 import psycopg
-from psycopg.rows import class_row, dict_row
+from psycopg.rows import dict_row
 
 from aqueduck.config import GroupConfig, Section, SyncConfig, TableConfig
-from aqueduck.errors import (
-    AqueduckError,
-    ConfigError,
-    NoKeyError,
-    PrivilegeError,
-    SourceQueryError,
-    TableMissingError,
-)
 from aqueduck.postgres.connection import translate_errors
 from aqueduck.postgres.group_lock import lock_group, try_lock_group, unlock_group
 from aqueduck.postgres.quoting import identifier
+from aqueduck.postgres.registry_install import (
+    change,
+    check_registry,
+    install,
+    manage_grants,
+    monitor_grants,
+    registry_errors,
+)
 from aqueduck.postgres.registry_rows import (
     GroupObservation,
     GroupRow,
@@ -74,156 +70,6 @@ CHANNEL = "aqueduck"
 
 Connection = psycopg.Connection[Any]
 
-_CHANGES = 4704367180466350177  # as in aqueduck._begin_change
-_WRITTEN_TABLES = "aqueduck.sync_groups, aqueduck.table_mappings, aqueduck.settings"
-_REFUSALS: dict[str, type[AqueduckError]] = {
-    "42P01": TableMissingError,
-    "42809": TableMissingError,
-    "QD001": ConfigError,
-    "QD002": NoKeyError,
-}
-
-
-# -- Rights
-
-
-def monitor_grants(role: str) -> tuple[str, ...]:
-    """What a role needs that only looks: `status()`, `groups()`, `tables()`, `get_setting()`."""
-    to = identifier(role)
-    return (
-        f"grant usage on schema aqueduck to {to}",
-        f"grant select on all tables in schema aqueduck to {to}",
-    )
-
-
-def manage_grants(role: str) -> tuple[str, ...]:
-    """What a role needs that changes what is synced, and what a service needs that does not own the registry."""
-    return (*monitor_grants(role), f"grant insert, update, delete on {_WRITTEN_TABLES} to {identifier(role)}")
-
-
-# -- Installing
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The registry as it is, through one role's eyes."""
-
-    role: str
-    database: str
-    may_create_schema: bool
-    has_schema: bool
-    may_use_schema: bool
-    """Whether the role may create in the schema."""
-    owner: str | None
-    """Of the tables; `None` without them."""
-    is_owner: bool
-    may_write: bool
-
-
-def install(conn: Connection) -> bool:
-    """
-    Install or upgrade the registry; whether there was anything to do.
-
-    Where the role may not, `PrivilegeError` says which statement would let it.
-    """
-    with _errors("install the registry", conn), conn.transaction():
-        conn.execute("select pg_advisory_xact_lock(%s)", (_CHANGES,))
-        found = _look(conn)
-        version = _version_to_upgrade(conn, found)
-        if version is None:
-            return False
-        if not found.has_schema:
-            conn.execute("create schema aqueduck")
-        elif found.owner is not None and found.owner != found.role:
-            conn.execute(f"set local role {identifier(found.owner)}".encode())
-        for statements in [*_migrations()[version:], *_functions()]:
-            conn.execute(statements.encode())
-        conn.execute(
-            "insert into aqueduck.schema_version (version, functions_hash) values (%s, %s) "
-            "on conflict (one_row) do update set version = excluded.version, installed_at = now(), "
-            "functions_hash = excluded.functions_hash, installed_by = current_user",
-            (len(_migrations()), _functions_hash()),
-        )
-    return True
-
-
-def check_registry(conn: Connection) -> str:
-    """What `install` would find, in words; raises what it would raise, and changes nothing."""
-    with _errors("look at the registry", conn):
-        found = _look(conn)
-        version = _version_to_upgrade(conn, found)
-    if version is None:
-        return f"version {len(_migrations())} is installed"
-    return "will be upgraded" if version else "will be installed"
-
-
-def _version_to_upgrade(conn: Connection, found: _Found) -> int | None:
-    """The version to upgrade from, 0 where there is none; `None` if all is as it should be."""
-    if found.owner is None:
-        _refuse_to_create(found)
-        return 0
-    if not found.may_write:
-        raise PrivilegeError(
-            f"the role {found.role} may not use the registry, the schema aqueduck in {found.database}",
-            hint="; ".join(manage_grants(found.role)),
-        )
-    row = conn.execute("select version, functions_hash from aqueduck.schema_version").fetchone()
-    assert row is not None
-    version, functions_hash = row
-    latest = len(_migrations())
-    if version > latest:
-        raise ConfigError(
-            f"the registry in {found.database} has version {version}, and this Aqueduck knows {latest} at most",
-            hint="upgrade this Aqueduck: python -m pip install --upgrade aqueduck",
-        )
-    if version == latest and functions_hash == _functions_hash():
-        return None
-    if not found.is_owner:
-        raise PrivilegeError(
-            f"the registry in {found.database} has to be upgraded by its owner {found.owner}",
-            hint=f"run aqueduck init as {found.owner}, or: "
-            f"grant {identifier(found.owner)} to {identifier(found.role)}",
-        )
-    return int(version)
-
-
-def _refuse_to_create(found: _Found) -> None:
-    to = identifier(found.role)
-    if not found.has_schema and not found.may_create_schema:
-        raise PrivilegeError(
-            f"the role {found.role} may not create the registry, the schema aqueduck in {found.database}",
-            hint=f"create schema aqueduck authorization {to}",
-        )
-    if found.has_schema and not found.may_use_schema:
-        raise PrivilegeError(
-            f"the role {found.role} may not create the registry in the schema aqueduck of {found.database}",
-            hint=f"grant usage, create on schema aqueduck to {to}",
-        )
-
-
-def _look(conn: Connection) -> _Found:
-    with conn.cursor(row_factory=class_row(_Found)) as cursor:
-        found = cursor.execute(_LOOK).fetchone()
-    assert found is not None
-    return found
-
-
-def _migrations() -> list[str]:
-    return _texts("migrations")
-
-
-def _functions() -> list[str]:
-    return _texts("functions")
-
-
-def _functions_hash() -> str:
-    return hashlib.sha256("".join(_functions()).encode()).hexdigest()[:16]
-
-
-def _texts(folder: str) -> list[str]:
-    files = resources.files("aqueduck.postgres").joinpath("registry_sql", folder).iterdir()
-    return [file.read_text(encoding="utf-8") for file in sorted(files, key=lambda file: file.name)]
-
 
 # -- The configuration file
 
@@ -238,7 +84,7 @@ def reconcile_file(conn: Connection, config: SyncConfig) -> bool:
     its error is a matter of that table only.
     """
     file = {"lake": config.lake.data_path, "groups": [_group(config, group) for group in config.groups]}
-    with _errors("write the configuration file into the registry", conn):
+    with change("write the configuration file into the registry", conn):
         row = conn.execute("select aqueduck._reconcile(%s::jsonb)", (json.dumps(file),)).fetchone()
     assert row is not None
     return bool(row[0])
@@ -280,7 +126,7 @@ def _settings(section: Section) -> dict[str, Any]:
 def call(conn: Connection, function: str, **arguments: Any) -> Any:
     """Call one of the functions of docs/sql-api.md, such as `call(conn, "add_table", source="orders")`."""
     named = ", ".join(f"{identifier(name)} => %({name})s" for name in arguments)
-    with _errors(f"call aqueduck.{function}", conn):
+    with registry_errors(f"call aqueduck.{function}", conn):
         query = f"select aqueduck.{identifier(function)}({named})"
         row = conn.execute(query.encode(), arguments).fetchone()
     assert row is not None
@@ -289,7 +135,7 @@ def call(conn: Connection, function: str, **arguments: Any) -> Any:
 
 def rows_of(conn: Connection, function: str) -> list[dict[str, Any]]:
     """The rows of `status`, `groups`, `tables` or `list_settings`."""
-    with _errors(f"call aqueduck.{function}", conn), conn.cursor(row_factory=dict_row) as cursor:
+    with registry_errors(f"call aqueduck.{function}", conn), conn.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(f"select * from aqueduck.{identifier(function)}()".encode()).fetchall()
 
 
@@ -313,47 +159,3 @@ def wait_for_notice(conn: Connection, timeout: float) -> bool:
             return False
         list(conn.notifies(timeout=0))  # what came with it
     return True
-
-
-@contextlib.contextmanager
-def _errors(what: str, conn: Connection) -> Iterator[None]:
-    """Refusals of our own functions, with their hints; the rest as everywhere."""
-    fix = "; ".join(manage_grants(conn.info.user))
-    with translate_errors(what, conn=conn, fix=fix):
-        try:
-            yield
-        except psycopg.Error as exc:
-            error = _refusal(exc, conn)
-            if error is None:
-                raise
-            raise error from None
-
-
-def _refusal(exc: psycopg.Error, conn: Connection) -> AqueduckError | None:
-    if exc.sqlstate in ("3F000", "42883"):
-        return SourceQueryError(
-            f"the registry is not installed in the database {conn.info.dbname}, or is another version",
-            hint="run: aqueduck init",
-        )
-    ours = "function aqueduck._refuse" in (exc.diag.context or "")
-    refusal = _REFUSALS.get(exc.sqlstate or "") if ours else None
-    return refusal(exc.diag.message_primary or "", hint=exc.diag.message_hint) if refusal else None
-
-
-_LOOK = """
-    select current_user::text as role, current_database()::text as database,
-           has_database_privilege(current_database(), 'create') as may_create_schema,
-           n.oid is not null as has_schema,
-           coalesce(has_schema_privilege(n.oid, 'create') and has_schema_privilege(n.oid, 'usage'), false)
-               as may_use_schema,
-           pg_get_userbyid(v.relowner)::text as owner,
-           coalesce(pg_has_role(v.relowner, 'usage'), false) as is_owner,
-           coalesce(has_schema_privilege(n.oid, 'usage') and (
-               select bool_and(case when c.relname = 'schema_version' then has_table_privilege(c.oid, 'select')
-                   else has_table_privilege(c.oid, 'select') and has_table_privilege(c.oid, 'insert')
-                       and has_table_privilege(c.oid, 'update') and has_table_privilege(c.oid, 'delete') end)
-               from pg_class c where c.relnamespace = n.oid and c.relkind = 'r'), false) as may_write
-    from (select) nothing
-    left join pg_namespace n on n.nspname = 'aqueduck'
-    left join pg_class v on v.relnamespace = n.oid and v.relname = 'schema_version'
-"""

@@ -1,0 +1,50 @@
+"""
+Keep small what the catalog itself holds: rows that DuckLake inlined, dead ones included.
+
+Each thousand of them costs about a millisecond in every delete, so beyond a limit they are moved to a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+from aqueduck.errors import LakeError
+from aqueduck.lake.catalog import METADATA, LakeSession
+from aqueduck.lake.sql import LAKE, ident, literal
+from aqueduck.schema import TableName
+
+__all__ = ["count_inlined", "flush_where_due"]
+
+ROWS_MAX = 25_000
+
+
+def flush_where_due(session: LakeSession, targets: Iterable[TableName]) -> None:
+    """After a commit; a flush that fails is tried after the next one."""
+    for target in targets:
+        if session.memory.inlined_rows.get(target, 0) <= ROWS_MAX:
+            continue
+        with contextlib.suppress(LakeError):
+            session.execute(
+                f"call ducklake_flush_inlined_data({literal(LAKE)}, schema_name => {literal(target.schema)},"
+                f" table_name => {literal(target.name)})",
+                doing="flushing inlined rows",
+                table=target.qualified,
+            )
+            session.memory.inlined_rows[target] = 0
+
+
+def count_inlined(session: LakeSession, targets: Iterable[TableName]) -> None:
+    """Ask the catalog how many rows it holds; for the first commit of a session."""
+    for target in targets:
+        tables = session.execute(
+            f"select i.table_name from {METADATA}.ducklake_inlined_data_tables i"
+            f" join {METADATA}.ducklake_table t using (table_id) join {METADATA}.ducklake_schema s using (schema_id)"
+            " where t.end_snapshot is null and s.end_snapshot is null and s.schema_name = ? and t.table_name = ?",
+            (target.schema, target.name),
+            doing="reading the lake's layout",
+        )
+        counts = [
+            session.execute(f"select count(*) from {METADATA}.{ident(name)}")[0][0] for [name] in tables
+        ]
+        session.memory.inlined_rows[target] = int(sum(counts))
