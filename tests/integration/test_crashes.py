@@ -29,7 +29,7 @@ def load(db: Database) -> None:
         "insert into t select g, repeat(md5(g::text), 4) from generate_series(1, 40000) g on conflict do nothing"
     )
     db.execute("update t set v = v || 'u' where id % 3 = 0")
-    db.execute("update t set id = id + 1000000 where id % 11 = 0 and id < 1000000")
+    db.execute("update t set id = id + 1000000 where id % 11 = 0 and id + 1000000 not in (select id from t)")
     db.execute("delete from t where id % 13 = 0")
     db.execute("insert into s select coalesce(max(id), 0) + 1, 'one row' from s")
 

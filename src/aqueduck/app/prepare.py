@@ -22,7 +22,7 @@ from aqueduck.lake.catalog import LakeSession, open_lake
 from aqueduck.lake.parking import ensure_parking
 from aqueduck.lake.progress import Position, read_position, write_position
 from aqueduck.lake.table_states import TableState, ensure_table_states, read_states, write_state
-from aqueduck.postgres.capture import read_note
+from aqueduck.postgres.capture_settings import read_note
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.failures import SET_WAL_LEVEL, THEN_RESTART
 from aqueduck.postgres.publications import drop_publication, ensure_publication

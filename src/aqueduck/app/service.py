@@ -34,7 +34,7 @@ from aqueduck.lake.parking import copy_to_parking, remove_parking_orphans
 from aqueduck.lake.progress import Position, progress_table, read_position
 from aqueduck.lake.table_states import TableState, read_states
 from aqueduck.lake.units import UnitFiles, UnitWriter, parked_units, plan_batch, write_skips
-from aqueduck.postgres.capture import CaptureSettings, note_position
+from aqueduck.postgres.capture_settings import CaptureSettings, note_position
 from aqueduck.schema import lsn_text
 from aqueduck.spark.session import build_session
 from aqueduck.spark.sync_query import SyncQuery

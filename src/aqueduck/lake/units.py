@@ -67,6 +67,14 @@ class UnitWriter:
     skips_file: str
     """Tables that are not ready (null) or still catch up with their copy (position), by oid; the driver keeps it."""
 
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> UnitWriter:
+        values = json.loads(text)
+        return cls(**{**values, "directories": {int(k): v for k, v in values["directories"].items()}})
+
     def write(self, unit: Unit) -> UnitFiles | None:
         """None leaves the unit to the driver."""
         skips = read_skips(self.skips_file)

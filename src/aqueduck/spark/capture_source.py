@@ -1,10 +1,12 @@
 """
-The streaming data source of `sync`: a slot as units of work, by reference.
+The streaming data source of `sync`: a slot as units of work, folded by the tasks that read them.
 
-`CaptureReader` lives in Spark's planner process for as long as the query runs.  It starts
-the capture and answers Spark: how far may the next batch go, which units does it have,
-what is durable.  Offsets are positions at which whole transactions end.  The rows of the
-stream name segments; the changes themselves never cross the JVM.
+`CaptureReader` lives in Spark's planner process for as long as the query runs.  It starts the
+capture and answers Spark: how far may the next batch go, which units does it have, what is durable.
+Offsets are positions at which whole transactions end.  A row of the stream is a unit and, where it
+was large, the files that its task made of it; the changes themselves never cross the JVM.
+
+Only what every process needs is imported at the top: the capture and the lake come in where they run.
 """
 
 from __future__ import annotations
@@ -13,25 +15,27 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from aqueduck import faults
-from aqueduck.batches import plan_units
-from aqueduck.postgres.capture import Capture, CaptureSettings
-from aqueduck.postgres.server import flushed_position
-from aqueduck.postgres.stage import Stage
+from aqueduck.batches import Unit, plan_units
+from aqueduck.postgres.capture_settings import CaptureSettings
+
+if TYPE_CHECKING:
+    from aqueduck.postgres.capture import Capture
+    from aqueduck.postgres.stage import Stage
 
 FORMAT = "aqueduck_capture"
-SCHEMA = "position bigint, time_us bigint, unit string"
+SCHEMA = "position bigint, time_us bigint, unit string, files string"
 IDLE_SECONDS = 0.2  # how long a question for the latest offset may wait for an answer
 
 
 class CaptureSource(DataSource):
-    """`spark.readStream.format("aqueduck_capture")`; one option, `settings_file`."""
+    """`spark.readStream.format("aqueduck_capture")`; its options are two files that the service writes."""
 
     @classmethod
     def name(cls) -> str:
@@ -41,7 +45,8 @@ class CaptureSource(DataSource):
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return CaptureReader(CaptureSettings.load(Path(self.options["settings_file"])))
+        settings = CaptureSettings.load(Path(self.options["settings_file"]))
+        return CaptureReader(settings, self.options["writer"])
 
 
 @dataclass
@@ -54,8 +59,11 @@ class UnitPartition(InputPartition):
 
 
 class CaptureReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, settings: CaptureSettings) -> None:
+    """Planner half: capture and offsets.  Task half: `read`."""
+
+    def __init__(self, settings: CaptureSettings, writer: str) -> None:
         self._settings = settings
+        self._writer = writer
         self._stage: Stage | None = None
         self._capture: Capture | None = None
         self._target: int | None = None
@@ -64,6 +72,9 @@ class CaptureReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _started(self) -> tuple[Stage, Capture]:
         """The running capture; Spark makes readers that it never asks anything, so it starts late."""
         if self._stage is None or self._capture is None:
+            from aqueduck.postgres.capture import Capture
+            from aqueduck.postgres.stage import Stage
+
             s = self._settings
             self._stage = Stage(
                 Path(s.stage_dir),
@@ -82,6 +93,8 @@ class CaptureReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
+        from aqueduck.postgres.server import flushed_position
+
         self._target = flushed_position(self._settings.dsn)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -103,13 +116,11 @@ class CaptureReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _flush_due(self, stage: Stage, capture: Capture, after: int) -> bool:
         if not stage.has_ready(after):
             return False
+        if stage.ready_bytes(after) >= self._settings.segment_bytes:
+            return True
         if self._target is not None:
-            return capture.seen >= self._target or stage.ready_bytes(after) >= self._settings.segment_bytes
-        waited = time.monotonic() - self._flushed_at
-        return (
-            waited >= self._settings.flush_interval_seconds
-            or stage.ready_bytes(after) >= self._settings.segment_bytes
-        )
+            return capture.seen >= self._target
+        return time.monotonic() - self._flushed_at >= self._settings.flush_interval_seconds
 
     def _reached(self, stage: Stage, capture: Capture, after: int) -> bool:
         """Whether everything up to the target of a single run has been handed out."""
@@ -138,9 +149,18 @@ class CaptureReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [UnitPartition(position, time_us, group) for group in groups]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        """In a task: large units become files in the lake's data path, small ones are left to the driver."""
         assert isinstance(partition, UnitPartition)
-        for unit in partition.units:
-            yield (partition.position, partition.time_us, unit)
+        for text in partition.units:
+            yield (partition.position, partition.time_us, text, self._files(Unit.from_json(text)))
+
+    def _files(self, unit: Unit) -> str | None:
+        if unit.direct:
+            return None
+        from aqueduck.lake.units import UnitWriter
+
+        files = UnitWriter.from_json(self._writer).write(unit)
+        return None if files is None else files.to_json()
 
     def commit(self, end: dict[str, Any]) -> None:
         faults.point("capture.before_confirm")

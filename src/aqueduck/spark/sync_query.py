@@ -14,10 +14,9 @@ import shutil
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -26,12 +25,10 @@ from aqueduck import faults
 from aqueduck.batches import Unit
 from aqueduck.errors import AqueduckError
 from aqueduck.lake.units import UnitFiles, UnitWriter
-from aqueduck.postgres.capture import CaptureSettings
+from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.spark.capture_source import FORMAT, CaptureSource
 
 __all__ = ["CommitUnits", "SyncQuery"]
-
-RESULT_SCHEMA = "position bigint, time_us bigint, unit string, files string"
 
 #: commits the units of a batch: (unit, the files a task wrote or None), end position, commit time
 CommitUnits = Callable[[list[tuple[Unit, UnitFiles | None]], int, int], None]
@@ -58,9 +55,9 @@ class SyncQuery:
         settings_file = self._run_dir / "capture-settings.json"
         settings.save(settings_file)
         self._failure, self._stopping = None, False
-        units = self._spark.readStream.format(FORMAT).option("settings_file", str(settings_file)).load()
-        folded = units.mapInArrow(fold_units(self._writer), RESULT_SCHEMA)
-        stream = folded.writeStream.foreachBatch(self._on_batch).option("checkpointLocation", str(checkpoint))
+        source = self._spark.readStream.format(FORMAT).option("settings_file", str(settings_file))
+        units = source.option("writer", self._writer.to_json()).load()
+        stream = units.writeStream.foreachBatch(self._on_batch).option("checkpointLocation", str(checkpoint))
         stream = stream.trigger(availableNow=True) if once else stream.trigger(processingTime="0 seconds")
         self._query = stream.start()
 
@@ -118,21 +115,6 @@ class SyncQuery:
         while self._query.isActive and time.monotonic() < deadline:
             time.sleep(0.02)
         (self._run_dir / "capture-settings.json").unlink(missing_ok=True)
-
-
-def fold_units(writer: UnitWriter) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The task: large units become files in the lake's data path, small ones pass through."""
-
-    def fold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            files = []
-            for text in batch["unit"].to_pylist():
-                unit = Unit.from_json(text)
-                written = None if unit.direct else writer.write(unit)
-                files.append(None if written is None else written.to_json())
-            yield batch.append_column("files", pa.array(files, pa.string()))
-
-    return fold
 
 
 def _own(exc: BaseException) -> AqueduckError:

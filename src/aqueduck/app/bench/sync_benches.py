@@ -18,8 +18,9 @@ WARM_UP_ROWS = 60_000
 
 MIXED = """
 create procedure mix(changes int, per_tx int, top int) language plpgsql as $$
-declare updates int := per_tx * 7 / 10; inserts int := per_tx * 2 / 10; deletes int := per_tx / 10; fresh int := top;
+declare updates int := per_tx * 7 / 10; inserts int := per_tx * 2 / 10; deletes int := per_tx / 10; fresh int;
 begin
+  select max(id) into fresh from sbtest where id < 1000000000;
   for i in 1 .. changes / per_tx loop
     update sbtest set k = k + 1, c = left(md5(id::text || i) || md5(i::text) || md5(k::text), 119)
       where id = any (array(select (random() * (top - 1))::int + 1 from generate_series(1, updates)));

@@ -38,7 +38,7 @@ begin
       select first + i * per_tx + g, (g * 7919 + i) % 100000,
              left(md5(g::text) || md5(i::text) || md5((g + i)::text) || md5((g * i)::text), 119),
              left(md5((g - i)::text) || md5((i * 31)::text), 59)
-      from generate_series(0, least(per_tx, n - i * per_tx) - 1) g;
+      from generate_series(0::bigint, least(per_tx, n - i * per_tx) - 1) g;
     commit;
   end loop;
 end $$;
