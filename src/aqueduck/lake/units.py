@@ -31,7 +31,7 @@ from aqueduck.schema import TableSchema
 
 __all__ = ["UnitFiles", "UnitWriter", "parked_units", "plan_batch", "task_engine", "write_skips"]
 
-TASK_MEMORY = "256MB"
+TASK_MEMORY = "160MB"
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,10 @@ def session_settings(master: str, conf: Mapping[str, str], driver_memory: str) -
 
 def prepare_environment(env: MutableMapping[str, str], master: str) -> None:
     """Set what Spark's launcher and its Python workers read from the environment."""
+    # Python workers come and go with large buffers: give memory back instead of keeping it per thread.
+    env.setdefault("MALLOC_ARENA_MAX", "2")
+    env.setdefault("MALLOC_TRIM_THRESHOLD_", "131072")
+    env.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     env["PYSPARK_PYTHON"] = env["PYSPARK_DRIVER_PYTHON"] = sys.executable
     env["JAVA_HOME"] = str(make_shim(find_java(env)))
     if _LOCAL.fullmatch(master):

@@ -25,7 +25,7 @@ from aqueduck.app.service import SyncService
 from aqueduck.config import SyncConfig, parse_config
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.embedded import EmbeddedPostgres
-from aqueduck.schema import parse_lsn
+from aqueduck.schema import lsn_text, parse_lsn
 
 __all__ = ["Meter", "Workbench", "workbench"]
 
@@ -82,10 +82,25 @@ class Workbench:
     @contextlib.contextmanager
     def backlog(self) -> Iterator[None]:
         """Hold the service while a backlog is made; a second slot sees the same backlog."""
+        self._settle()
         self.service.hold("bench", True)
         self.conn.execute("select pg_create_logical_replication_slot('bench_limit', 'pgoutput')")
         yield
         self.conn.execute("checkpoint")
+
+    def _settle(self, seconds: float = 30.0) -> None:
+        """
+        Until the service's slot starts from here, as the limit's new slot does.
+
+        The server moves a slot's restart position only with records that it writes every 15 s.
+        """
+        here = lsn_text(self.position())
+        moved = "select restart_lsn >= %s::pg_lsn from pg_replication_slots where slot_name = 'aqueduck_bench'"
+        deadline = time.monotonic() + seconds
+        while self.conn.execute(moved, (here,)).fetchone() != (True,) and time.monotonic() < deadline:
+            self.conn.execute("select pg_log_standby_snapshot()")
+            self.wait_for(self.committed_position())
+            time.sleep(0.3)
 
     def limit_seconds(self, upto: str) -> float:
         """How long PostgreSQL itself needs to send the backlog."""
