@@ -37,6 +37,7 @@ class Sync:
     directory: Path
     tables: tuple[str, ...]
     group_options: dict[str, Any] = field(default_factory=dict)
+    user: str = "postgres"
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
@@ -47,7 +48,7 @@ class Sync:
         group = {"name": "test", "flush_interval_ms": 200, **self.group_options}
         group["tables"] = [{"source": t} for t in self.tables]
         config = {
-            "source": {"dsn": self.db.dsn},
+            "source": {"dsn": self.db.dsn_for(self.user)},
             "lake": {
                 "catalog": f"sqlite:{self.directory}/lake.sqlite",
                 "data_path": f"{self.directory}/data",

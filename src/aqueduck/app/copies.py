@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from aqueduck.lake.apply import add_files, table_directory, truncate_target
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import RunPlan, apply_run, set_lineage
 from aqueduck.lake.copy_files import ChunkFile
+from aqueduck.lake.files import file_prefix
 from aqueduck.lake.parking import forget_parked, parked_segments, remove_parked_files
 from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.postgres.connection import connect
@@ -95,6 +97,12 @@ class Copier:
             if not state.ready and state.error is None and due and not under_way:
                 self._futures[oid] = self._pool.submit(self._copy, oid)
 
+    def again(self, oid: int) -> None:
+        """Copy a table once more, whatever became of it before."""
+        for memory in (self.failures, self.retry_at, self._failed_times, self.progress):
+            memory.pop(oid, None)
+        self.start()
+
     def wait(self) -> None:
         """Until the copies that were begun have ended; raises the first failure."""
         for future in list(self._futures.values()):
@@ -139,7 +147,8 @@ class Copier:
                 tuple(c.bytes for c in chunks),
             )
             log.info("copy started", group=self.group, table=state.source, chunks=len(chunks))
-            prefix = f"aqueduck-{self.group}-{self.run_id}-{state.oid}"
+            # A name of its own for each copy: the lake may still show the file of an earlier one.
+            prefix = f"{file_prefix(self.group)}{self.run_id}-{state.oid}-{uuid.uuid4().hex[:8]}"
             task = CopyTask(
                 self.dsn,
                 snapshot.name,

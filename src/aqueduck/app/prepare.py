@@ -15,6 +15,7 @@ from typing import Any
 
 import psycopg
 
+from aqueduck.app.control import open_control
 from aqueduck.config import GroupConfig, SyncConfig
 from aqueduck.errors import SlotConflictError, WalLevelError
 from aqueduck.lake.apply import ensure_target
@@ -59,8 +60,15 @@ def group_dir(config: SyncConfig, group: GroupConfig) -> Path:
 
 def prepare(config: SyncConfig) -> Iterator[str]:
     """`aqueduck init`: prepare every group; yields a line for people about each."""
-    with contextlib.closing(open_lake(config.lake)) as lake:
-        for group in config.groups:
+    with (
+        contextlib.closing(open_lake(config.lake)) as lake,
+        contextlib.closing(open_control(config)) as control,
+    ):
+        yield f"registry: {'none, the file alone is used' if control.conn is None else 'schema aqueduck'}"
+        for wanted in control.wanted():
+            if wanted.removed or not wanted.enabled:
+                continue
+            group = wanted.group
             ready = prepare_group(config, group, lake)
             yield (
                 f"group {group.name}: slot {group.slot_name}, publication {group.publication},"

@@ -8,36 +8,34 @@ other ends the service with its error.
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 import time
-import uuid
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+import psycopg
 import structlog
 
-from aqueduck.app.copies import Copier
-from aqueduck.app.prepare import PreparedGroup, group_dir, prepare_group
-from aqueduck.app.status import GroupStatus, TableCounts
-from aqueduck.batches import Unit
+from aqueduck.app.control import Control, Wanted, open_control
+from aqueduck.app.group import GroupRunner
+from aqueduck.app.prepare import PreparedGroup, prepare_group
+from aqueduck.app.status import GroupStatus
 from aqueduck.config import GroupConfig, SyncConfig
-from aqueduck.errors import AqueduckError, Retry
-from aqueduck.lake.apply import table_directory
+from aqueduck.errors import AqueduckError, ConnectionLostError, Retry, SourceUnreachableError
 from aqueduck.lake.catalog import LakeSession, open_lake
-from aqueduck.lake.commit import TableFailed, commit_batch
 from aqueduck.lake.inlined import count_inlined
 from aqueduck.lake.orphans import remove_orphans
-from aqueduck.lake.parking import copy_to_parking, remove_parking_orphans
-from aqueduck.lake.progress import Position, progress_table, read_position
-from aqueduck.lake.table_states import TableState, read_states
-from aqueduck.lake.units import UnitFiles, UnitWriter, parked_units, plan_batch, write_skips
-from aqueduck.postgres.capture_settings import CaptureSettings, note_position
-from aqueduck.schema import lsn_text
+from aqueduck.lake.parking import forget_parked, remove_parking_orphans
+from aqueduck.lake.progress import forget_position, progress_table
+from aqueduck.lake.sql import lake_table
+from aqueduck.lake.table_states import forget_state, read_states
+from aqueduck.postgres.connection import connect
+from aqueduck.postgres.group_lock import lock_group, unlock_group
+from aqueduck.postgres.publications import drop_publication
+from aqueduck.postgres.registry import TableObservation
+from aqueduck.postgres.slots import drop_slot
+from aqueduck.schema import TableName, lsn_text
 from aqueduck.spark.session import build_session
-from aqueduck.spark.sync_query import SyncQuery
 
 __all__ = ["SyncService", "run_service"]
 
@@ -46,161 +44,20 @@ log = structlog.get_logger()
 BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 
 
-class GroupRunner:
-    """One group while the service runs."""
-
-    def __init__(self, service: SyncService, ready: PreparedGroup) -> None:
-        self.service = service
-        self.ready = ready
-        self.directory = group_dir(service.config, ready.group)
-        self.status = GroupStatus(ready.group.name, position=ready.position)
-        for table in ready.tables.values():
-            self.status.tables[table.schema.qualified] = TableCounts()
-        self.run_id = uuid.uuid4().hex[:8]
-        self.failures = 0
-        self.states = read_states(service.lake, ready.group.name)
-        directories = {oid: table_directory(service.lake, t.target) for oid, t in ready.tables.items()}
-        scratch = str(self.directory / "stage")
-        writer = UnitWriter(
-            ready.group.name,
-            self.run_id,
-            service.config.lake.data_path,
-            directories,
-            scratch,
-            str(self.skips_file),
-        )
-        self.query = SyncQuery(service.spark, self.directory, writer, self.commit)
-
-        self.copier = Copier(
-            service.spark, service.config.source.dsn, ready.group.name, f"{self.run_id}c", service.lake,
-            service.commit_lock, self.states, self.directory, self.tell_tasks,
-        )  # fmt: skip
-
-    @property
-    def skips_file(self) -> Path:
-        return self.directory / "skips.json"
-
-    def tell_tasks(self) -> None:
-        """Which tables are not ready, and which still catch up with their copy."""
-        write_skips(str(self.skips_file), self.states.values(), self.status.position)
-
-    @property
-    def group(self) -> GroupConfig:
-        return self.ready.group
-
-    def start(self, *, once: bool = False) -> None:
-        """(Re)start the query at the lake's position."""
-        for name in ("durable", "capture.json", "hold"):
-            (self.directory / name).unlink(missing_ok=True)
-        self.status.position = self.stored_position()
-        self.tell_tasks()
-        self.copier.start()
-        if once:
-            self.copier.wait()
-        self.query.start(self.settings(self.stored_position()), once=once)
-        self.status.state = "streaming"
-
-    def stored_position(self) -> int:
-        stored = read_position(self.service.lake, self.group.name)
-        assert stored is not None, "prepare_group wrote it"
-        return stored.position
-
-    def settings(self, position: int) -> CaptureSettings:
-        g, d = self.group, self.directory
-        return CaptureSettings(
-            dsn=self.service.config.source.dsn,
-            slot=g.slot_name,
-            publication=g.publication,
-            position=position,
-            tables=tuple(t.schema.to_json() for t in self.ready.tables.values()),
-            stage_dir=str(d / "stage"),
-            report_path=str(d / "capture.json"),
-            hold_path=str(d / "hold"),
-            confirmed_path=str(d / "confirmed"),
-            durable_path=str(d / "durable"),
-            segment_bytes=g.segment_bytes,
-            stage_bytes_max=g.stage_bytes_max,
-            batch_bytes_max=g.batch_bytes_max,
-            flush_interval_seconds=g.flush_interval_ms / 1000,
-        )
-
-    def commit(self, units: list[tuple[Unit, UnitFiles | None]], position: int, time_us: int) -> None:
-        """Called by the query for each batch: one lake transaction."""
-        end = Position(self.group.name, position, time_us, self.ready.system_identifier, self.ready.timeline)
-        with self.service.commit_lock:
-            self._commit_or_isolate(units, end)
-            note_position(self.directory / "durable", position)
-            self._count(units, position, time_us)
-            self.tell_tasks()
-
-    def _commit_or_isolate(self, units: list[tuple[Unit, UnitFiles | None]], end: Position) -> None:
-        """A table that fails is parked, in the same batch; the others go on."""
-        changed: list[TableState] = []
-        while True:
-            refs = parked_units(units, self.states)
-            parked = copy_to_parking(self.service.config.lake.data_path, self.group.name, self.run_id, refs)
-            plan = plan_batch(
-                units, self.states, end, before=self.status.position, parked=parked, changed=changed
-            )
-            try:
-                commit_batch(self.service.lake, plan)
-            except TableFailed as failed:
-                state = self.states[failed.oid]
-                log.warning(
-                    "table failed", group=self.group.name, table=state.source, error=str(failed.error)
-                )
-                self.states[failed.oid] = replace(state, ready=False, error=str(failed.error))
-                changed.append(self.states[failed.oid])
-            else:
-                return
-
-    def _count(self, units: list[tuple[Unit, UnitFiles | None]], position: int, time_us: int) -> None:
-        status = self.status
-        for unit, _ in units:
-            if unit.bucket:
-                continue  # buckets of one run name the same segments
-            counts = status.tables[self.ready.tables[unit.table_oid].schema.qualified]
-            counts.truncates += unit.truncate_first and unit.run == 0
-            for segment in unit.segments:
-                counts.changes += segment.rows
-                counts.inserts += segment.inserts
-                counts.updates += segment.updates
-                counts.deletes += segment.deletes
-        status.batches += 1
-        status.position = position
-        status.freshness_seconds = max(0.0, time.time() - time_us / 1e6)
-        self.failures = 0
-
-    def refresh(self) -> GroupStatus:
-        """The status with what the capture last reported."""
-        report = self.report()
-        status = self.status
-        status.seen = max(status.position, int(report.get("seen", 0)))
-        status.transactions = int(report.get("transactions", 0))
-        status.staged_bytes = int(report.get("staged_bytes", 0))
-        status.paused = bool(report.get("paused", False))
-        status.held = bool(report.get("held", False))
-        status.lag_bytes = max(0, status.seen - status.position) if status.staged_bytes else 0
-        return status
-
-    def report(self) -> dict[str, Any]:
-        try:
-            report: dict[str, Any] = json.loads((self.directory / "capture.json").read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
-            return {}
-        return report
-
-
 class SyncService:
-    """All groups of one configuration."""
+    """All groups of one source and one lake."""
 
     def __init__(self, config: SyncConfig) -> None:
         self.config = config
         self.commit_lock = threading.Lock()  # one committer per catalog
         self._runners: dict[str, GroupRunner] = {}
-        self._ready: list[PreparedGroup] = []
+        self._ready: dict[str, PreparedGroup] = {}
+        self._wanted: dict[str, Wanted] = {}
         self._lake: LakeSession | None = None
+        self._control: Control | None = None
+        self._locks: psycopg.Connection[Any] | None = None
         self._spark: Any = None
+        self._observed_at = 0.0
 
     @property
     def lake(self) -> LakeSession:
@@ -217,25 +74,34 @@ class SyncService:
     def prepare(self, *, trust_slot: bool = False) -> None:
         """Everything that can be refused is refused here, before Spark starts."""
         self._lake = open_lake(self.config.lake)
-        for group in self.config.groups:
-            ready = prepare_group(self.config, group, self._lake, trust_slot=trust_slot)
-            remove_orphans(self._lake, group.name, [t.target for t in ready.tables.values()])
-            remove_parking_orphans(self._lake, group.name)
-            count_inlined(
-                self._lake, [progress_table(group.name), *(t.target for t in ready.tables.values())]
-            )
-            self._ready.append(ready)
+        self._control = open_control(self.config)
+        self._locks = connect(self.config.source.dsn, application_name="aqueduck lock")
+        for wanted in self._control.wanted():
+            if wanted.enabled and not wanted.removed:
+                self._prepare_group(wanted, trust_slot=trust_slot)
+
+    def _prepare_group(self, wanted: Wanted, *, trust_slot: bool = False) -> None:
+        assert self._locks is not None
+        group = wanted.group
+        lock_group(self._locks, group.name)
+        ready = prepare_group(self.config, group, self.lake, trust_slot=trust_slot)
+        targets = [t.target for t in ready.tables.values()]
+        remove_orphans(self.lake, group.name, targets)
+        remove_parking_orphans(self.lake, group.name)
+        count_inlined(self.lake, [progress_table(group.name), *targets])
+        self._ready[group.name] = ready
+        self._wanted[group.name] = wanted
 
     def start(self, *, once: bool = False) -> None:
-        for ready in self._ready:
-            runner = self._runners[ready.group.name] = GroupRunner(self, ready)
-            runner.start(once=once)
-            log.info(
-                "group started",
-                group=ready.group.name,
-                position=lsn_text(ready.position),
-                tables=len(ready.tables),
-            )
+        for name in self._ready:
+            self._start_group(name, once=once)
+
+    def _start_group(self, name: str, *, once: bool = False) -> None:
+        ready = self._ready[name]
+        runner = GroupRunner(self.config, self.spark, self.lake, self.commit_lock, ready)
+        self._runners[name] = runner
+        runner.start(once=once)
+        log.info("group started", group=name, position=lsn_text(ready.position), tables=len(ready.tables))
 
     def check(self) -> None:
         """Raise what ended a query, if anything did."""
@@ -245,10 +111,11 @@ class SyncService:
     def supervise(self, stopping: threading.Event) -> None:
         """Keep the queries running until told to stop."""
         while not stopping.wait(0.2):
-            for runner in self._runners.values():
+            for runner in list(self._runners.values()):
                 runner.copier.start()
                 if not runner.query.active:
                     self._recover(runner, stopping)
+            self._follow_registry()
 
     def _recover(self, runner: GroupRunner, stopping: threading.Event) -> None:
         try:
@@ -273,6 +140,119 @@ class SyncService:
         runner.start()
         log.info("group restarted", group=runner.group.name, position=lsn_text(runner.stored_position()))
 
+    # -- the registry: what people want, and what is
+
+    def _follow_registry(self) -> None:
+        """Act on changes within a moment, and write what is once a second; a lost connection is made again."""
+        assert self._control is not None
+        try:
+            if self._control.has_notice():
+                self._reconcile(self._control)
+            if time.monotonic() - self._observed_at >= 1.0:
+                self._observed_at = time.monotonic()
+                self._control.observe(self._observations())
+        except (ConnectionLostError, SourceUnreachableError) as exc:
+            log.warning("registry out of reach", error=str(exc))
+            self._control.close()
+            self._observed_at = time.monotonic() + 5.0
+        if self._control.conn is None and self._had_registry and time.monotonic() >= self._observed_at:
+            self._reopen_control()
+
+    @property
+    def _had_registry(self) -> bool:
+        return any(wanted.id is not None for wanted in self._wanted.values())
+
+    def _reopen_control(self) -> None:
+        try:
+            self._control = open_control(self.config)
+            self._reconcile(self._control)
+        except AqueduckError as exc:
+            log.warning("registry out of reach", error=str(exc))
+            self._observed_at = time.monotonic() + 5.0
+
+    def _reconcile(self, control: Control) -> None:
+        """Bring what runs in line with what is wanted, group by group."""
+        for wanted in control.wanted():
+            try:
+                self._reconcile_group(control, wanted)
+            except AqueduckError as exc:
+                log.warning("cannot do what the registry wants", group=wanted.group.name, error=str(exc))
+
+    def _reconcile_group(self, control: Control, wanted: Wanted) -> None:
+        name = wanted.group.name
+        runs = name in self._runners
+        if wanted.removed or not wanted.enabled:
+            if runs:
+                self._stop_group(name)
+            if wanted.removed:
+                self._take_down(control, wanted)
+        elif not runs or _differs(self._wanted[name].group, wanted.group):
+            if runs:
+                self._stop_group(name)
+            self._forget_tables(control, wanted)
+            self._prepare_group(wanted)
+            self._start_group(name)
+        else:
+            self._wanted[name] = wanted
+        if name in self._runners:
+            self._resync_where_wanted(wanted)
+
+    def _resync_where_wanted(self, wanted: Wanted) -> None:
+        runner = self._runners[wanted.group.name]
+        for oid, table in runner.ready.tables.items():
+            row = wanted.rows.get(str(TableName(table.schema.schema, table.schema.name)))
+            if row is not None and row.resync_wanted and runner.resyncs.get(oid, 0) < row.resync_requested:
+                log.info("resync", group=wanted.group.name, table=table.schema.qualified)
+                runner.resync(oid)
+                runner.resyncs[oid] = row.resync_requested
+
+    def _stop_group(self, name: str) -> None:
+        self._runners.pop(name).stop()
+        self._ready.pop(name)
+        assert self._locks is not None
+        unlock_group(self._locks, name)
+        log.info("group stopped", group=name)
+
+    def _forget_tables(self, control: Control, wanted: Wanted) -> None:
+        """Tables that were removed: out of the lake's books, and out of the lake where that was asked for."""
+        gone = wanted.removed_tables
+        if not gone:
+            return
+        group = wanted.group.name
+        states = read_states(self.lake, group)
+        with self.lake.transaction():
+            for row in gone:
+                for oid, state in states.items():
+                    if state.target == row.target and row.observed.source_oid in (oid, None):
+                        forget_state(self.lake, group, oid)
+                        forget_parked(self.lake, group, oid)
+                if row.drop_target:
+                    self.lake.execute(f"drop table if exists {lake_table(row.target)}")
+        control.forget(tables=gone)
+
+    def _take_down(self, control: Control, wanted: Wanted) -> None:
+        """A removed group: its tables, its slot, its publication, its place in the lake's books."""
+        self._forget_tables(control, wanted)
+        with connect(self.config.source.dsn) as conn:
+            drop_slot(conn, wanted.group.slot_name)
+            drop_publication(conn, wanted.group.publication)
+        forget_position(self.lake, wanted.group.name)
+        control.forget(group=wanted)
+        self._wanted.pop(wanted.group.name, None)
+        log.info("group removed", group=wanted.group.name)
+
+    def _observations(self) -> list[TableObservation]:
+        found = []
+        for name, runner in self._runners.items():
+            runner.refresh()
+            rows = self._wanted[name].rows
+            for oid, table in runner.ready.tables.items():
+                row = rows.get(str(TableName(table.schema.schema, table.schema.name)))
+                if row is not None:
+                    found.append(runner.observe(oid, row))
+            found += self._wanted[name].refused
+        return found
+
     def run_once(self, stopping: threading.Event) -> None:
         """Until every query has caught up and ended, or we are told to stop."""
         for runner in self._runners.values():
@@ -284,9 +264,12 @@ class SyncService:
     def stop(self) -> None:
         """Finish the commits that are under way, then end."""
         for runner in self._runners.values():
-            runner.query.stop()
-            runner.copier.stop()
+            runner.stop()
         self._runners.clear()
+        for connection in (self._control, self._locks):
+            if connection is not None:
+                connection.close()
+        self._control = self._locks = None
         if self._spark is not None:
             self._spark.stop()
             self._spark = None
@@ -340,6 +323,13 @@ class SyncService:
         """Rows and column names of a query on the lake."""
         with self.commit_lock:
             return self.lake.query(sql)
+
+
+def _differs(running: GroupConfig, wanted: GroupConfig) -> bool:
+    """Whether a group has to be started again to be what is wanted."""
+    return running.model_copy(update={"tables": ()}) != wanted.model_copy(update={"tables": ()}) or sorted(
+        (t.source, t.target) for t in running.tables
+    ) != sorted((t.source, t.target) for t in wanted.tables)
 
 
 def _wait(done: Any, seconds: float, complaint: str) -> None:

@@ -16,7 +16,14 @@ from aqueduck.lake.catalog import OWN_SCHEMA, LakeSession
 from aqueduck.lake.sql import LAKE, lake_table, literal
 from aqueduck.schema import TableName
 
-__all__ = ["Position", "move_position", "progress_table", "read_position", "write_position"]
+__all__ = [
+    "Position",
+    "forget_position",
+    "move_position",
+    "progress_table",
+    "read_position",
+    "write_position",
+]
 
 _COLUMNS = """
     group_name varchar, "position" bigint, commit_time timestamp with time zone,
@@ -69,6 +76,11 @@ def write_position(session: LakeSession, position: Position) -> None:
             f"insert into {table} values ({literal(position.group)}, {position.position}, {_time(position)},"
             f" {literal(position.system_identifier)}, {position.timeline}, now())",
         )
+
+
+def forget_position(session: LakeSession, group: str) -> None:
+    """The group is gone."""
+    _execute(session, f"drop table if exists {lake_table(progress_table(group))}")
 
 
 def move_position(session: LakeSession, position: Position, *, start: int) -> bool:

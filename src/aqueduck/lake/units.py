@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -83,7 +84,9 @@ class UnitWriter:
             return None
         schema = TableSchema.from_json(unit.segments[0].schema_json)
         first = unit.segments[0].first_ord
-        name = f"{file_prefix(self.group)}{self.run_id}-{unit.table_oid}-{first}-{unit.bucket}"
+        # Each attempt has a name of its own: what a lost or repeated task wrote is never taken for the result.
+        attempt = uuid.uuid4().hex[:8]
+        name = f"{file_prefix(self.group)}{self.run_id}-{unit.table_oid}-{first}-{unit.bucket}-{attempt}"
         with (
             task_engine(self.data_path) as con,
             folded(

@@ -95,7 +95,9 @@ class Workbench:
         The server moves a slot's restart position only with records that it writes every 15 s.
         """
         here = lsn_text(self.position())
-        moved = "select restart_lsn >= %s::pg_lsn from pg_replication_slots where slot_name = 'aqueduck_bench'"
+        moved = (
+            "select restart_lsn >= %s::pg_lsn from pg_replication_slots where slot_name = 'aqueduck_bench'"
+        )
         deadline = time.monotonic() + seconds
         while self.conn.execute(moved, (here,)).fetchone() != (True,) and time.monotonic() < deadline:
             self.conn.execute("select pg_log_standby_snapshot()")

@@ -1,0 +1,127 @@
+"""
+The control plane as the service sees it: what is wanted, and where to write what is.
+
+`open_control` installs the registry in the source database and writes the configuration file into it.
+Where that is not permitted the file alone says what is wanted, and nothing is written.  Acting
+on what is wanted is the service's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import psycopg
+import structlog
+
+from aqueduck.config import GroupConfig, SyncConfig
+from aqueduck.errors import AqueduckError, ConfigError, PrivilegeError
+from aqueduck.lifecycle import ErrorClass, TableState
+from aqueduck.postgres import registry
+from aqueduck.postgres.connection import connect
+from aqueduck.postgres.registry import GroupRow, TableObservation, TableRow
+
+__all__ = ["Control", "Wanted", "open_control"]
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One group as somebody wants it; `rows` are its tables in the registry, by source name."""
+
+    group: GroupConfig
+    enabled: bool = True
+    removed: bool = False
+    id: int | None = None
+    rows: dict[str, TableRow] = field(default_factory=dict)
+
+    @property
+    def refused(self) -> list[TableObservation]:
+        """Tables that this version cannot sync, as the registry should show them."""
+        return [
+            replace(
+                row.observed,
+                state=TableState.ERRORED,
+                error_code=ConfigError.code,
+                error_class=ErrorClass.CONFIGURATION,
+                error_message=str(ConfigError(f"mode {row.mode} is not supported yet", hint="use upsert")),
+            )
+            for row in self.rows.values()
+            if not row.removed and row.mode != "upsert"
+        ]
+
+    @property
+    def removed_tables(self) -> list[TableRow]:
+        return [row for row in self.rows.values() if row.removed]
+
+
+@dataclass
+class Control:
+    """The registry of one source database, or only the file."""
+
+    config: SyncConfig
+    conn: psycopg.Connection[Any] | None
+
+    def wanted(self) -> list[Wanted]:
+        if self.conn is None:
+            return [Wanted(group) for group in self.config.groups]
+        data_path = self.config.lake.data_path
+        groups = registry.read_desired(self.conn, lake=data_path)
+        mine = [g for g in groups if g.lake is not None or registry.claim_group(self.conn, g.name, data_path)]
+        return [_wanted(g) for g in mine]
+
+    def has_notice(self) -> bool:
+        """Whether somebody changed what is wanted since the last call."""
+        return self.conn is not None and registry.wait_for_notice(self.conn, 0)
+
+    def observe(self, observations: Sequence[TableObservation]) -> None:
+        if self.conn is not None:
+            registry.write_observed(self.conn, observations)
+
+    def forget(self, *, tables: Iterable[TableRow] = (), group: Wanted | None = None) -> None:
+        """Delete what was removed, after it was taken down."""
+        if self.conn is not None:
+            groups = [group.id] if group is not None and group.id is not None else []
+            registry.delete_removed(self.conn, tables=[row.id for row in tables], groups=groups)
+
+    def close(self) -> None:
+        if self.conn is not None:
+            self.conn.close()
+            self.conn = None
+
+
+def open_control(config: SyncConfig) -> Control:
+    """The registry, installed and brought up to date with the file; without the rights, the file alone."""
+    conn = connect(config.source.dsn)
+    try:
+        registry.install(conn)
+        registry.reconcile_file(conn, config)
+        registry.listen(conn)
+    except PrivilegeError as exc:
+        conn.close()
+        log.warning("no registry in the source database, the file alone says what is wanted", reason=str(exc))
+        return Control(config, None)
+    except AqueduckError:
+        conn.close()
+        raise
+    return Control(config, conn)
+
+
+def _wanted(row: GroupRow) -> Wanted:
+    live = [t for t in row.tables if not t.removed and t.enabled and t.mode == "upsert"]
+    group = GroupConfig.model_validate(
+        {
+            "name": row.name,
+            "slot_name": row.slot_name,
+            "publication": row.publication,
+            "flush_interval_ms": row.settings.flush_interval_ms,
+            "stage_bytes_max": row.settings.stage_bytes_max,
+            "batch_bytes_max": row.settings.batch_bytes_max,
+            "segment_bytes": row.settings.segment_bytes,
+            "tables": [{"source": str(t.source), "target": str(t.target), "copy": t.copy} for t in live],
+        }
+    )
+    rows = {("removed:" if t.removed else "") + str(t.source): t for t in row.tables}
+    return Wanted(group, row.enabled, row.removed, row.id, rows)
