@@ -93,20 +93,57 @@ def test_copies_under_load_lose_and_double_nothing(db: Database, sync_of: Any) -
 
 
 def test_a_table_that_fails_does_not_hold_up_the_others(db: Database, sync_of: Any) -> None:
-    """Promise 5: a table whose target somebody broke is parked; the other one goes on, and the slot too."""
+    """Promise 5, P-S12, P-S22: a broken table is parked and replayed after its repair; a changed one is copied again."""
     db.execute("create table good (id int primary key, v int); create table bad (id int primary key, v int)")
-    sync = sync_of("public.good", "public.bad")
+    db.execute("create table altered (id int primary key, v int)")
+    sync = sync_of("public.good", "public.bad", "public.altered")
     process = sync.started()
-    db.execute("insert into good values (1, 1); insert into bad values (1, 1)")
+    db.execute(
+        "insert into good values (1, 1); insert into bad values (1, 1); insert into altered values (1, 1)"
+    )
+    sync.wait_same()
+    sync.change_lake("alter table lake.main.bad rename to elsewhere")
+    db.execute(
+        "insert into bad values (2, 2); update bad set v = 7 where id = 1; insert into good values (2, 2)"
+    )
+    db.execute("alter table altered add column w text default 'new'; insert into altered values (2, 2, 'x')")
+    db.execute("insert into good values (3, 3); insert into bad values (3, 3)")
+    wait_until(lambda: not sync.differing(("public.good",)), f"good goes on\n{sync.log()}", 60)
+    errored = "select source, error_code from aqueduck.status() where state = 'ERRORED' order by 1"
+    wait_until(lambda: len(db.query(errored)) == 2, f"both are errored\n{sync.log()}", 30)
+    assert db.query(errored)[0] == ("public.altered", "lake.schema_change")
+    assert sync.lake("select count(*) from lake.aqueduck.parked") != [(0,)]
+
+    sync.change_lake("alter table lake.main.elsewhere rename to bad")
+    db.execute("select aqueduck.retry_table('public.bad')")
+    db.execute("select aqueduck.resync_table('public.altered')")
+    sync.wait_same()
+    assert sync.lake("select count(*) from lake.aqueduck.parked") == [(0,)]
+    db.execute("insert into altered values (3, 3, 'y'); delete from bad where id = 1; update good set v = 0")
     sync.wait_same()
     sync.stop(process)
-    sync.change_lake("alter table lake.main.bad drop column v")
-    process = sync.started()
-    db.execute("insert into bad values (2, 2); insert into good values (2, 2)")
-    db.execute("insert into good values (3, 3)")
-    wait_until(
-        lambda: "public.good" not in sync.differing(("public.good",)), f"good goes on\n{sync.log()}", 60
+
+
+def test_a_table_that_changed_while_the_service_was_stopped_waits_for_a_new_copy(
+    db: Database, sync_of: Any
+) -> None:
+    """Hazard 5, P-S12: DDL while stopped, and a target that somebody dropped, stop only their table; a resync heals both."""
+    for name in ("good", "altered", "dropped"):
+        db.execute(f"create table {name} (id int primary key, v int); insert into {name} values (1, 1)")
+    sync = sync_of("public.good", "public.altered", "public.dropped")
+    sync.catch_up()
+    db.execute(
+        "insert into altered values (2, 2); alter table altered drop column v; alter table altered add column v text"
     )
-    wait_until(lambda: sync.lake("select count(*) from lake.aqueduck.parked") != [(0,)], "bad is parked", 30)
-    assert "table failed" in sync.log()
+    db.execute(
+        "insert into altered values (3, 'three'); insert into dropped values (2, 2); insert into good values (2, 2)"
+    )
+    sync.change_lake("drop table lake.main.dropped")
+    process = sync.started()
+    wait_until(lambda: not sync.differing(("public.good",)), f"good goes on\n{sync.log()}", 60)
+    db.execute(
+        "select aqueduck.resync_table('public.altered'); select aqueduck.resync_table('public.dropped')"
+    )
+    wait_until(lambda: sync.log().count("copy finished") == 5, f"both are copied again\n{sync.log()}", 60)
+    sync.wait_same()
     sync.stop(process)

@@ -21,8 +21,9 @@ from typing import Any
 import structlog
 
 from aqueduck.batches import plan_runs
+from aqueduck.changes import SegmentRef
 from aqueduck.errors import AqueduckError, Retry
-from aqueduck.lake.apply import add_files, table_directory, truncate_target
+from aqueduck.lake.apply import add_files, empty_target, make_target, table_directory
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import RunPlan, apply_run, set_lineage
 from aqueduck.lake.copy_files import ChunkFile
@@ -92,10 +93,14 @@ class Copier:
     def start(self) -> None:
         """Begin the copies that are due and not under way."""
         for oid, state in list(self.states.items()):
-            under_way = oid in self._futures and not self._futures[oid].done()
-            due = time.monotonic() >= self.retry_at.get(oid, 0.0)
-            if not state.ready and state.error is None and due and not under_way:
-                self._futures[oid] = self._pool.submit(self._copy, oid)
+            if state.ready or (oid in self._futures and not self._futures[oid].done()):
+                continue
+            now = time.monotonic()
+            if state.error is not None:  # it just failed: not again at once
+                self.retry_at.setdefault(oid, now + RETRY_SECONDS)
+            if now >= self.retry_at.get(oid, 0.0):
+                work = self._copy_once if state.error is None else self._replay
+                self._futures[oid] = self._pool.submit(self._try, oid, work)
 
     def again(self, oid: int) -> None:
         """Copy a table once more, whatever became of it before."""
@@ -114,10 +119,15 @@ class Copier:
         self._stopping.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _copy(self, oid: int) -> None:
+    def retry_now(self, oid: int) -> None:
+        """Somebody says that the reason of a failure is gone."""
+        self.retry_at[oid] = 0.0
+        self.start()
+
+    def _try(self, oid: int, work: Callable[[TableState], None]) -> None:
         state = self.states[oid]
         try:
-            self._copy_once(state)
+            work(state)
         except AqueduckError as exc:
             if self._stopping.is_set():
                 return
@@ -125,7 +135,10 @@ class Copier:
             self.failures[oid] = exc
             delay = min(RETRY_SECONDS * 2 ** (times - 1), RETRY_SECONDS_MAX)
             self.retry_at[oid] = time.monotonic() + (delay if exc.retry is Retry.AUTO else float("inf"))
-            log.warning("copy failed", group=self.group, table=state.source, error=str(exc))
+            log.warning("table not ready", group=self.group, table=state.source, error=str(exc))
+        else:
+            for memory in (self.failures, self.retry_at, self._failed_times):
+                memory.pop(oid, None)
 
     def _copy_once(self, state: TableState) -> None:
         began = time.monotonic()
@@ -137,6 +150,7 @@ class Copier:
             directory = self.directory / "copies" / str(state.oid)
             shutil.rmtree(directory, ignore_errors=True)
             with self.commit_lock:
+                make_target(self.lake, state.target, schema)
                 place = table_directory(self.lake, state.target)
             self.progress[state.oid] = CopyProgress(
                 state.source,
@@ -163,12 +177,34 @@ class Copier:
         finally:
             snapshot.close()
         self._land(state, schema, files, snapshot.position)
-        self.failures.pop(state.oid, None)
         self.progress[state.oid].ended = time.monotonic()
         log.info(
             "copy finished", group=self.group, table=state.source, rows=sum(f.rows for f in files),
             seconds=round(time.monotonic() - began, 1), position=lsn_text(snapshot.position),
         )  # fmt: skip
+
+    def _replay(self, state: TableState) -> None:
+        """A table that failed: what was parked meanwhile, if it can be applied now."""
+        ready = replace(state, ready=True, error=None)
+        with self.commit_lock:
+            parked = parked_segments(self.lake, self.group, state.oid)
+            with self.lake.transaction():
+                self._finish(ready, parked)
+                set_lineage(self.lake, f"replay of {state.source}", {"group": self.group})
+            self.states[state.oid] = ready
+            self.on_ready()
+        remove_parked_files(parked)
+        log.info("table goes on", group=self.group, table=state.source)
+
+    def _finish(self, ready: TableState, parked: list[SegmentRef]) -> None:
+        """Inside a transaction: apply what was parked after the copy, and mark the table as ready."""
+        later = [segment for segment in parked if segment.last_lsn >= ready.copy_position]
+        for run in plan_runs(later):
+            columns = TableSchema.from_json(run.segments[0].schema_json)
+            plan = RunPlan(columns, run.truncate_first, run.segments)
+            apply_run(self.lake, ready.target, plan, skip_before=ready.copy_position, group=self.group)
+        forget_parked(self.lake, self.group, ready.oid)
+        write_state(self.lake, self.group, [ready])
 
     def _land(self, state: TableState, schema: TableSchema, files: list[ChunkFile], position: int) -> None:
         """Copy, parked changes and state in one lake transaction."""
@@ -176,14 +212,9 @@ class Copier:
         with self.commit_lock:
             parked = parked_segments(self.lake, self.group, state.oid)
             with self.lake.transaction():
-                truncate_target(self.lake, state.target)
+                empty_target(self.lake, state.target, schema)
                 add_files(self.lake, state.target, [f.path for f in files if f.path])
-                for run in plan_runs(parked):
-                    columns = TableSchema.from_json(run.segments[0].schema_json)
-                    plan = RunPlan(columns, run.truncate_first, run.segments)
-                    apply_run(self.lake, state.target, plan, skip_before=position, group=self.group)
-                forget_parked(self.lake, self.group, state.oid)
-                write_state(self.lake, self.group, [ready])
+                self._finish(ready, parked)
                 set_lineage(
                     self.lake, f"copy of {schema.qualified}", {"group": self.group, "lsn": lsn_text(position)}
                 )

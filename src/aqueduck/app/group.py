@@ -66,11 +66,17 @@ class GroupRunner:
         self.failures = 0
         self.resyncs: dict[int, int] = {}
         """The last request for a new copy that was begun, by table."""
+        self.retries: dict[int, int] = {}
+        """The last request to try a failed table again, likewise."""
         self._rows_before: dict[int, int] = {}
         self._applied: dict[int, tuple[int, datetime]] = {}
         known = read_states(lake, ready.group.name)
         self.states = {oid: known[oid] for oid in ready.tables}
-        directories = {oid: table_directory(lake, t.target) for oid, t in ready.tables.items()}
+        directories = {
+            oid: table_directory(lake, t.target)
+            for oid, t in ready.tables.items()
+            if self.states[oid].error is None
+        }
         scratch = str(self.directory / "stage")
         writer = UnitWriter(
             ready.group.name,
@@ -229,6 +235,7 @@ class GroupRunner:
             source_oid=oid,
             active_group_id=before.active_group_id,
             resync_done=max(before.resync_done, self.resyncs.get(oid, 0)),
+            retry_done=max(before.retry_done, self.retries.get(oid, 0)),
             snapshot_lsn=state.copy_position or before.snapshot_lsn,
             applied_lsn=position,
             last_sync_at=at,

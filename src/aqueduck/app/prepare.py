@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ import psycopg
 
 from aqueduck.app.control import open_control
 from aqueduck.config import GroupConfig, SyncConfig
-from aqueduck.errors import SlotConflictError, WalLevelError
-from aqueduck.lake.apply import ensure_target
+from aqueduck.errors import LakeWriteError, SchemaChangeError, SlotConflictError, WalLevelError
+from aqueduck.lake.apply import check_target, ensure_target
 from aqueduck.lake.catalog import LakeSession, open_lake
 from aqueduck.lake.parking import ensure_parking
 from aqueduck.lake.progress import Position, read_position, write_position
@@ -121,16 +121,27 @@ def _prepare_lake(
     ensure_table_states(lake)
     ensure_parking(lake)
     known = read_states(lake, group.name)
+    broken = [_broken(lake, known[oid], table) for oid, table in tables.items() if oid in known]
     with lake.transaction():
         for oid, table in tables.items():
-            ensure_target(lake, table.target, table.schema)
             if oid not in known:
+                ensure_target(lake, table.target, table.schema)
                 state = TableState(oid, table.schema.qualified, table.target, not table.initial_copy, 0)
                 write_state(lake, group.name, [state])
+        write_state(lake, group.name, [state for state in broken if state is not None])
         if first:
             write_position(
                 lake, Position(group.name, position, None, server.system_identifier, server.timeline)
             )
+
+
+def _broken(lake: LakeSession, state: TableState, table: PreparedTable) -> TableState | None:
+    """The state of a table that streamed and whose columns, here or there, changed since: it waits for a new copy."""
+    try:
+        check_target(lake, table.target, table.schema)
+    except (SchemaChangeError, LakeWriteError) as exc:
+        return replace(state, ready=False, error=str(exc)) if state.ready else None
+    return None
 
 
 def _check_same_server(stored: Position | None, server: ServerInfo, group: GroupConfig) -> None:

@@ -29,7 +29,7 @@ from aqueduck.lake.parking import forget_parked, remove_parking_orphans
 from aqueduck.lake.progress import forget_position, progress_table
 from aqueduck.lake.sql import lake_table
 from aqueduck.lake.table_states import forget_state, read_states
-from aqueduck.postgres.connection import connect
+from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.group_lock import lock_group, unlock_group
 from aqueduck.postgres.publications import drop_publication
 from aqueduck.postgres.registry import TableObservation
@@ -134,11 +134,28 @@ class SyncService:
         self._restart(runner)
 
     def _restart(self, runner: GroupRunner) -> None:
+        try:
+            self._keep_locks()
+        except (ConnectionLostError, SourceUnreachableError) as exc:
+            log.warning("group waits for the source", group=runner.group.name, error=str(exc))
+            return  # the query stays as it is, and is looked at again
         targets = [t.target for t in runner.ready.tables.values()]
         with self.commit_lock:
             remove_orphans(self.lake, runner.group.name, targets, keep=runner.copier.run_id)
         runner.start()
         log.info("group restarted", group=runner.group.name, position=lsn_text(runner.stored_position()))
+
+    def _keep_locks(self) -> None:
+        """The groups' locks went with a lost connection: take them again, unless another service was faster."""
+        assert self._locks is not None
+        try:
+            with translate_errors("keep the groups' locks"):
+                self._locks.execute("select 1")
+        except AqueduckError:
+            self._locks.close()
+            self._locks = connect(self.config.source.dsn, application_name="aqueduck lock")
+            for name in self._runners:
+                lock_group(self._locks, name)
 
     # -- the registry: what people want, and what is
 
@@ -195,12 +212,15 @@ class SyncService:
         else:
             self._wanted[name] = wanted
         if name in self._runners:
-            self._resync_where_wanted(wanted)
+            self._act_on_requests(wanted)
 
-    def _resync_where_wanted(self, wanted: Wanted) -> None:
+    def _act_on_requests(self, wanted: Wanted) -> None:
         runner = self._runners[wanted.group.name]
         for oid, table in runner.ready.tables.items():
             row = wanted.rows.get(str(TableName(table.schema.schema, table.schema.name)))
+            if row is not None and row.retry_wanted and runner.retries.get(oid, 0) < row.retry_requested:
+                runner.retries[oid] = row.retry_requested
+                runner.copier.retry_now(oid)
             if row is not None and row.resync_wanted and runner.resyncs.get(oid, 0) < row.resync_requested:
                 log.info("resync", group=wanted.group.name, table=table.schema.qualified)
                 runner.resync(oid)

@@ -27,7 +27,9 @@ __all__ = [
     "apply_fold",
     "check_target",
     "delete_keys",
+    "empty_target",
     "ensure_target",
+    "make_target",
     "table_directory",
     "truncate_target",
 ]
@@ -35,6 +37,12 @@ __all__ = [
 
 def ensure_target(session: LakeSession, target: TableName, schema: TableSchema) -> None:
     """Make the target if it is missing; refuse one that has other columns."""
+    make_target(session, target, schema)
+    check_target(session, target, schema)
+
+
+def make_target(session: LakeSession, target: TableName, schema: TableSchema) -> None:
+    """Make the target if it is missing."""
     _refuse_names_that_differ_by_case(target, schema)
     columns = ", ".join(f"{ident(c.name)} {lake_type(c)}" for c in schema.columns)
     doing = "making the target"
@@ -42,7 +50,6 @@ def ensure_target(session: LakeSession, target: TableName, schema: TableSchema) 
     session.execute(
         f"create table if not exists {lake_table(target)} ({columns})", doing=doing, table=target.qualified
     )
-    check_target(session, target, schema)
 
 
 def check_target(session: LakeSession, target: TableName, schema: TableSchema) -> None:
@@ -93,6 +100,17 @@ def table_directory(session: LakeSession, target: TableName) -> str:
 
 def truncate_target(session: LakeSession, target: TableName) -> None:
     session.execute(f"delete from {lake_table(target)}", doing="emptying the target", table=target.qualified)
+
+
+def empty_target(session: LakeSession, target: TableName, schema: TableSchema) -> None:
+    """The target without rows and with these columns, for a new copy; made anew if its columns are others."""
+    try:
+        check_target(session, target, schema)
+    except SchemaChangeError:
+        session.execute(f"drop table {lake_table(target)}", doing="making the target", table=target.qualified)
+        ensure_target(session, target, schema)
+    else:
+        truncate_target(session, target)
 
 
 def apply_fold(

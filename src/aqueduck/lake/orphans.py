@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from aqueduck.errors import SchemaChangeError
 from aqueduck.lake.apply import table_directory
 from aqueduck.lake.catalog import METADATA, LakeSession
 from aqueduck.lake.storage import list_files, remove_file
@@ -31,7 +32,11 @@ def remove_orphans(
     known = {path.rsplit("/", 1)[-1] for (path,) in rows}
     removed = []
     for target in targets:
-        for file in list_files(table_directory(session, target), f"aqueduck-{group}-"):
+        try:
+            directory = table_directory(session, target)
+        except SchemaChangeError:
+            continue  # the target is gone: its table waits for a new copy
+        for file in list_files(directory, f"aqueduck-{group}-"):
             name = file.rsplit("/", 1)[-1]
             kept = keep is not None and name.startswith(f"aqueduck-{group}-{keep}-")
             if name not in known and not kept:

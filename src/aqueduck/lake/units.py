@@ -80,7 +80,7 @@ class UnitWriter:
         """None leaves the unit to the driver."""
         skips = read_skips(self.skips_file)
         skip_before = skips.get(unit.table_oid, 0)
-        if skip_before is None:
+        if skip_before is None or unit.table_oid not in self.directories:
             return None
         schema = TableSchema.from_json(unit.segments[0].schema_json)
         first = unit.segments[0].first_ord

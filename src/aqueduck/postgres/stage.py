@@ -105,6 +105,11 @@ class _Bucket:
         for name in ("bytes", "rows", "inserts", "updates", "deletes", "key_changes", "unchanged"):
             setattr(mine, name, getattr(mine, name) + getattr(draft, name))
 
+    @property
+    def bytes(self) -> int:
+        """What it holds, on disk and in memory."""
+        return self.memory_bytes + sum(ref.bytes for ref in self.written)
+
     def has_rows(self) -> bool:
         return bool(self.written or self.closed or self.drafts)
 
@@ -165,7 +170,7 @@ class Stage:
         self._open = _Bucket()
         self._ready_position = run.position
         self._ready_time_us = run.time_us
-        if self._ready.memory_bytes >= self._segment_bytes:
+        if self._ready.bytes >= self._segment_bytes:
             self.cut()
         self.changed.notify_all()
 
@@ -205,7 +210,7 @@ class Stage:
     def ready_bytes(self, after: int) -> int:
         """Bytes that a batch starting after `after` could have, without cutting."""
         with self.changed:
-            return sum(c.bytes for c in self._cuts if c.position > after) + self._ready.memory_bytes
+            return sum(c.bytes for c in self._cuts if c.position > after) + self._ready.bytes
 
     def has_ready(self, after: int) -> bool:
         with self.changed:

@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 READ_BYTES = 4 << 20
+CONNECT_SECONDS = 10
 
 #: how the server writes values: the same text whatever its own defaults are
 OUTPUT_OPTIONS = (
@@ -67,15 +68,33 @@ def connect_wire(dsn: str, **keywords: str) -> pq.abc.PGconn:
     """A connection whose values come as the same text whatever the server's defaults are."""
     given = conninfo_to_dict(dsn)
     options = str(given.get("options") or "")
-    defaults: dict[str, str | int] = {"application_name": "aqueduck", "connect_timeout": 10}
+    defaults: dict[str, str | int] = {"application_name": "aqueduck", "connect_timeout": CONNECT_SECONDS}
     conninfo = make_conninfo(
         dsn, gssencmode="disable", client_encoding="UTF8", options=f"{options} {OUTPUT_OPTIONS}".strip(),
         **{name: value for name, value in defaults.items() if name not in given}, **keywords,
     )  # fmt: skip
-    pgconn = pq.PGconn.connect(conninfo.encode())
-    if pgconn.status != pq.ConnStatus.OK:
-        raise classify_connect_failure(pgconn.get_error_message())
-    return pgconn
+    return _connected(conninfo, float(given.get("connect_timeout") or CONNECT_SECONDS))
+
+
+def _connected(conninfo: str, seconds: float) -> pq.abc.PGconn:
+    """Connect without holding up the process's other threads, as libpq's own blocking call would."""
+    pgconn = pq.PGconn.connect_start(conninfo.encode())
+    deadline = time.monotonic() + seconds
+    while pgconn.status != pq.ConnStatus.BAD:
+        status = pgconn.connect_poll()
+        if status == pq.PollingStatus.OK:
+            return pgconn
+        if status == pq.PollingStatus.FAILED:
+            break
+        ready: tuple[list[int], list[int]] = ([], [])
+        ready[status == pq.PollingStatus.WRITING].append(pgconn.socket)
+        left = deadline - time.monotonic()
+        if left <= 0 or not any(select.select(*ready, [], left)):
+            pgconn.finish()
+            raise classify_connect_failure("timeout expired")
+    error = classify_connect_failure(pgconn.get_error_message())
+    pgconn.finish()
+    raise error
 
 
 def start_stream(

@@ -1,0 +1,241 @@
+"""Capture against a real server: what is confirmed, what is staged, and what happens when things go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from aqueduck.errors import AqueduckError, SlotActiveError
+from aqueduck.postgres.capture import Capture
+from aqueduck.postgres.capture_settings import CaptureSettings, read_note
+from aqueduck.postgres.embedded import EmbeddedPostgres
+from aqueduck.postgres.slots import create_slot
+from aqueduck.postgres.stage import Stage
+from aqueduck.postgres.tables import describe_table
+from aqueduck.schema import parse_lsn
+from tests.fix_postgres import Database, wait_until
+from tests.tls_proxy import make_certificates, tls_proxy
+
+
+class Running:
+    """A capture of the table `t` of a database, without Spark."""
+
+    def __init__(
+        self, db: Database, directory: Path, *, dsn: str | None = None, bytes_max: int = 1 << 30
+    ) -> None:
+        db.execute(
+            "create table if not exists t (id int primary key, v text); create table if not exists other (id int)"
+        )
+        if not db.query("select from pg_publication where pubname = 'p'"):
+            db.execute("create publication p for table t")
+        with db.connect() as conn:
+            position = create_slot(conn, "s")
+            table = describe_table(conn, "public.t")
+        self.db = db
+        self.settings = CaptureSettings(
+            dsn=dsn or db.dsn,
+            slot="s",
+            publication="p",
+            position=position,
+            tables=(table.to_json(),),
+            stage_dir=str(directory / "stage"),
+            report_path=str(directory / "report.json"),
+            hold_path=str(directory / "hold"),
+            confirmed_path=str(directory / "confirmed"),
+            durable_path=str(directory / "durable"),
+            segment_bytes=64 << 10,
+            slot_retries=1,
+        )
+        self.stage = Stage(
+            directory / "stage", segment_bytes=64 << 10, bytes_max=bytes_max, position=self.settings.position
+        )
+        self.capture = Capture(self.settings, self.stage)
+        self.capture.start()
+
+    def position(self) -> int:
+        return parse_lsn(self.db.value("select pg_current_wal_flush_lsn()::text"))
+
+    def confirmed(self) -> int:
+        return parse_lsn(
+            self.db.value("select confirmed_flush_lsn::text from pg_replication_slots where slot_name = 's'")
+        )
+
+    def wait_seen(self, position: int) -> None:
+        def seen() -> bool:
+            self.capture.check()
+            return self.capture.seen >= position
+
+        wait_until(seen, "the capture has seen it")
+
+    def rows(self) -> int:
+        """Rows that are ready for a batch, read from their segments."""
+        self.stage.cut()
+        cuts = self.stage.between(0, 1 << 62)
+        return sum(
+            pa.ipc.open_file(s.path).read_all().num_rows for cut in cuts for s in cut.segments if s.path
+        )
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    running: list[Running] = []
+
+    def make(db: Database, **keywords: object) -> Running:
+        directory = tmp_path / str(len(running))
+        directory.mkdir()
+        running.append(Running(db, directory, **keywords))  # type: ignore[arg-type]
+        return running[-1]
+
+    yield make
+    for one in running:
+        one.capture.stop()
+
+
+def test_the_slot_is_not_confirmed_past_what_is_durable(db: Database, start: Callable[..., Running]) -> None:
+    """Promise 3: staged changes hold the confirmation back; the lake's word releases it."""
+    run = start(db)
+    db.execute("insert into t select g, 'x' from generate_series(1, 100) g")
+    committed = run.position()
+    run.wait_seen(committed)
+    db.execute("insert into other select generate_series(1, 1000)")
+    run.wait_seen(run.position())
+    assert run.rows() == 100
+    assert run.confirmed() < committed
+    end = run.stage.furthest(0, 1 << 40)
+    run.stage.release(end)
+    wait_until(lambda: run.confirmed() >= run.position() - 256, "the slot follows once nothing is pending")
+
+
+def test_an_idle_table_pins_no_wal(db: Database, start: Callable[..., Running]) -> None:
+    """Hazard 4, P-S18: the slot follows the server through traffic of other tables, and notes it first."""
+    run = start(db)
+    for _ in range(3):
+        db.execute("insert into other select generate_series(1, 5000)")
+        target = run.position()
+        wait_until(lambda: run.confirmed() >= target, "the slot follows")  # noqa: B023 - used at once
+    noted = read_note(Path(run.settings.confirmed_path))
+    assert noted is not None
+    assert noted >= run.confirmed()
+
+
+def test_a_full_stage_pauses_the_reader_and_loses_nothing(
+    db: Database, start: Callable[..., Running]
+) -> None:
+    """Hazard 12, P-S20: a backlog far beyond the stage's limit arrives whole; the stage stays near its limit."""
+    run = start(db, bytes_max=512 << 10)
+    for i in range(40):
+        db.execute(f"insert into t select {i} * 500 + g, repeat('x', 200) from generate_series(1, 500) g")
+    end = run.position()
+    wait_until(lambda: run.stage.full, "the stage is full")
+    seen = 0
+    most = 0
+    after = 0
+    while after < end and seen < 20_000:
+        wait_until(lambda: run.stage.has_ready(after), "more is staged")  # noqa: B023 - used at once
+        run.stage.cut()
+        upto = run.stage.furthest(after, 256 << 10)
+        cuts = run.stage.between(after, upto)
+        most = max(most, run.stage.staged_bytes)
+        seen += sum(s.rows for cut in cuts for s in cut.segments)
+        run.stage.release(upto)
+        after = upto
+    assert seen == 20_000
+    assert most < 8 << 20
+
+
+def test_a_transaction_is_offered_only_when_it_is_whole(db: Database, start: Callable[..., Running]) -> None:
+    """Long and short transactions interleave; each appears at its commit, in commit order."""
+    run = start(db)
+    with db.connect() as long:
+        long.execute("begin")
+        long.execute("insert into t select g, repeat('long', 50) from generate_series(1, 5000) g")
+        db.execute("insert into t values (9001, 'short')")
+        run.wait_seen(run.position())
+        assert run.rows() == 1
+        long.execute("commit")
+    run.wait_seen(run.position())
+    assert run.rows() == 5001
+
+
+def test_a_held_capture_lets_go_of_the_slot_and_misses_nothing(
+    db: Database, start: Callable[..., Running]
+) -> None:
+    """P-S19: while held the slot is free; afterwards everything comes, once."""
+    run = start(db)
+    db.execute("insert into t values (1, 'before')")
+    run.wait_seen(run.position())
+    hold = Path(run.settings.hold_path)
+    hold.touch()
+    wait_until(
+        lambda: not db.value("select active from pg_replication_slots where slot_name = 's'"), "it lets go"
+    )
+    db.execute("insert into t values (2, 'meanwhile')")
+    hold.unlink()
+    run.wait_seen(run.position())
+    assert run.rows() == 2
+
+
+def test_a_slot_that_somebody_else_reads_is_an_error_after_some_tries(
+    db: Database, start: Callable[..., Running]
+) -> None:
+    """P-S31: bounded retries, then a typed error."""
+    first = start(db)
+    wait_until(
+        lambda: db.value("select active from pg_replication_slots where slot_name = 's'"), "the first has it"
+    )
+    second = start(db)
+    wait_until(lambda: not second.capture.is_alive(), "the second gives up")
+    with pytest.raises(SlotActiveError):
+        second.capture.check()
+    first.capture.check()
+
+
+def test_a_server_that_goes_away_is_a_typed_error(
+    new_server: Callable[..., EmbeddedPostgres], start: Callable[..., Running]
+) -> None:
+    """The thread ends with an error that says whether to try again, and `check` raises it."""
+    server = new_server()
+    run = start(Database(server, "postgres"))
+    run.db.execute("insert into t values (1, 'x')")
+    run.wait_seen(run.position())
+    server.stop(mode="immediate")
+    wait_until(lambda: not run.capture.is_alive(), "the capture notices")
+    with pytest.raises(AqueduckError) as error:
+        run.capture.check()
+    assert error.value.code in ("pg.connection_lost", "pg.unreachable")
+
+
+def test_capture_works_over_tls_and_scram(
+    new_server: Callable[..., EmbeddedPostgres], start: Callable[..., Running], tmp_path: Path
+) -> None:
+    """P-S23: the same rows come through libpq's TLS, also large ones, with a password."""
+    server = new_server(password="s3cret")
+    database = Database(server, "postgres")
+    files = make_certificates(tmp_path, "127.0.0.1")
+    with tls_proxy(server.port, files.server) as port:
+        tls = {"sslmode": "verify-full", "sslrootcert": str(files.authority)}
+        dsn = server.dsn_for("postgres", "postgres", port=port, password="s3cret", **tls)
+        run = start(database, dsn=dsn)
+        database.execute(
+            "insert into t select g, repeat(md5(g::text), g % 2000) from generate_series(1, 3000) g"
+        )
+        run.wait_seen(run.position())
+        assert run.rows() == 3000
+        run.capture.stop()
+
+
+def test_settings_with_the_connection_string_are_for_us_alone(db: Database, tmp_path: Path) -> None:
+    """The file that carries the settings to the planner is readable by its owner only, and reads back the same."""
+    settings = CaptureSettings(
+        dsn=db.dsn, slot="s", publication="p", position=7, tables=("{}",), stage_dir="a", report_path="b",
+        hold_path="c", confirmed_path="d", durable_path="e",
+    )  # fmt: skip
+    file = tmp_path / "settings.json"
+    settings.save(file)
+    replace(settings, position=8).save(file)
+    assert file.stat().st_mode & 0o077 == 0
+    assert CaptureSettings.load(file) == replace(settings, position=8)
