@@ -38,6 +38,7 @@ class Sync:
     tables: tuple[str, ...]
     group_options: dict[str, Any] = field(default_factory=dict)
     user: str = "postgres"
+    spark: dict[str, Any] = field(default_factory=dict)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
@@ -55,6 +56,7 @@ class Sync:
             },
             "groups": [group],
             "state_dir": f"{self.directory}/state",
+            "spark": self.spark,
         }
         self.config_file.write_text(json.dumps(config))  # JSON is YAML
 

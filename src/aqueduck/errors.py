@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import enum
 import re
+import traceback
 from typing import Any, ClassVar
 
 __all__ = [
@@ -73,6 +74,7 @@ __all__ = [
     "VerifyDifferenceError",
     "WalLevelError",
     "error_codes",
+    "own_error",
 ]
 
 _CODE = re.compile(r"\[([a-z]+\.[a-z_]+)\] ")
@@ -362,3 +364,16 @@ def _one_line(text: str) -> str:
 
 def _rebuild(cls: type[AqueduckError], message: str, keywords: dict[str, Any]) -> AqueduckError:
     return cls(message, **keywords)
+
+
+def own_error(exc: BaseException) -> AqueduckError:
+    """The error itself if it is ours; for a bug, its kind and place: its message may hold anything."""
+    if isinstance(exc, AqueduckError):
+        return exc
+    frames = traceback.extract_tb(exc.__traceback__)
+    place = (
+        f" in {frames[-1].name} (line {frames[-1].lineno} of {frames[-1].filename.rpartition('/')[2]})"
+        if frames
+        else ""
+    )
+    return AqueduckError(f"{type(exc).__name__}{place}", hint="this is a bug; please report it")

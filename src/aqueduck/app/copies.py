@@ -22,7 +22,7 @@ import structlog
 
 from aqueduck.batches import plan_runs
 from aqueduck.changes import SegmentRef
-from aqueduck.errors import AqueduckError, Retry
+from aqueduck.errors import AqueduckError, Retry, own_error
 from aqueduck.lake.apply import add_files, empty_target, make_target, table_directory
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import RunPlan, apply_run, set_lineage
@@ -128,14 +128,15 @@ class Copier:
         state = self.states[oid]
         try:
             work(state)
-        except AqueduckError as exc:
+        except Exception as exc:  # noqa: BLE001 - whatever it is, it is about this table and has to be seen
+            error = own_error(exc)
             if self._stopping.is_set():
                 return
             times = self._failed_times[oid] = self._failed_times.get(oid, 0) + 1
-            self.failures[oid] = exc
+            self.failures[oid] = error
             delay = min(RETRY_SECONDS * 2 ** (times - 1), RETRY_SECONDS_MAX)
-            self.retry_at[oid] = time.monotonic() + (delay if exc.retry is Retry.AUTO else float("inf"))
-            log.warning("table not ready", group=self.group, table=state.source, error=str(exc))
+            self.retry_at[oid] = time.monotonic() + (delay if error.retry is Retry.AUTO else float("inf"))
+            log.warning("table not ready", group=self.group, table=state.source, error=str(error))
         else:
             for memory in (self.failures, self.retry_at, self._failed_times):
                 memory.pop(oid, None)

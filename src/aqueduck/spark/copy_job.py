@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -60,7 +61,7 @@ def run_copy(spark: SparkSession, task: CopyTask) -> list[ChunkFile]:
     numbers = spark.range(0, len(task.chunks), 1, len(task.chunks))
     try:
         rows = numbers.mapInArrow(_copy_chunks(task), "file string").collect()
-    except PySparkException as exc:
+    except (PySparkException, Py4JError) as exc:
         raise AqueduckError.from_text(str(exc)) or AqueduckError(
             f"the copy failed: {type(exc).__name__}"
         ) from exc

@@ -13,7 +13,6 @@ import contextlib
 import shutil
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from aqueduck import faults
 from aqueduck.batches import Unit
-from aqueduck.errors import AqueduckError
+from aqueduck.errors import AqueduckError, own_error
 from aqueduck.lake.units import UnitFiles, UnitWriter
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.spark.capture_source import FORMAT, CaptureSource
@@ -77,7 +76,7 @@ class SyncQuery:
             try:
                 self._commit(units, rows[0].position, rows[0].time_us)
             except BaseException as exc:
-                self._failure = _own(exc)
+                self._failure = own_error(exc)
                 raise
             faults.point("batch.committed")
 
@@ -115,14 +114,6 @@ class SyncQuery:
         while self._query.isActive and time.monotonic() < deadline:
             time.sleep(0.02)
         (self._run_dir / "capture-settings.json").unlink(missing_ok=True)
-
-
-def _own(exc: BaseException) -> AqueduckError:
-    """Our error, or for a bug where it happened: its message may hold anything."""
-    if isinstance(exc, AqueduckError):
-        return exc
-    last = traceback.extract_tb(exc.__traceback__)[-1]
-    return AqueduckError(f"{type(exc).__name__} in {last.name} ({Path(last.filename).name}:{last.lineno})")
 
 
 def _failure(exc: BaseException) -> AqueduckError:

@@ -1,0 +1,78 @@
+"""On a real Spark standalone cluster: the executors are processes of their own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+
+from tests.fix_postgres import Database, wait_until
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+PACKAGE = Path(pyspark.__file__).parent
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[str]:
+    """A master and one worker on loopback, from the pyspark package."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    url = f"spark://127.0.0.1:{port}"
+    env = {
+        **os.environ,
+        "SPARK_HOME": str(PACKAGE),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    log = tmp_path / "cluster.log"
+    commands = (
+        ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"],
+        ["org.apache.spark.deploy.worker.Worker", url, "--cores", "2", "--memory", "1g", "--webui-port", "0",
+         "--work-dir", str(tmp_path / "work")],
+    )  # fmt: skip
+    processes = []
+    with log.open("wb") as out:
+        for command in commands:
+            program = [str(PACKAGE / "bin" / "spark-class"), *command]
+            processes.append(subprocess.Popen(program, env=env, stdout=out, stderr=subprocess.STDOUT))
+        try:
+            wait_until(
+                lambda: "Registering worker" in log.read_text(errors="replace"), "the worker registers", 60
+            )
+            yield url
+        finally:
+            for process in processes:
+                process.terminate()
+                process.wait(timeout=30)
+
+
+def test_the_same_service_runs_on_a_cluster(db: Database, sync_of: Any, master: str, tmp_path: Path) -> None:
+    """DESIGN 9: copy, stream and fold run in executors that are separate processes; source and lake are equal."""
+    db.execute("create table t (id int primary key, v text)")
+    db.execute("insert into t select g, md5(g::text) from generate_series(1, 40000) g")
+    sync = sync_of("public.t", segment_bytes="2MiB")
+    sync.spark = {
+        "master": master,
+        "conf": {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.executor.memory": "512m",
+        },
+    }
+    sync.catch_up()
+    db.execute("update t set v = v || repeat('y', 100) where id % 2 = 0; delete from t where id % 7 = 0")
+    db.execute("insert into t select g, 'new' from generate_series(100000, 130000) g")
+    sync.catch_up()
+    assert list((tmp_path / "work").glob("app-*/*")), "executors ran in the worker's directory"
+    written = [p.name for p in (sync.directory / "data").rglob("aqueduck-test-*.parquet")]
+    assert any("-copy-" in name for name in written)
+    assert any("-copy-" not in name for name in written)
