@@ -244,7 +244,7 @@ def verify(config: ConfigFile, as_json: Json = False) -> None:
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="drain, mixed or big.")],
+    name: Annotated[str, typer.Argument(help="drain, mixed, big, copy or freshness.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
     rows: Annotated[int | None, typer.Option(help="Fewer or more rows than the standard run.")] = None,
 ) -> None:

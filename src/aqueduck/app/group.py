@@ -12,6 +12,7 @@ import json
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -64,6 +65,8 @@ class GroupRunner:
             self.status.tables[table.schema.qualified] = TableCounts()
         self.run_id = uuid.uuid4().hex[:8]
         self.failures = 0
+        self.on_commit: Callable[[list[str]], None] | None = None
+        """Called with the segments of a batch right after its commit; a bench times them."""
         self.resyncs: dict[int, int] = {}
         """The last request for a new copy that was begun, by table."""
         self.retries: dict[int, int] = {}
@@ -141,9 +144,12 @@ class GroupRunner:
 
     def commit(self, units: list[tuple[Unit, UnitFiles | None]], position: int, time_us: int) -> None:
         """Called by the query for each batch: one lake transaction."""
+        paths = [s.path for unit, _ in units for s in unit.segments if s.path] if self.on_commit else []
         end = Position(self.group.name, position, time_us, self.ready.system_identifier, self.ready.timeline)
         with self.commit_lock:
             self._commit_or_isolate(units, end)
+            if self.on_commit is not None:
+                self.on_commit(paths)
             note_position(self.directory / "durable", position)
             self._count(units, position, time_us)
             self.tell_tasks()

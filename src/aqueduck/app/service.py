@@ -299,6 +299,9 @@ class SyncService:
 
     # -- for the demo, the benches and the page
 
+    def runner(self, group: str) -> GroupRunner:
+        return self._runners[group]
+
     def status(self, group: str) -> GroupStatus:
         return self._runners[group].refresh()
 

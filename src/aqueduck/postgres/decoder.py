@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from aqueduck.errors import ProtocolError
 from aqueduck.postgres import pgoutput as wireformat
+from aqueduck.postgres import pgoutput_messages as messages
 from aqueduck.schema import Column, TableSchema
 
 FIRST_USER_OID = 16384
@@ -167,9 +168,9 @@ class Decoder:
         raw = bytes(buf[int(index.control_at[c]) : int(index.control_end[c])])
         kind = int(index.control_kind[c])
         if kind == _RELATION:
-            self._learn(wireformat.parse_relation(raw))
+            self._learn(messages.parse_relation(raw))
         elif kind == _TRUNCATE:
-            for oid in wireformat.parse_truncate(raw):
+            for oid in messages.parse_truncate(raw):
                 layout = self._layout(oid, int(index.control_at[c]))
                 if layout is not None:
                     yield Truncate(layout, self._take_ords(1))
@@ -178,7 +179,7 @@ class Decoder:
                 f"stream message {chr(kind)!r} is not part of protocol version 1", offset=None
             )
 
-    def _learn(self, relation: wireformat.WireRelation) -> None:
+    def _learn(self, relation: messages.WireRelation) -> None:
         known = self._known.get(relation.oid)
         if known is None:
             self._layouts[relation.oid] = None
@@ -268,13 +269,13 @@ def _unchanged(cells: wireformat.Cells) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=pa.array(cells.unchanged == 0))
 
 
-def _same_type(column: Column, wired: wireformat.WireColumn) -> bool:
+def _same_type(column: Column, wired: messages.WireColumn) -> bool:
     # The catalog describes a domain by its base type's modifier, the wire by none.
     is_domain = column.type_oid >= FIRST_USER_OID and wired.typmod == -1
     return column.type_oid == wired.type_oid and (is_domain or column.typmod == wired.typmod)
 
 
-def _merge(known: TableSchema, relation: wireformat.WireRelation) -> TableSchema:
+def _merge(known: TableSchema, relation: messages.WireRelation) -> TableSchema:
     """The catalog's description brought up to date with what the wire says."""
     by_name = {c.name: c for c in known.columns}
     columns = []

@@ -4,11 +4,11 @@ Decode pgoutput, the wire format of PostgreSQL logical replication, into columns
 `index_frames()` walks one buffer of CopyData frames and lists its row messages,
 transactions and control messages; `locate_cells()` finds every cell of the rows of
 one relation; `gather()` copies one column's cells into an Arrow-shaped buffer.  All
-three are numba kernels that release the GIL.  `parse_relation()` and
-`parse_truncate()` read the few messages that are not rows.
+three are numba kernels that release the GIL.
 
-Nothing here does I/O or remembers anything: the relation cache is in `decoder`, the
-socket in `wire`.  Malformed input raises `ProtocolError` with the byte offset.
+Nothing here does I/O or remembers anything: the few messages that are not rows are read
+in `pgoutput_messages`, the relation cache is in `decoder`, the socket in `wire`.  Malformed
+input raises `ProtocolError` with the byte offset.
 """
 
 from __future__ import annotations
@@ -486,72 +486,3 @@ def unchanged_lists(cells: Cells) -> tuple[npt.NDArray[np.int32], npt.NDArray[np
     values = np.empty(cells.unchanged_total, np.int16)
     _unchanged_lists(cells.new_len, cells.unchanged, offsets, values)
     return offsets, values
-
-
-@dataclass(frozen=True, slots=True)
-class WireColumn:
-    name: str
-    is_key: bool
-    type_oid: int
-    typmod: int
-
-
-@dataclass(frozen=True, slots=True)
-class WireRelation:
-    """A Relation message: what the following rows of this table look like."""
-
-    oid: int
-    schema: str
-    name: str
-    identity: str
-    columns: tuple[WireColumn, ...]
-
-
-def _cstring(raw: bytes, at: int) -> tuple[str, int]:
-    end = raw.find(b"\0", at)
-    if end < 0:
-        raise protocol_error(TRUNCATED, at)
-    try:
-        return raw[at:end].decode(), end + 1
-    except UnicodeDecodeError as exc:
-        raise ProtocolError(f"a name that is not UTF-8 at byte {at}", offset=at) from exc
-
-
-def parse_relation(raw: bytes) -> WireRelation:
-    """Read a Relation message (without its type byte)."""
-    if len(raw) < 4:
-        raise protocol_error(TRUNCATED, 0)
-    schema, at = _cstring(raw, 4)
-    name, at = _cstring(raw, at)
-    if at + 3 > len(raw):
-        raise protocol_error(TRUNCATED, at)
-    identity = chr(raw[at])
-    count = int.from_bytes(raw[at + 1 : at + 3], "big")
-    at += 3
-    columns = []
-    for _ in range(count):
-        if at >= len(raw):
-            raise protocol_error(TRUNCATED, at)
-        flags = raw[at]
-        column, at = _cstring(raw, at + 1)
-        if at + 8 > len(raw):
-            raise protocol_error(TRUNCATED, at)
-        oid = int.from_bytes(raw[at : at + 4], "big")
-        typmod = int.from_bytes(raw[at + 4 : at + 8], "big", signed=True)
-        columns.append(WireColumn(column, bool(flags & 1), oid, typmod))
-        at += 8
-    if at != len(raw) or identity not in "dnfi":
-        raise protocol_error(LEFTOVER, at)
-    return WireRelation(
-        int.from_bytes(raw[:4], "big"), schema or "pg_catalog", name, identity, tuple(columns)
-    )
-
-
-def parse_truncate(raw: bytes) -> tuple[int, ...]:
-    """Relation oids of a Truncate message (without its type byte)."""
-    if len(raw) < 5:
-        raise protocol_error(TRUNCATED, 0)
-    count = int.from_bytes(raw[:4], "big")
-    if len(raw) != 5 + 4 * count:
-        raise protocol_error(TRUNCATED, len(raw))
-    return tuple(int.from_bytes(raw[5 + 4 * i : 9 + 4 * i], "big") for i in range(count))

@@ -12,7 +12,7 @@ from aqueduck.app.verify import verify_tables
 from aqueduck.errors import VerifyDifferenceError
 from aqueduck.schema import lsn_text
 
-__all__ = ["BENCHES", "bench_big", "bench_drain", "bench_mixed"]
+__all__ = ["bench_big", "bench_drain", "bench_mixed", "warm_up"]
 
 WARM_UP_ROWS = 60_000
 
@@ -37,7 +37,7 @@ def bench_drain(console: Console, rows: int | None) -> dict[str, Any]:
     """1 M inserts in transactions of 1 000."""
     n = rows or 1_000_000
     with workbench() as bench:
-        _warm_up(bench, console)
+        warm_up(bench, console)
         return _measure(
             bench, console, "drain", n, lambda: bench.conn.execute(f"call fill(1000000, {n}, 1000)")
         )
@@ -48,7 +48,7 @@ def bench_mixed(console: Console, rows: int | None) -> dict[str, Any]:
     n = rows or 300_000
     with workbench() as bench:
         bench.conn.execute(MIXED)
-        _warm_up(bench, console)
+        warm_up(bench, console)
         console.print("filling the table …")
         bench.conn.execute("call fill(1, 1000000, 10000)")
         bench.wait_for(bench.committed_position())
@@ -64,18 +64,11 @@ def bench_big(console: Console, rows: int | None) -> dict[str, Any]:
     """One transaction of 5 M inserts."""
     n = rows or 5_000_000
     with workbench() as bench:
-        _warm_up(bench, console)
+        warm_up(bench, console)
         return _measure(bench, console, "big", n, lambda: bench.conn.execute(f"call fill(1000000, {n}, {n})"))
 
 
-BENCHES: dict[str, Callable[[Console, int | None], dict[str, Any]]] = {
-    "drain": bench_drain,
-    "mixed": bench_mixed,
-    "big": bench_big,
-}
-
-
-def _warm_up(bench: Workbench, console: Console) -> None:
+def warm_up(bench: Workbench, console: Console) -> None:
     """Everything compiled, every worker started, before the clock runs."""
     console.print("warming up …")
     for first in (-3 * WARM_UP_ROWS, -2 * WARM_UP_ROWS, -WARM_UP_ROWS):

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,10 @@ class Workbench:
             if time.monotonic() > deadline:
                 raise TimeoutError("the lake did not catch up")
             time.sleep(0.005)
+
+    def wait_quiet(self) -> None:
+        """Until the lake has everything that is committed now."""
+        self.service.wait_until_seen("bench", self.position(), seconds=120)
 
     def position(self) -> int:
         row = self.conn.execute("select pg_current_wal_flush_lsn()::text").fetchone()
@@ -125,21 +129,21 @@ source: {{ dsn: "{dsn}" }}
 lake: {{ catalog: "sqlite:{directory}/lake.sqlite", data_path: "{directory}/lake_data" }}
 groups:
   - name: bench
-    tables: [{{ source: public.sbtest, copy: false }}]
+    tables: [{tables}]
 state_dir: "{directory}/state"
 """
 
 
 @contextlib.contextmanager
-def workbench() -> Iterator[Workbench]:
+def workbench(*, setup: str = TABLE, tables: Sequence[str] = ("sbtest",)) -> Iterator[Workbench]:
     """Everything started; everything gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="aqueduck-bench-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
         directory.chmod(0o755)
         settings = {"max_wal_size": "16GB", "shared_buffers": "256MB", "checkpoint_timeout": "1h"}
         with EmbeddedPostgres(directory / "pg", settings=settings) as server, connect(server.dsn) as conn:
-            conn.execute(TABLE)
-            service = SyncService(_config(server.dsn, directory))
+            conn.execute(setup.encode())
+            service = SyncService(_config(server.dsn, directory, tables))
             service.prepare()
             service.start()
             try:
@@ -148,8 +152,11 @@ def workbench() -> Iterator[Workbench]:
                 service.stop()
 
 
-def _config(dsn: str, directory: Path) -> SyncConfig:
-    return parse_config(CONFIG.format(dsn=dsn, directory=directory), base_dir=directory, env={})
+def _config(dsn: str, directory: Path, tables: Sequence[str]) -> SyncConfig:
+    listed = ", ".join(f"{{ source: public.{table}, copy: false }}" for table in tables)
+    return parse_config(
+        CONFIG.format(dsn=dsn, directory=directory, tables=listed), base_dir=directory, env={}
+    )
 
 
 @dataclass

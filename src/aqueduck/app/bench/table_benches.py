@@ -1,0 +1,156 @@
+"""The benches of copy and freshness: how fast a table gets in, and how soon a change is visible."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from rich.console import Console
+
+from aqueduck.app.bench.sync_benches import warm_up
+from aqueduck.app.bench.workbench import Meter, Workbench, workbench
+from aqueduck.app.verify import verify_tables
+from aqueduck.config import LakeConfig
+from aqueduck.errors import VerifyDifferenceError
+from aqueduck.lake.catalog import open_lake
+from aqueduck.lake.engine import load_extension
+from aqueduck.lake.sql import literal
+from aqueduck.postgres.connection import connect
+
+__all__ = ["bench_copy", "bench_freshness"]
+
+FRESH_TABLES = ("fresh1", "fresh2", "fresh3", "fresh4")
+PER_SECOND = 500
+SECONDS = 60
+
+
+def bench_copy(console: Console, rows: int | None) -> dict[str, Any]:
+    """2 M rows copied by a running service."""
+    n = rows or 2_000_000
+    with workbench() as bench:
+        warm_up(bench, console)
+        console.print(f"filling the table with {n:,} rows …")
+        bench.conn.execute(f"call fill(1000000, {n}, 10000)")
+        bench.wait_for(bench.committed_position())
+        bench.conn.execute("vacuum analyze sbtest")
+        _copy(bench)  # once for everything to be warm
+        console.print("measuring the limit: two halves by binary COPY to /dev/null …")
+        limit = _limit_seconds(bench)
+        console.print("measuring the alternative: DuckDB's own create table as …")
+        alternative = _alternative_seconds(bench)
+        console.print("copying …")
+        with Meter() as meter:
+            _copy(bench)
+        _verify(bench)
+        return {
+            "bench": "copy",
+            "rows": n,
+            "limit_rows_per_s": round(n / limit),
+            "alternative_rows_per_s": round(n / alternative),
+            "rows_per_s": round(n / meter.seconds),
+            "ratio": round(limit / meter.seconds, 3),
+            "ratio_to_alternative": round(alternative / meter.seconds, 3),
+            "cpu_s_per_million": round(meter.cpu_seconds * 1e6 / n, 2),
+            "peak_rss_mb": round(meter.peak_python_bytes / 1e6),
+        }
+
+
+def _copy(bench: Workbench) -> None:
+    """Have the running service copy the table again, and wait until it is in."""
+    runner = bench.service.runner("bench")
+    [oid] = runner.states
+    runner.resync(oid)
+    while not runner.states[oid].ready:
+        for failure in runner.copier.failures.values():
+            raise failure
+        time.sleep(0.005)
+
+
+def _limit_seconds(bench: Workbench) -> float:
+    row = bench.conn.execute("select pg_relation_size('sbtest') / 8192 / 2").fetchone()
+    assert row is not None
+    halves = (f"ctid < '({row[0]},0)'", f"ctid >= '({row[0]},0)'")
+    began = time.monotonic()
+    commands = [f"copy (select * from sbtest where {half}) to stdout (format binary)" for half in halves]
+    psql = [str(bench.server.bin("psql")), "-d", bench.server.dsn, "-c"]
+    with open("/dev/null", "wb") as null:
+        processes = [subprocess.Popen([*psql, command], stdout=null) for command in commands]
+        for process in processes:
+            process.wait()
+    return time.monotonic() - began
+
+
+def _alternative_seconds(bench: Workbench) -> float:
+    """What a user has without us: DuckDB, its PostgreSQL extension and DuckLake, in one process."""
+    directory = bench.directory / "alternative"
+    config = LakeConfig(catalog=f"sqlite:{directory}/lake.sqlite", data_path=f"{directory}/data")
+    with contextlib.closing(open_lake(config)) as lake:
+        load_extension(lake.con, "postgres_scanner")
+        lake.execute(f"attach {literal(bench.server.dsn)} as source (type postgres, read_only)")
+        began = time.monotonic()
+        lake.execute("create table lake.main.t as from source.public.sbtest")
+        return time.monotonic() - began
+
+
+def _verify(bench: Workbench) -> None:
+    if not all(r.same for r in verify_tables(bench.service.config, session=bench.service.lake)):
+        raise VerifyDifferenceError("source and lake differ after the bench", table="public.sbtest")
+
+
+def bench_freshness(console: Console, rows: int | None) -> dict[str, Any]:
+    """500 single-row transactions a second on 4 tables: from the source's commit to visible in the lake."""
+    seconds = SECONDS if rows is None else max(1, rows // PER_SECOND)
+    setup = "".join(
+        f"create table {t} (id bigint generated always as identity primary key, v text);"
+        for t in FRESH_TABLES
+    )
+    with workbench(setup=setup, tables=FRESH_TABLES) as bench:
+        ages: list[Any] = []
+        runner = bench.service.runner("bench")
+        runner.on_commit = lambda paths: ages.append(_ages(paths))
+        _load(bench, 5)  # warm
+        bench.wait_quiet()
+        ages.clear()
+        console.print(f"{PER_SECOND} transactions a second for {seconds} s …")
+        with Meter() as meter:
+            sent = _load(bench, seconds)
+            bench.wait_quiet()
+        _verify(bench)
+        every = np.concatenate(ages)
+        return {
+            "bench": "freshness",
+            "rows": sent,
+            "seconds": seconds,
+            "p50_s": round(float(np.percentile(every, 50)), 3),
+            "p95_s": round(float(np.percentile(every, 95)), 3),
+            "max_s": round(float(every.max()), 3),
+            "batches": len(ages),
+            "cpu_cores": round(meter.cpu_seconds / meter.seconds, 2),
+            "peak_rss_mb": round(meter.peak_python_bytes / 1e6),
+        }
+
+
+def _ages(paths: list[str]) -> Any:
+    """Seconds since their source commit of the changes in these segments, as of now: the lake just committed."""
+    times = [pa.ipc.open_file(path).read_all()["_ts"].to_numpy() for path in paths]
+    return time.time() - np.concatenate(times) / 1e6
+
+
+def _load(bench: Workbench, seconds: float) -> int:
+    """Single-row transactions at a steady rate."""
+    sent = 0
+    done = threading.Event()
+    with connect(bench.server.dsn) as conn:
+        began = time.monotonic()
+        while not done.is_set() and time.monotonic() - began < seconds:
+            conn.execute(f"insert into {FRESH_TABLES[sent % len(FRESH_TABLES)]} (v) values ('a row')")
+            sent += 1
+            ahead = began + sent / PER_SECOND - time.monotonic()
+            if ahead > 0:
+                done.wait(ahead)
+    return sent
