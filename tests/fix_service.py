@@ -37,6 +37,8 @@ class Sync:
     directory: Path
     tables: tuple[str, ...]
     group_options: dict[str, Any] = field(default_factory=dict)
+    copy: bool = False
+    """Whether rows that are there before are copied; without, everything comes by the stream."""
     user: str = "postgres"
     spark: dict[str, Any] = field(default_factory=dict)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -47,7 +49,7 @@ class Sync:
 
     def write_config(self) -> None:
         group = {"name": "test", "flush_interval_ms": 200, **self.group_options}
-        group["tables"] = [{"source": t} for t in self.tables]
+        group["tables"] = [{"source": t, "copy": self.copy} for t in self.tables]
         config = {
             "source": {"dsn": self.db.dsn_for(self.user)},
             "lake": {
@@ -206,8 +208,10 @@ def sync_of(db: Database, tmp_path: Path) -> Iterator[Any]:
     """Makes a `Sync` for tables of `db`; whatever it started is killed afterwards."""
     made: list[Sync] = []
 
-    def make(*tables: str, database: Database | None = None, **group_options: Any) -> Sync:
-        made.append(Sync(database or db, tmp_path, tables, group_options))
+    def make(
+        *tables: str, database: Database | None = None, copy: bool = False, **group_options: Any
+    ) -> Sync:
+        made.append(Sync(database or db, tmp_path, tables, group_options, copy=copy))
         return made[-1]
 
     yield make

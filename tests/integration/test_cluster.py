@@ -59,7 +59,7 @@ def test_the_same_service_runs_on_a_cluster(db: Database, sync_of: Any, master: 
     """DESIGN 9: copy, stream and fold run in executors that are separate processes; source and lake are equal."""
     db.execute("create table t (id int primary key, v text)")
     db.execute("insert into t select g, md5(g::text) from generate_series(1, 40000) g")
-    sync = sync_of("public.t", segment_bytes="2MiB")
+    sync = sync_of("public.t", segment_bytes="2MiB", copy=True)
     sync.spark = {
         "master": master,
         "conf": {

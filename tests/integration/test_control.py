@@ -21,7 +21,7 @@ def test_tables_and_groups_are_driven_by_sql(db: Database, sync_of: Any) -> None
     for name in ("a", "b", "c"):
         db.execute(f"create table {name} (id int primary key, v text)")
         db.execute(f"insert into {name} select g, 'old' from generate_series(1, 1000) g")
-    sync: Sync = sync_of("public.a")
+    sync: Sync = sync_of("public.a", copy=True)
     process = sync.started()
     sync.wait_same()
     wait_until(lambda: states(db) == {"public.a": "STREAMING"}, f"status says so\n{sync.log()}", 30)
@@ -65,7 +65,7 @@ def test_a_role_without_rights_to_a_schema_uses_the_file_alone(db: Database, rol
         f'create table a (id int primary key); alter table a owner to "{role}"; alter role "{role}" replication'
     )
     db.execute("create publication aqueduck_test for table only a with (publish_via_partition_root = true)")
-    sync: Sync = sync_of("public.a")
+    sync: Sync = sync_of("public.a", copy=True)
     sync.user = role
     db.execute("insert into a values (1)")
     assert sync.once() == 0, sync.log()

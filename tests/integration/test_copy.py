@@ -22,7 +22,7 @@ def test_rows_that_were_there_before_are_copied(db: Database, sync_of: Any) -> N
     db.execute(f"insert into t values {TEXTS}")
     db.execute("insert into t select g, 'row ' || g from generate_series(100, 60000) g")
     db.execute("create table empty (id int primary key)")
-    sync = sync_of("public.t", "public.empty")
+    sync = sync_of("public.t", "public.empty", copy=True)
     sync.catch_up()
     db.execute(
         "update t set v = v || '!' where id % 10 = 0; delete from t where id % 7 = 0; insert into empty values (1)"
@@ -35,7 +35,7 @@ def test_a_transaction_open_while_the_copy_starts_is_not_lost(db: Database, sync
     db.execute(
         "create table t (id int primary key, v text); insert into t select g, 'old' from generate_series(1, 1000) g"
     )
-    sync = sync_of("public.t")
+    sync = sync_of("public.t", copy=True)
     sync.init()
     with db.connect() as before:
         before.execute("begin")
@@ -65,7 +65,7 @@ def test_copies_under_load_lose_and_double_nothing(db: Database, sync_of: Any) -
     for table in tables:
         db.execute(f"create table {table} (id int primary key, v text, n int default 0)")
         db.execute(f"insert into {table} select g, md5(g::text) from generate_series(1, 30000) g")
-    sync = sync_of(*(f"public.{t}" for t in tables))
+    sync = sync_of(*(f"public.{t}" for t in tables), copy=True)
     stop = threading.Event()
 
     def load() -> None:
@@ -96,7 +96,7 @@ def test_a_table_that_fails_does_not_hold_up_the_others(db: Database, sync_of: A
     """Promise 5, P-S12, P-S22: a broken table is parked and replayed after its repair; a changed one is copied again."""
     db.execute("create table good (id int primary key, v int); create table bad (id int primary key, v int)")
     db.execute("create table altered (id int primary key, v int)")
-    sync = sync_of("public.good", "public.bad", "public.altered")
+    sync = sync_of("public.good", "public.bad", "public.altered", copy=True)
     process = sync.started()
     db.execute(
         "insert into good values (1, 1); insert into bad values (1, 1); insert into altered values (1, 1)"
@@ -130,7 +130,7 @@ def test_a_table_that_changed_while_the_service_was_stopped_waits_for_a_new_copy
     """Hazard 5, P-S12: DDL while stopped, and a target that somebody dropped, stop only their table; a resync heals both."""
     for name in ("good", "altered", "dropped"):
         db.execute(f"create table {name} (id int primary key, v int); insert into {name} values (1, 1)")
-    sync = sync_of("public.good", "public.altered", "public.dropped")
+    sync = sync_of("public.good", "public.altered", "public.dropped", copy=True)
     sync.catch_up()
     db.execute(
         "insert into altered values (2, 2); alter table altered drop column v; alter table altered add column v text"

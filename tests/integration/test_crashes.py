@@ -16,10 +16,11 @@ pytestmark = pytest.mark.spark
 POINTS = (
     "capture.staged",
     "batch.files_written",
-    "lake.before_commit",
     "lake.after_commit",
-    "batch.committed",
-    "capture.before_confirm",
+    # The commit itself is killed on every catalog in tests/lake/test_commit.py; around it, in `make test-long`.
+    pytest.param("lake.before_commit", marks=pytest.mark.slow),
+    pytest.param("batch.committed", marks=pytest.mark.slow),
+    pytest.param("capture.before_confirm", marks=pytest.mark.slow),
 )
 
 
