@@ -59,6 +59,7 @@ def test_tables_and_groups_are_driven_by_sql(db: Database, sync_of: Any) -> None
     sync.stop(process)
 
 
+@pytest.mark.slow
 def test_a_role_without_rights_to_a_schema_uses_the_file_alone(db: Database, role: str, sync_of: Any) -> None:
     """Where the registry cannot be created the service says so and goes on."""
     db.execute(

@@ -124,6 +124,7 @@ def test_a_table_that_fails_does_not_hold_up_the_others(db: Database, sync_of: A
     sync.stop(process)
 
 
+@pytest.mark.slow
 def test_a_table_that_changed_while_the_service_was_stopped_waits_for_a_new_copy(
     db: Database, sync_of: Any
 ) -> None:

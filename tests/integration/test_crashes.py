@@ -91,6 +91,7 @@ def test_a_flush_that_fails_once_is_repeated(db: Database, sync: Sync) -> None:
     sync.stop(process)
 
 
+@pytest.mark.slow  # on every catalog, without Spark, in tests/lake/test_commit.py
 def test_a_commit_whose_answer_is_lost_is_not_repeated(db: Database, sync: Sync) -> None:
     """Hazard 3: when the commit happened but its answer did not come, the batch is not applied twice."""
     sync.init()
