@@ -150,7 +150,8 @@ def test_a_large_batch_goes_through_tasks_and_files(db: Database, sync_of: Any) 
         conn.execute(
             "insert into big select g, repeat(md5(g::text), 3) from generate_series(100000, 120000) g"
         )
-    sync.catch_up()
+    stage = sync.directory / "state" / "test" / "stage"
+    wait_until(lambda: not list(stage.iterdir()), "the stage is empty once the lake has everything")
 
 
 def test_lake_snapshots_are_states_the_source_had(db: Database, sync_of: Any) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,29 @@ def test_buckets_and_batches_do_not_change_the_result(
     target = Target(stored)
     for batch in split(history, places):
         apply_batch(kernel, target, stage(tmp_path, batch), buckets=buckets)
+    assert target.rows == replay(stored, history)
+
+
+@given(data=st.data(), pieces=st.integers(1, 5))
+@SLOW
+def test_pieces_of_a_run_together_are_the_whole_run(
+    data: st.DataObject, kernel: duckdb.DuckDBPyConnection, tmp_path: Path, pieces: int
+) -> None:
+    """Units that each write the rows of their own segments end in the rows that replay leaves."""
+    stored = data.draw(states())
+    history = [replace(c, unchanged=()) for c in data.draw(histories(stored))]
+    segments = stage(tmp_path, history, pieces=pieces)
+    if not segments:
+        return
+    target = Target(stored)
+    number = len(segments)
+    contexts = [
+        folded(kernel, segments, TABLE, bucket=b, buckets=number, own=(b, b + 1)) for b in range(number)
+    ]
+    folds = [context.__enter__() for context in contexts]
+    target.apply(kernel, folds)
+    for context in contexts:
+        context.__exit__(None, None, None)
     assert target.rows == replay(stored, history)
 
 

@@ -32,7 +32,14 @@ from aqueduck.lake.commit import TableFailed, commit_batch
 from aqueduck.lake.parking import copy_to_parking
 from aqueduck.lake.progress import Position, read_position
 from aqueduck.lake.table_states import TableState, read_states, write_state
-from aqueduck.lake.units import UnitFiles, UnitWriter, parked_units, plan_batch, write_skips
+from aqueduck.lake.units import (
+    UnitFiles,
+    UnitWriter,
+    parked_units,
+    plan_batch,
+    remove_scratch,
+    write_skips,
+)
 from aqueduck.lifecycle import ErrorClass
 from aqueduck.lifecycle import TableState as LifecycleState
 from aqueduck.postgres.capture_settings import CaptureSettings, note_position
@@ -153,6 +160,7 @@ class GroupRunner:
             note_position(self.directory / "durable", position)
             self._count(units, position, time_us)
             self.tell_tasks()
+        remove_scratch(units)
 
     def _commit_or_isolate(self, units: list[tuple[Unit, UnitFiles | None]], end: Position) -> None:
         """A table that fails is parked, in the same batch; the others go on."""

@@ -26,11 +26,19 @@ from aqueduck.lake.files import file_prefix, write_files
 from aqueduck.lake.fold import folded
 from aqueduck.lake.progress import Position
 from aqueduck.lake.sql import literal
-from aqueduck.lake.storage import join, make_directory
+from aqueduck.lake.storage import join, make_directory, remove_file
 from aqueduck.lake.table_states import TableState
 from aqueduck.schema import TableSchema
 
-__all__ = ["UnitFiles", "UnitWriter", "parked_units", "plan_batch", "task_engine", "write_skips"]
+__all__ = [
+    "UnitFiles",
+    "UnitWriter",
+    "parked_units",
+    "plan_batch",
+    "remove_scratch",
+    "task_engine",
+    "write_skips",
+]
 
 TASK_MEMORY = "160MB"
 
@@ -155,6 +163,14 @@ def write_skips(path: str, states: Iterable[TableState], position: int) -> None:
     temporary = Path(path).with_suffix(".tmp")
     temporary.write_text(json.dumps(skips))
     temporary.replace(path)
+
+
+def remove_scratch(units: Iterable[tuple[Unit, UnitFiles | None]]) -> None:
+    """Keys and patches that tasks left for a commit, after it."""
+    for _, files in units:
+        for path in (files.deletes, files.patches) if files is not None else ():
+            if path is not None:
+                remove_file(path)
 
 
 def parked_units(

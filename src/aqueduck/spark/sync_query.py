@@ -1,9 +1,9 @@
 """
 The streaming query of a group: capture → fold → commit.
 
-    aqueduck_capture ──units──▶ fold_units (tasks: DuckDB, Parquet) ──results──▶ foreachBatch (driver: one lake transaction)
+    aqueduck_capture (planner: capture, tasks: fold) ──units and files──▶ foreachBatch (driver: one lake transaction)
 
-`SyncQuery` wires the three together and watches over the query.  Spark's checkpoint is scratch:
+`SyncQuery` wires the two together and watches over the query.  Spark's checkpoint is scratch:
 each start begins a new one at the lake's position, which is the only truth about progress.
 """
 
