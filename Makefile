@@ -24,10 +24,12 @@ demo: $(STAMP) ## Run the main job on embedded PostgreSQL, Spark and DuckLake
 	@$(BIN)/aqueduck demo
 
 test: lint ## Check style and types, then run the tests
-	$(BIN)/pytest -m 'not slow'
+	$(BIN)/pytest -n 2 -m 'not slow and not spark'
+	$(BIN)/pytest -m 'spark and not slow'
 
 test-long: lint ## Run every test, also those that take minutes
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 -m 'not spark'
+	$(BIN)/pytest -m spark
 
 lint: $(STAMP) ## Check style and types only
 	$(BIN)/ruff check .

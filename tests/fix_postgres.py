@@ -23,11 +23,15 @@ from aqueduck.postgres.embedded import EmbeddedPostgres
 _numbers = itertools.count(1)
 
 
-def wait_until(true: Callable[[], Any], what: str, seconds: float = 20.0) -> None:
-    """Wait for a condition; says which one when it does not come."""
+def wait_until(
+    true: Callable[[], Any], what: str, seconds: float = 60.0, *, log: Callable[[], str] | None = None
+) -> None:
+    """Wait for a condition; says which one when it does not come, and what the log has then."""
     deadline = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain until {what}"
+        if time.monotonic() > deadline:
+            shown = f"\n{log()}" if log is not None else ""
+            raise AssertionError(f"waited {seconds:.0f} s in vain until {what}{shown}")
         time.sleep(0.02)
 
 

@@ -26,7 +26,7 @@ import pytest
 from aqueduck.lake.engine import load_extension
 from tests.fix_postgres import Database, wait_until
 
-START_SECONDS = 90.0
+START_SECONDS = 180.0
 
 
 @dataclass
@@ -86,8 +86,9 @@ class Sync:
         process = self.start()
         wait_until(
             lambda: self.slot_active() or process.poll() is not None,
-            f"the service streams\n{self.log()}",
+            "the service streams",
             START_SECONDS,
+            log=self.log,
         )
         assert process.poll() is None, self.log()
         return process
@@ -201,8 +202,8 @@ class Sync:
                 f"{table} differs"
             )
 
-    def wait_same(self, seconds: float = 60.0) -> None:
-        wait_until(lambda: not self.differing(), f"source and lake are equal\n{self.log()}", seconds)
+    def wait_same(self, seconds: float = 180.0) -> None:
+        wait_until(lambda: not self.differing(), "source and lake are equal", seconds, log=self.log)
 
 
 @pytest.fixture

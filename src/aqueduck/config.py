@@ -147,6 +147,10 @@ class GroupConfig(Section):
     stage_bytes_max: Bytes = ByteSize(1024 * MIB)
     batch_bytes_max: Bytes = ByteSize(512 * MIB)
     segment_bytes: Bytes = ByteSize(32 * MIB)
+    max_queued_changes: int = Field(default=10_000_000, ge=1)
+    copy_concurrency: int = Field(default=2, ge=1, le=64)
+    on_slot_loss: Literal["stop", "resync"] = "stop"
+    heartbeat_interval_ms: int = Field(default=0, ge=0, le=3_600_000)
     slot_name: str = ""
     """By default `aqueduck_` and the group's name."""
     publication: str = Field(default="", min_length=1, max_length=63)

@@ -25,6 +25,8 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── LakeWriteError           lake.write          retried
     │   ├── ValueCastError           lake.value
     │   └── SchemaChangeError        lake.schema_change
+    ├── CopyDisturbedError           copy.disturbed      retried
+    ├── TableDisabledError           table.disabled
     ├── SparkStartError              spark.start
     ├── StageFullError               stage.full
     ├── VerifyDifferenceError        verify.different
@@ -48,6 +50,7 @@ __all__ = [
     "CatalogUnreachableError",
     "ConfigError",
     "ConnectionLostError",
+    "CopyDisturbedError",
     "DataPathError",
     "IllegalMoveError",
     "LakeBusyError",
@@ -69,6 +72,7 @@ __all__ = [
     "SourceUnreachableError",
     "SparkStartError",
     "StageFullError",
+    "TableDisabledError",
     "TableMissingError",
     "ValueCastError",
     "VerifyDifferenceError",
@@ -299,6 +303,19 @@ class SchemaChangeError(LakeError):
     """A change of the source table's columns cannot be applied to its lake table."""
 
     code = "lake.schema_change"
+
+
+class CopyDisturbedError(AqueduckError):
+    """Something happened to a table while it was copied; the copy starts over by itself."""
+
+    code = "copy.disturbed"
+    retry = Retry.AUTO
+
+
+class TableDisabledError(AqueduckError):
+    """Somebody disabled the table: its changes are parked until it is enabled again."""
+
+    code = "table.disabled"
 
 
 class SparkStartError(AqueduckError):

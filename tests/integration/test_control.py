@@ -24,13 +24,13 @@ def test_tables_and_groups_are_driven_by_sql(db: Database, sync_of: Any) -> None
     sync: Sync = sync_of("public.a", copy=True)
     process = sync.started()
     sync.wait_same()
-    wait_until(lambda: states(db) == {"public.a": "STREAMING"}, f"status says so\n{sync.log()}", 30)
+    wait_until(lambda: states(db) == {"public.a": "STREAMING"}, "status says so", 120, log=sync.log)
 
     db.execute("select aqueduck.add_table('public.b', group_name => 'test')")
     db.execute("insert into b values (5000, 'while it is added'); update a set v = 'touched' where id < 10")
     sync.tables = ("public.a", "public.b")
     sync.wait_same()
-    wait_until(lambda: states(db).get("public.b") == "STREAMING", f"b streams\n{sync.log()}", 30)
+    wait_until(lambda: states(db).get("public.b") == "STREAMING", "b streams", 120, log=sync.log)
 
     sync.change_lake("delete from lake.main.b where id < 500")
     db.execute("select aqueduck.resync_table('public.b')")
@@ -38,14 +38,14 @@ def test_tables_and_groups_are_driven_by_sql(db: Database, sync_of: Any) -> None
     sync.wait_same()
 
     db.execute("select aqueduck.disable_group('test')")
-    wait_until(lambda: not sync.slot_active(), f"the slot is let go\n{sync.log()}", 30)
+    wait_until(lambda: not sync.slot_active(), "the slot is let go", 120, log=sync.log)
     db.execute("insert into a values (7000, 'while disabled')")
     db.execute("select aqueduck.enable_group('test')")
     sync.wait_same()
 
     db.execute("select aqueduck.remove_table('public.b')")
     published = "select tablename::text from pg_publication_tables where pubname = 'aqueduck_test'"
-    wait_until(lambda: db.query(published) == [("a",)], f"b is gone\n{sync.log()}", 30)
+    wait_until(lambda: db.query(published) == [("a",)], "b is gone", 120, log=sync.log)
     assert list(states(db)) == ["public.a"]
     db.execute("insert into b values (8000, 'nobody looks'); insert into a values (8000, 'somebody does')")
     sync.tables = ("public.a",)

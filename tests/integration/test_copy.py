@@ -50,8 +50,9 @@ def test_a_transaction_open_while_the_copy_starts_is_not_lost(db: Database, sync
                     "select from pg_stat_activity where query like 'CREATE_REPLICATION_SLOT%%' and state = 'active'"
                 )
             ),
-            f"the copy waits\n{sync.log()}",
-            90,
+            "the copy waits",
+            120,
+            log=sync.log,
         )
         db.execute("insert into t values (3000, 'meanwhile')")
         before.execute("commit")
@@ -83,7 +84,7 @@ def test_copies_under_load_lose_and_double_nothing(db: Database, sync_of: Any) -
     worker.start()
     try:
         process = sync.started()
-        wait_until(lambda: sync.log().count("copy finished") == 4, f"the copies are in\n{sync.log()}", 90)
+        wait_until(lambda: sync.log().count("copy finished") == 4, "the copies are in", 120, log=sync.log)
     finally:
         stop.set()
         worker.join()
@@ -108,9 +109,9 @@ def test_a_table_that_fails_does_not_hold_up_the_others(db: Database, sync_of: A
     )
     db.execute("alter table altered add column w text default 'new'; insert into altered values (2, 2, 'x')")
     db.execute("insert into good values (3, 3); insert into bad values (3, 3)")
-    wait_until(lambda: not sync.differing(("public.good",)), f"good goes on\n{sync.log()}", 60)
+    wait_until(lambda: not sync.differing(("public.good",)), "good goes on", 120, log=sync.log)
     errored = "select source, error_code from aqueduck.status() where state = 'ERRORED' order by 1"
-    wait_until(lambda: len(db.query(errored)) == 2, f"both are errored\n{sync.log()}", 30)
+    wait_until(lambda: len(db.query(errored)) == 2, "both are errored", 120, log=sync.log)
     assert db.query(errored)[0] == ("public.altered", "lake.schema_change")
     assert sync.lake("select count(*) from lake.aqueduck.parked") != [(0,)]
 
@@ -141,10 +142,10 @@ def test_a_table_that_changed_while_the_service_was_stopped_waits_for_a_new_copy
     )
     sync.change_lake("drop table lake.main.dropped")
     process = sync.started()
-    wait_until(lambda: not sync.differing(("public.good",)), f"good goes on\n{sync.log()}", 60)
+    wait_until(lambda: not sync.differing(("public.good",)), "good goes on", 120, log=sync.log)
     db.execute(
         "select aqueduck.resync_table('public.altered'); select aqueduck.resync_table('public.dropped')"
     )
-    wait_until(lambda: sync.log().count("copy finished") == 5, f"both are copied again\n{sync.log()}", 60)
+    wait_until(lambda: sync.log().count("copy finished") == 5, "both are copied again", 120, log=sync.log)
     sync.wait_same()
     sync.stop(process)

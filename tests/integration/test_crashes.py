@@ -50,8 +50,9 @@ def test_a_kill_loses_and_doubles_nothing(db: Database, sync: Sync, point: str) 
     process = sync.start(fault=point)
     wait_until(
         lambda: "passed the fault point" in sync.log() or process.poll() is not None,
-        f"the fault\n{sync.log()}",
-        90,
+        "the fault",
+        120,
+        log=sync.log,
     )
     sync.kill(process)
     db.execute("insert into s select max(id) + 1, 'after the crash' from s")
@@ -116,7 +117,7 @@ def test_a_postgres_restart_in_the_middle_is_survived(
     sync: Sync = sync_of("public.t", "public.s", database=database)
     process = sync.start()
     wait_until(
-        lambda: sync.slot_active() or process.poll() is not None, f"the service streams\n{sync.log()}", 90
+        lambda: sync.slot_active() or process.poll() is not None, "the service streams", 120, log=sync.log
     )
     load(database)
     server.stop(mode="immediate")

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from aqueduck.errors import AqueduckError, SlotActiveError
+from aqueduck.notes import read_note, write_tables
 from aqueduck.postgres.capture import Capture
-from aqueduck.postgres.capture_settings import CaptureSettings, read_note
+from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.embedded import EmbeddedPostgres
 from aqueduck.postgres.slots import create_slot
 from aqueduck.postgres.stage import Stage
@@ -41,7 +42,7 @@ class Running:
             slot="s",
             publication="p",
             position=position,
-            tables=(table.to_json(),),
+            tables_path=str(directory / "tables.json"),
             stage_dir=str(directory / "stage"),
             report_path=str(directory / "report.json"),
             hold_path=str(directory / "hold"),
@@ -50,6 +51,7 @@ class Running:
             segment_bytes=64 << 10,
             slot_retries=1,
         )
+        write_tables(directory / "tables.json", [(table, None)])
         self.stage = Stage(
             directory / "stage", segment_bytes=64 << 10, bytes_max=bytes_max, position=self.settings.position
         )
@@ -231,7 +233,7 @@ def test_capture_works_over_tls_and_scram(
 def test_settings_with_the_connection_string_are_for_us_alone(db: Database, tmp_path: Path) -> None:
     """The file that carries the settings to the planner is readable by its owner only, and reads back the same."""
     settings = CaptureSettings(
-        dsn=db.dsn, slot="s", publication="p", position=7, tables=("{}",), stage_dir="a", report_path="b",
+        dsn=db.dsn, slot="s", publication="p", position=7, tables_path="t", stage_dir="a", report_path="b",
         hold_path="c", confirmed_path="d", durable_path="e",
     )  # fmt: skip
     file = tmp_path / "settings.json"

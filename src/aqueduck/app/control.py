@@ -9,7 +9,7 @@ on what is wanted is the service's business.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import psycopg
@@ -20,11 +20,15 @@ from aqueduck.errors import AqueduckError, ConfigError, PrivilegeError
 from aqueduck.lifecycle import ErrorClass, TableState
 from aqueduck.postgres import registry
 from aqueduck.postgres.connection import connect
-from aqueduck.postgres.registry import GroupRow, TableObservation, TableRow
+from aqueduck.postgres.registry import GroupObservation, GroupRow, TableObservation, TableRow
 
 __all__ = ["Control", "Wanted", "open_control"]
 
 log = structlog.get_logger()
+
+_GROUP_SETTINGS = sorted(
+    {f.name for f in fields(registry.Settings)} & set(GroupConfig.model_fields)
+)  # inline_rows is the lake's
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,11 @@ class Wanted:
         ]
 
     @property
+    def disabled(self) -> set[str]:
+        """Sources whose changes are to be parked until they are enabled again."""
+        return {name for name, row in self.rows.items() if not row.removed and not row.enabled}
+
+    @property
     def removed_tables(self) -> list[TableRow]:
         return [row for row in self.rows.values() if row.removed]
 
@@ -76,9 +85,15 @@ class Control:
         """Whether somebody changed what is wanted since the last call."""
         return self.conn is not None and registry.wait_for_notice(self.conn, 0)
 
-    def observe(self, observations: Sequence[TableObservation]) -> None:
+    def observe(self, tables: Sequence[TableObservation], groups: Sequence[GroupObservation]) -> None:
         if self.conn is not None:
-            registry.write_observed(self.conn, observations)
+            registry.write_observed(self.conn, tables)
+            registry.write_group_observed(self.conn, groups)
+
+    def heartbeat(self) -> None:
+        """A small message in WAL, so that the slot has something of this database to follow."""
+        if self.conn is not None:
+            registry.emit_heartbeat(self.conn)
 
     def forget(self, *, tables: Iterable[TableRow] = (), group: Wanted | None = None) -> None:
         """Delete what was removed, after it was taken down."""
@@ -110,16 +125,14 @@ def open_control(config: SyncConfig) -> Control:
 
 
 def _wanted(row: GroupRow) -> Wanted:
-    live = [t for t in row.tables if not t.removed and t.enabled and t.mode == "upsert"]
+    live = [t for t in row.tables if not t.removed and t.mode == "upsert"]
+    settings = {name: getattr(row.settings, name) for name in _GROUP_SETTINGS}
     group = GroupConfig.model_validate(
         {
             "name": row.name,
             "slot_name": row.slot_name,
             "publication": row.publication,
-            "flush_interval_ms": row.settings.flush_interval_ms,
-            "stage_bytes_max": row.settings.stage_bytes_max,
-            "batch_bytes_max": row.settings.batch_bytes_max,
-            "segment_bytes": row.settings.segment_bytes,
+            **settings,
             "tables": [{"source": str(t.source), "target": str(t.target), "copy": t.copy} for t in live],
         }
     )

@@ -1,69 +1,110 @@
 """
 Initial copies of a group's tables, beside its stream.
 
-`Copier` takes the tables that are not ready, copies each with a Spark job under an exported
-snapshot, and lands it in one lake transaction: the target emptied, the copy's files, the changes
-that were parked meanwhile, the table's state.  A copy that fails for a passing reason is tried again later.
+`Copier` takes the tables that are not ready, copies them with Spark jobs under an exported snapshot, and
+lands each in one lake transaction: the target emptied, the copy's files, the changes that were
+parked meanwhile, the table's state.  Small tables share a snapshot, a job and a transaction.  A copy that
+fails for a passing reason goes on later with the chunks that are missing, see `copy_journal`.
 """
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from aqueduck.batches import plan_runs
-from aqueduck.changes import SegmentRef
-from aqueduck.errors import AqueduckError, Retry, own_error
-from aqueduck.lake.apply import add_files, empty_target, make_target, table_directory
+from aqueduck import faults
+from aqueduck.app.copy_journal import CopyJournal, CopySession, journaled_files
+from aqueduck.errors import AqueduckError, CopyDisturbedError, own_error
+from aqueduck.lake.apply import make_target, table_directory
 from aqueduck.lake.catalog import LakeSession
-from aqueduck.lake.commit import RunPlan, apply_run, set_lineage
+from aqueduck.lake.commit import set_lineage
 from aqueduck.lake.copy_files import ChunkFile
 from aqueduck.lake.files import file_prefix
-from aqueduck.lake.parking import forget_parked, parked_segments, remove_parked_files
+from aqueduck.lake.landing import SessionFiles, land_copy, replay_parked
+from aqueduck.lake.parking import parked_segments, remove_parked_files
 from aqueduck.lake.table_states import TableState, write_state
+from aqueduck.lifecycle import Lifecycle, fail, retry_is_due
+from aqueduck.lifecycle import TableState as Life
 from aqueduck.postgres.connection import connect
-from aqueduck.postgres.table_copy import export_snapshot, plan_chunks
+from aqueduck.postgres.table_copy import ExportedSnapshot, export_snapshot, plan_chunks, snapshot_xmin
 from aqueduck.postgres.tables import describe_oid
 from aqueduck.schema import TableSchema, lsn_text
-from aqueduck.spark.copy_job import CopyTask, copied_so_far, run_copy
+from aqueduck.spark.copy_job import CopyItem, CopyJob, run_copy
 
 __all__ = ["Copier", "CopyProgress"]
 
 log = structlog.get_logger()
 
 CHUNK_BYTES = 32 << 20
-CONCURRENCY = 2
-RETRY_SECONDS = 30.0
-RETRY_SECONDS_MAX = 1800.0
+SMALL_BYTES = 4 << 20
+SMALL_TABLES_MAX = 25
+PROGRESS_SECONDS = 5.0
+PATIENCE_SECONDS = 600.0
 
 
 @dataclass(slots=True)
 class CopyProgress:
     """One copy, as far as its tasks have said."""
 
-    table: str
-    bytes_total: int
-    chunks_total: int
-    began: float
-    directory: str
-    chunk_bytes: tuple[int, ...]
-    ended: float | None = None
+    journal: CopyJournal
+    began_at: datetime
+    ended_at: datetime | None = None
+    rows_at_end: int = 0
+
+    @property
+    def bytes_total(self) -> int:
+        return sum(c.bytes for c in self.journal.chunks)
 
     def rows(self) -> int:
-        return sum(f.rows for f in copied_so_far(self.directory))
+        return self.rows_at_end if self.ended_at else sum(f.rows for _, f in self.journal.done().values())
+
+    def bytes(self) -> int:
+        if self.ended_at:
+            return self.bytes_total
+        chunks = self.journal.chunks
+        return sum(chunks[number].bytes for number in self.journal.done() if number < len(chunks))
 
     def share(self) -> float:
-        done = sum(self.chunk_bytes[f.chunk] for f in copied_so_far(self.directory))
-        return 1.0 if self.ended else done / max(1, self.bytes_total)
+        return 1.0 if self.ended_at else self.bytes() / max(1, self.bytes_total)
+
+    def seconds_left(self) -> float | None:
+        share = self.share()
+        elapsed = (datetime.now(UTC) - self.began_at).total_seconds()
+        return elapsed * (1 - share) / share if share else None
+
+
+@dataclass(slots=True)
+class _Copy:
+    """One table while it is copied."""
+
+    state: TableState
+    schema: TableSchema
+    place: str
+    journal: CopyJournal
+    session: CopySession
+
+    def items(self, prefix: str) -> list[CopyItem]:
+        # A name of its own for each copy: the lake may still show the file of an earlier one.
+        name = f"{prefix}-{self.state.oid}-{uuid.uuid4().hex[:8]}"
+        chunks = self.journal.missing()
+        items = [
+            CopyItem(
+                self.schema, c, self.place, f"{name}-copy-{c.number}",
+                str(self.journal.note_of(c.number, self.session)),
+            )
+            for c in chunks
+        ]  # fmt: skip
+        again = self.journal.rescans()
+        return items + [CopyItem(self.schema, c, self.place, f"{name}-since-{c.number}", None) for c in again]
 
 
 @dataclass
@@ -79,146 +120,288 @@ class Copier:
     states: dict[int, TableState]
     """Shared with the group's committer; changed under `commit_lock` only."""
     directory: Path
-    on_ready: Callable[[], None]
+    on_ready: Callable[[list[int]], None]
+    has_everything_before: Callable[[int], bool]
+    """Whether the lake has (applied or parked) all that was committed before a position."""
+    concurrency: int = 2
 
     def __post_init__(self) -> None:
-        self._pool = ThreadPoolExecutor(CONCURRENCY, thread_name_prefix=f"copy-{self.group}")
+        self._pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix=f"copy-{self.group}")
         self._stopping = threading.Event()
         self.progress: dict[int, CopyProgress] = {}
-        self.failures: dict[int, AqueduckError] = {}
-        self.retry_at: dict[int, float] = {}
-        self._failed_times: dict[int, int] = {}
-        self._futures: dict[int, Any] = {}
+        self.failures: dict[int, Lifecycle] = {}
+        """Tables that failed, here or in a commit, until they are ready again."""
+        self.disabled: set[int] = set()
+        self.handovers: dict[int, Callable[[TableState], None]] = {}
+        """Tables that another group hands over instead of a copy."""
+        self._futures: dict[int, Future[None]] = {}
+        self._alone: set[int] = set()
+        """Small tables that failed together with others: next time by themselves."""
+        self._told_at = time.monotonic()
+
+    @property
+    def journals(self) -> Path:
+        return self.directory / "copies"
+
+    def kept_files(self) -> set[str]:
+        """Names of files that no catalog knows, and that a copy will still need."""
+        return journaled_files(self.journals.glob("*"))
+
+    # -- what is to be done
 
     def start(self) -> None:
-        """Begin the copies that are due and not under way."""
-        for oid, state in list(self.states.items()):
-            if state.ready or (oid in self._futures and not self._futures[oid].done()):
-                continue
-            now = time.monotonic()
-            if state.error is not None:  # it just failed: not again at once
-                self.retry_at.setdefault(oid, now + RETRY_SECONDS)
-            if now >= self.retry_at.get(oid, 0.0):
-                work = self._copy_once if state.error is None else self._replay
-                self._futures[oid] = self._pool.submit(self._try, oid, work)
+        """Begin what is due and not under way."""
+        due = [oid for oid, state in list(self.states.items()) if self._is_due(oid, state)]
+        replays = [oid for oid in due if self.states[oid].error is not None]
+        for oid in replays:
+            self._submit([oid], self._replay)
+        handed = [oid for oid in due if oid in self.handovers]
+        for oid in handed:
+            self._submit([oid], self._take_over)
+        copies = [oid for oid in due if oid not in replays and oid not in handed]
+        if copies:
+            for batch in self._batches(copies):
+                self._submit(batch, self._copy)
+
+    def _is_due(self, oid: int, state: TableState) -> bool:
+        if state.ready or oid in self.disabled or self._is_busy(oid):
+            return False
+        failed = self.failures.get(oid)
+        return failed is None or retry_is_due(failed, datetime.now(UTC))
+
+    def _is_busy(self, oid: int) -> bool:
+        return oid in self._futures and not self._futures[oid].done()
+
+    def _batches(self, oids: list[int]) -> list[list[int]]:
+        """Large tables one by one, small ones together."""
+        sizes = self._sizes(oids)
+        small = [o for o in oids if sizes.get(o, 0) <= SMALL_BYTES and o not in self._alone]
+        small = [o for o in small if not (self.journals / str(o)).exists()]
+        alone = [[o] for o in oids if o not in set(small)]
+        return alone + [small[i : i + SMALL_TABLES_MAX] for i in range(0, len(small), SMALL_TABLES_MAX)]
+
+    def _sizes(self, oids: list[int]) -> dict[int, int]:
+        if len(oids) == 1:
+            return {oids[0]: SMALL_BYTES + 1}
+        try:
+            with connect(self.dsn) as conn:
+                rows = conn.execute(
+                    "select o::int8, coalesce((select sum(pg_relation_size(relid)) from pg_partition_tree(o::oid::regclass)),"
+                    " 0)::int8 + coalesce(pg_relation_size(o::oid), 0) from unnest(%s::int8[]) o",
+                    (oids,),
+                ).fetchall()
+        except Exception as exc:  # noqa: BLE001 - only a matter of speed; the copy itself will say what is wrong
+            log.debug("sizes unknown", error=type(exc).__name__)
+            return dict.fromkeys(oids, SMALL_BYTES + 1)
+        return dict(rows)
+
+    def _submit(self, oids: list[int], work: Callable[[list[TableState]], None]) -> None:
+        future = self._pool.submit(self._try, oids, work)
+        self._futures.update(dict.fromkeys(oids, future))
 
     def again(self, oid: int) -> None:
         """Copy a table once more, whatever became of it before."""
-        for memory in (self.failures, self.retry_at, self._failed_times, self.progress):
-            memory.pop(oid, None)
+        CopyJournal(self.journals / str(oid)).clear()
+        self.forget(oid)
         self.start()
 
-    def wait(self) -> None:
-        """Until the copies that were begun have ended; raises the first failure."""
-        for future in list(self._futures.values()):
-            future.result()
-        for failure in self.failures.values():
-            raise failure
+    def forget(self, oid: int) -> None:
+        """What is known of a table here, such as its failures."""
+        for memory in (self.failures, self.progress, self.handovers):
+            memory.pop(oid, None)
+        self.disabled.discard(oid)
+
+    def retry_now(self, oid: int) -> None:
+        """Somebody says that the reason of a failure is gone."""
+        if oid in self.failures:
+            self.failures[oid] = replace(self.failures[oid], retry_at=datetime.now(UTC))
+        self.start()
+
+    def failed(self, oid: int, error: AqueduckError) -> None:
+        """A table failed, here or in a commit."""
+        now = datetime.now(UTC)
+        self.failures[oid] = fail(self.failures.get(oid, Lifecycle(Life.PENDING, now)), error, now)
+
+    @property
+    def busy(self) -> bool:
+        return any(not future.done() for future in self._futures.values())
+
+    def raise_failures(self) -> None:
+        """For those who wait for all copies: the first that failed."""
+        for life in self.failures.values():
+            assert life.failure is not None
+            raise AqueduckError.from_text(life.failure.message) or AqueduckError(life.failure.message)
 
     def stop(self) -> None:
         self._stopping.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def retry_now(self, oid: int) -> None:
-        """Somebody says that the reason of a failure is gone."""
-        self.retry_at[oid] = 0.0
-        self.start()
+    def tell_progress(self) -> None:
+        """A line in the log for each copy that takes long."""
+        if time.monotonic() - self._told_at < PROGRESS_SECONDS:
+            return
+        self._told_at = time.monotonic()
+        for oid, progress in list(self.progress.items()):
+            if progress.ended_at is None and self._is_busy(oid) and progress.bytes_total > SMALL_BYTES:
+                left = progress.seconds_left()
+                log.info(
+                    "copying", group=self.group, table=self.states[oid].source, rows=progress.rows(),
+                    done=f"{100 * progress.share():.0f} %", seconds_left=None if left is None else round(left),
+                )  # fmt: skip
 
-    def _try(self, oid: int, work: Callable[[TableState], None]) -> None:
-        state = self.states[oid]
+    # -- doing it, in threads of the pool
+
+    def _try(self, oids: list[int], work: Callable[[list[TableState]], None]) -> None:
+        if self._stopping.is_set():
+            return
+        states = [self.states[oid] for oid in oids if oid in self.states]
         try:
-            work(state)
-        except Exception as exc:  # noqa: BLE001 - whatever it is, it is about this table and has to be seen
+            work(states)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, it is about these tables and has to be seen
             error = own_error(exc)
             if self._stopping.is_set():
                 return
-            times = self._failed_times[oid] = self._failed_times.get(oid, 0) + 1
-            self.failures[oid] = error
-            delay = min(RETRY_SECONDS * 2 ** (times - 1), RETRY_SECONDS_MAX)
-            self.retry_at[oid] = time.monotonic() + (delay if error.retry is Retry.AUTO else float("inf"))
-            log.warning("table not ready", group=self.group, table=state.source, error=str(error))
+            if len(states) > 1:  # one of them: see which
+                self._alone.update(oids)
+                return
+            for state in states:
+                self.failed(state.oid, error)
+                log.warning("table not ready", group=self.group, table=state.source, error=str(error))
         else:
-            for memory in (self.failures, self.retry_at, self._failed_times):
-                memory.pop(oid, None)
+            for oid in oids:
+                self.failures.pop(oid, None)
+                self._alone.discard(oid)
 
-    def _copy_once(self, state: TableState) -> None:
-        began = time.monotonic()
+    def _copy(self, states: list[TableState]) -> None:
+        began = datetime.now(UTC)
         snapshot = export_snapshot(self.dsn)
         try:
-            with connect(self.dsn) as conn:
-                schema = describe_oid(conn, state.oid)
-                chunks = tuple(plan_chunks(conn, schema, chunk_bytes=CHUNK_BYTES))
-            directory = self.directory / "copies" / str(state.oid)
-            shutil.rmtree(directory, ignore_errors=True)
-            with self.commit_lock:
-                make_target(self.lake, state.target, schema)
-                place = table_directory(self.lake, state.target)
-            self.progress[state.oid] = CopyProgress(
-                state.source,
-                sum(c.bytes for c in chunks),
-                len(chunks),
-                began,
-                str(directory),
-                tuple(c.bytes for c in chunks),
+            copies = self._begin(states, snapshot, began)
+            prefix = f"{file_prefix(self.group)}{self.run_id}"
+            items = [(copy, item) for copy in copies for item in copy.items(prefix)]
+            job = CopyJob(
+                self.dsn, snapshot.name, self.lake.config.data_path, tuple(item for _, item in items)
             )
-            log.info("copy started", group=self.group, table=state.source, chunks=len(chunks))
-            # A name of its own for each copy: the lake may still show the file of an earlier one.
-            prefix = f"{file_prefix(self.group)}{self.run_id}-{state.oid}-{uuid.uuid4().hex[:8]}"
-            task = CopyTask(
-                self.dsn,
-                snapshot.name,
-                schema,
-                chunks,
-                self.lake.config.data_path,
-                place,
-                prefix,
-                str(directory),
-            )
-            files = run_copy(self.spark, task)
+            files = run_copy(self.spark, job)
+            again = {copy.state.oid: [] for copy in copies}  # type: dict[int, list[ChunkFile]]
+            for (copy, item), file in zip(items, files, strict=True):
+                if item.note is None:
+                    again[copy.state.oid].append(file)
+            self._check_undisturbed(copies)
         finally:
             snapshot.close()
-        self._land(state, schema, files, snapshot.position)
-        self.progress[state.oid].ended = time.monotonic()
-        log.info(
-            "copy finished", group=self.group, table=state.source, rows=sum(f.rows for f in files),
-            seconds=round(time.monotonic() - began, 1), position=lsn_text(snapshot.position),
-        )  # fmt: skip
+        if any(len(copy.journal.sessions) > 1 for copy in copies):
+            self._wait_for_changes(snapshot.position)
+        faults.point("copy.before_landing")
+        rows = self._land(copies, again, snapshot.position)
+        faults.point("copy.landed")
+        for copy in copies:
+            self.progress[copy.state.oid].ended_at = datetime.now(UTC)
+            self.progress[copy.state.oid].rows_at_end = rows[copy.state.oid]
+            copy.journal.clear()
+            log.info(
+                "copy finished", group=self.group, table=copy.state.source, rows=rows[copy.state.oid],
+                seconds=round((datetime.now(UTC) - began).total_seconds(), 1), position=lsn_text(snapshot.position),
+            )  # fmt: skip
 
-    def _replay(self, state: TableState) -> None:
-        """A table that failed: what was parked meanwhile, if it can be applied now."""
-        ready = replace(state, ready=True, error=None)
+    def _begin(self, states: list[TableState], snapshot: ExportedSnapshot, began: datetime) -> list[_Copy]:
+        xmin = snapshot_xmin(self.dsn, snapshot.name)
+        copies = []
+        with connect(self.dsn) as conn:
+            planned = []
+            for state in states:
+                schema = describe_oid(conn, state.oid)
+                planned.append((state, schema, plan_chunks(conn, schema, chunk_bytes=CHUNK_BYTES)))
         with self.commit_lock:
-            parked = parked_segments(self.lake, self.group, state.oid)
+            places = []
+            for state, schema, _ in planned:
+                make_target(self.lake, state.target, schema)
+                places.append(table_directory(self.lake, state.target))
+        for (state, schema, chunks), place in zip(planned, places, strict=True):
+            journal = CopyJournal(self.journals / str(state.oid))
+            session = journal.begin(schema, place, chunks, position=snapshot.position, xmin=xmin)
+            copies.append(_Copy(state, schema, place, journal, session))
+            self.progress[state.oid] = CopyProgress(journal, began)
+            log.info(
+                "copy started" if session.number == 0 else "copy goes on", group=self.group, table=state.source,
+                chunks=len(journal.missing()),
+            )  # fmt: skip
+        return copies
+
+    def _check_undisturbed(self, copies: Iterable[_Copy]) -> None:
+        """A table that was rewritten between two chunks has its rows on other pages now."""
+        with connect(self.dsn) as conn:
+            for copy in copies:
+                now = {c.relation: c.filenode for c in plan_chunks(conn, copy.schema, chunk_bytes=1 << 62)}
+                if any(now.get(c.relation) != c.filenode for c in copy.journal.chunks):
+                    copy.journal.clear()
+                    raise CopyDisturbedError(
+                        "the table was rewritten, truncated or lost a partition while it was copied",
+                        table=copy.schema.qualified,
+                    )
+
+    def _wait_for_changes(self, position: int) -> None:
+        """What was committed between two sessions has to be known before the rows are put together."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not self.has_everything_before(position):
+            if self._stopping.wait(0.1) or time.monotonic() > deadline:
+                raise CopyDisturbedError("the stream did not reach the copy's position in time")
+
+    def _land(self, copies: list[_Copy], again: dict[int, list[ChunkFile]], position: int) -> dict[int, int]:
+        """Copies, parked changes and states in one lake transaction; returns the rows by table."""
+        ready = [replace(c.state, ready=True, copy_position=position, error=None) for c in copies]
+        rows, parked = {}, []
+        with self.commit_lock:
+            if any(c.state.oid not in self.states for c in copies):
+                raise CopyDisturbedError("a table was removed while it was copied")
             with self.lake.transaction():
-                self._finish(ready, parked)
-                set_lineage(self.lake, f"replay of {state.source}", {"group": self.group})
-            self.states[state.oid] = ready
-            self.on_ready()
+                for copy, state in zip(copies, ready, strict=True):
+                    files = copy.journal.files_by_session()
+                    files[-1] += again[state.oid]
+                    sessions = [
+                        SessionFiles(s.position, tuple(f.path for f in found if f.path))
+                        for s, found in zip(copy.journal.sessions, files, strict=True)
+                    ]
+                    parked += land_copy(self.lake, self.group, state, copy.schema, sessions)
+                    rows[state.oid] = sum(f.rows for found in files for f in found)
+                names = ", ".join(c.schema.qualified for c in copies[:3]) + (", …" if len(copies) > 3 else "")
+                set_lineage(self.lake, f"copy of {names}", {"group": self.group, "lsn": lsn_text(position)})
+            self.states.update((state.oid, state) for state in ready)
+            self.on_ready([state.oid for state in ready])
         remove_parked_files(parked)
+        return rows
+
+    def _replay(self, states: list[TableState]) -> None:
+        """A table that failed: what was parked meanwhile, if it can be applied now."""
+        [state] = states
+        self._finish(replace(state, ready=True, error=None), f"replay of {state.source}")
         log.info("table goes on", group=self.group, table=state.source)
 
-    def _finish(self, ready: TableState, parked: list[SegmentRef]) -> None:
-        """Inside a transaction: apply what was parked after the copy, and mark the table as ready."""
-        later = [segment for segment in parked if segment.last_lsn >= ready.copy_position]
-        for run in plan_runs(later):
-            columns = TableSchema.from_json(run.segments[0].schema_json)
-            plan = RunPlan(columns, run.truncate_first, run.segments)
-            apply_run(self.lake, ready.target, plan, skip_before=ready.copy_position, group=self.group)
-        forget_parked(self.lake, self.group, ready.oid)
-        write_state(self.lake, self.group, [ready])
+    def _take_over(self, states: list[TableState]) -> None:
+        [state] = states
+        self.handovers[state.oid](state)
+        self.handovers.pop(state.oid, None)
 
-    def _land(self, state: TableState, schema: TableSchema, files: list[ChunkFile], position: int) -> None:
-        """Copy, parked changes and state in one lake transaction."""
-        ready = replace(state, ready=True, copy_position=position, error=None)
+    def _finish(self, ready: TableState, message: str) -> None:
         with self.commit_lock:
-            parked = parked_segments(self.lake, self.group, state.oid)
-            with self.lake.transaction():
-                empty_target(self.lake, state.target, schema)
-                add_files(self.lake, state.target, [f.path for f in files if f.path])
-                self._finish(ready, parked)
-                set_lineage(
-                    self.lake, f"copy of {schema.qualified}", {"group": self.group, "lsn": lsn_text(position)}
-                )
-            self.states[state.oid] = ready
-            self.on_ready()
+            self.finish_locked(ready, message)
+
+    def finish_locked(
+        self, ready: TableState, message: str, *, also: Callable[[], None] | None = None
+    ) -> None:
+        """Apply what was parked and mark the table as ready; `also` is done in the same lake transaction."""
+        parked = parked_segments(self.lake, self.group, ready.oid)
+        with self.lake.transaction():
+            replay_parked(self.lake, self.group, ready, parked)
+            if also is not None:
+                also()
+            set_lineage(self.lake, message, {"group": self.group})
+        self.states[ready.oid] = ready
+        self.on_ready([ready.oid])
         remove_parked_files(parked)
+
+    def set_state(self, state: TableState) -> None:
+        """Write a table's state outside of any batch; the caller holds `commit_lock`."""
+        with self.lake.transaction():
+            write_state(self.lake, self.group, [state])
+        self.states[state.oid] = state

@@ -1,18 +1,20 @@
 """
-One group while the service runs: its query, its copies, its commits.
+One group while the service runs: its query, its tables, its commits.
 
 `GroupRunner` puts together what the other layers offer: the query hands it the units of a batch, it
-decides which tables are applied and which are parked, commits, and counts.  Which groups run, and when
-they are started again, is decided in `service`.
+decides which tables are applied and which are parked, commits, and counts.  Tables come and go while
+the query runs.  Copies are in `copies`; which groups run, and when they are started again, is decided in
+`service`; what people see of it is put together in `observe`.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,33 +24,38 @@ import structlog
 from pyspark.sql import SparkSession
 
 from aqueduck.app.copies import Copier
-from aqueduck.app.prepare import PreparedGroup, group_dir
-from aqueduck.app.status import GroupStatus, TableCounts
+from aqueduck.app.prepare import PreparedGroup, PreparedTable, describe_tables, group_dir, prepare_tables
+from aqueduck.app.status import GroupStatus, Parked, TableCounts
 from aqueduck.batches import Unit
-from aqueduck.config import GroupConfig, SyncConfig
+from aqueduck.config import GroupConfig, SyncConfig, TableConfig
+from aqueduck.errors import AqueduckError, SchemaChangeError, TableDisabledError
 from aqueduck.lake.apply import table_directory
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import TableFailed, commit_batch
-from aqueduck.lake.parking import copy_to_parking
+from aqueduck.lake.parking import copy_to_parking, forget_parked, parked_totals
 from aqueduck.lake.progress import Position, read_position
-from aqueduck.lake.table_states import TableState, read_states, write_state
-from aqueduck.lake.units import (
-    UnitFiles,
-    UnitWriter,
-    parked_units,
-    plan_batch,
-    remove_scratch,
-    write_skips,
-)
-from aqueduck.lifecycle import ErrorClass
-from aqueduck.lifecycle import TableState as LifecycleState
-from aqueduck.postgres.capture_settings import CaptureSettings, note_position
-from aqueduck.postgres.registry import TableObservation, TableRow
+from aqueduck.lake.sql import lake_table
+from aqueduck.lake.table_states import TableState, forget_state, read_states
+from aqueduck.lake.units import UnitFiles, UnitWriter, parked_units, plan_batch, remove_scratch, skips_of
+from aqueduck.notes import note_position, write_skips, write_tables
+from aqueduck.postgres.capture_settings import CaptureSettings
+from aqueduck.postgres.connection import connect
+from aqueduck.postgres.publications import ensure_publication
+from aqueduck.postgres.server import flushed_position
+from aqueduck.postgres.table_copy import export_snapshot
+from aqueduck.schema import TableName, TableSchema
 from aqueduck.spark.sync_query import SyncQuery
 
-__all__ = ["GroupRunner"]
+__all__ = ["GroupRunner", "source_name"]
 
 log = structlog.get_logger()
+
+Units = list[tuple[Unit, UnitFiles | None]]
+
+
+def source_name(table: PreparedTable) -> str:
+    """The source's name as configuration and registry write it."""
+    return str(TableName(table.schema.schema, table.schema.name))
 
 
 class GroupRunner:
@@ -65,63 +72,84 @@ class GroupRunner:
         self.config = config
         self.lake = lake
         self.commit_lock = commit_lock
+        self.group: GroupConfig = ready.group
         self.ready = ready
+        self.tables: dict[int, PreparedTable] = dict(ready.tables)
+        self.refused: dict[str, AqueduckError] = dict(ready.refused)
+        """Tables that could not be added, by source name."""
+        self.leaving: set[int] = set()
+        """Tables that another group takes over, and that stay until it has them."""
         self.directory = group_dir(config, ready.group)
         self.status = GroupStatus(ready.group.name, position=ready.position)
-        for table in ready.tables.values():
-            self.status.tables[table.schema.qualified] = TableCounts()
         self.run_id = uuid.uuid4().hex[:8]
         self.failures = 0
+        self.requests_done: dict[int, Any] = {}
+        """Requests about tables that were begun, see `observe`."""
+        self.rows_before: dict[int, int] = {}
+        """What the registry had counted when the service started."""
         self.on_commit: Callable[[list[str]], None] | None = None
         """Called with the segments of a batch right after its commit; a bench times them."""
-        self.resyncs: dict[int, int] = {}
-        """The last request for a new copy that was begun, by table."""
-        self.retries: dict[int, int] = {}
-        """The last request to try a failed table again, likewise."""
-        self._rows_before: dict[int, int] = {}
-        self._applied: dict[int, tuple[int, datetime]] = {}
         known = read_states(lake, ready.group.name)
-        self.states = {oid: known[oid] for oid in ready.tables}
-        directories = {
-            oid: table_directory(lake, t.target)
-            for oid, t in ready.tables.items()
-            if self.states[oid].error is None
+        self.states = {oid: known[oid] for oid in self.tables}
+        self.parked: dict[int, Parked] = {
+            oid: Parked(*totals) for oid, totals in parked_totals(lake, self.group.name).items()
         }
-        scratch = str(self.directory / "stage")
+        for table in self.tables.values():
+            self.status.tables[table.schema.qualified] = TableCounts()
         writer = UnitWriter(
-            ready.group.name,
+            self.group.name,
             self.run_id,
             config.lake.data_path,
-            directories,
-            scratch,
-            str(self.skips_file),
+            str(self.directory / "stage"),
+            str(self._tables_note),
+            str(self._skips_note),
         )
         self.query = SyncQuery(spark, self.directory, writer, self.commit)
         self.copier = Copier(
-            spark, config.source.dsn, ready.group.name, f"{self.run_id}c", lake, commit_lock, self.states, self.directory, self.tell_tasks,
+            spark, config.source.dsn, self.group.name, f"{self.run_id}c", lake, commit_lock, self.states, self.directory,
+            self._on_ready, self.has_everything_before, self.group.copy_concurrency,
         )  # fmt: skip
 
+    # -- notes for capture and tasks
+
     @property
-    def skips_file(self) -> Path:
+    def _skips_note(self) -> Path:
         return self.directory / "skips.json"
 
-    def tell_tasks(self) -> None:
-        """Which tables are not ready, and which still catch up with their copy."""
-        write_skips(str(self.skips_file), self.states.values(), self.status.position)
-
     @property
-    def group(self) -> GroupConfig:
-        return self.ready.group
+    def _tables_note(self) -> Path:
+        return self.directory / "tables.json"
+
+    def _tell_tasks(self) -> None:
+        """Which tables are not ready, and which still catch up with their copy."""
+        write_skips(self._skips_note, skips_of(self.states.values(), self.status.position))
+
+    def _tell_tables(self) -> None:
+        """Which tables there are, and where their files go."""
+        places: list[tuple[TableSchema, str | None]] = []
+        for table in self.tables.values():
+            try:
+                places.append((table.schema, table_directory(self.lake, table.target)))
+            except SchemaChangeError:  # the target is gone: the driver will see, and park the table
+                places.append((table.schema, None))
+        write_tables(self._tables_note, places)
+
+    def _on_ready(self, oids: list[int]) -> None:
+        for oid in oids:
+            self.parked.pop(oid, None)
+        self._tell_tables()
+        self._tell_tasks()
+
+    # -- the query
 
     def start(self, *, once: bool = False) -> None:
-        """(Re)start the query at the lake's position."""
+        """(Re)start the query at the lake's position, and the copies that are due."""
         for name in ("durable", "capture.json", "hold"):
             (self.directory / name).unlink(missing_ok=True)
         self.status.position = self.stored_position()
-        self.tell_tasks()
+        self._tell_tables()
+        self._tell_tasks()
         self.copier.start()
-        if once:
-            self.copier.wait()
         self.query.start(self.settings(self.stored_position()), once=once)
         self.status.state = "streaming"
 
@@ -137,7 +165,7 @@ class GroupRunner:
             slot=g.slot_name,
             publication=g.publication,
             position=position,
-            tables=tuple(t.schema.to_json() for t in self.ready.tables.values()),
+            tables_path=str(self._tables_note),
             stage_dir=str(d / "stage"),
             report_path=str(d / "capture.json"),
             hold_path=str(d / "hold"),
@@ -145,24 +173,41 @@ class GroupRunner:
             durable_path=str(d / "durable"),
             segment_bytes=g.segment_bytes,
             stage_bytes_max=g.stage_bytes_max,
+            max_queued_changes=g.max_queued_changes,
             batch_bytes_max=g.batch_bytes_max,
             flush_interval_seconds=g.flush_interval_ms / 1000,
         )
 
-    def commit(self, units: list[tuple[Unit, UnitFiles | None]], position: int, time_us: int) -> None:
+    def stop(self) -> None:
+        """Finish a commit that is under way, then end the query and the copies."""
+        self.query.stop()
+        self.copier.stop()
+
+    def has_everything_before(self, position: int) -> bool:
+        """Whether all that was committed before `position` is in the lake, applied or parked."""
+        if self.status.position >= position:
+            return True
+        report = self.report()
+        return int(report.get("seen", 0)) >= position and not report.get("pending", True)
+
+    # -- commits
+
+    def commit(self, units: Units, position: int, time_us: int) -> None:
         """Called by the query for each batch: one lake transaction."""
         paths = [s.path for unit, _ in units for s in unit.segments if s.path] if self.on_commit else []
         end = Position(self.group.name, position, time_us, self.ready.system_identifier, self.ready.timeline)
         with self.commit_lock:
-            self._commit_or_isolate(units, end)
+            # A table that was removed may still have changes on the way.
+            ours = [(unit, files) for unit, files in units if unit.table_oid in self.states]
+            self._commit_or_isolate(ours, end)
             if self.on_commit is not None:
                 self.on_commit(paths)
             note_position(self.directory / "durable", position)
-            self._count(units, position, time_us)
-            self.tell_tasks()
+            self._count(ours, position, time_us)
+            self._tell_tasks()
         remove_scratch(units)
 
-    def _commit_or_isolate(self, units: list[tuple[Unit, UnitFiles | None]], end: Position) -> None:
+    def _commit_or_isolate(self, units: Units, end: Position) -> None:
         """A table that fails is parked, in the same batch; the others go on."""
         changed: list[TableState] = []
         while True:
@@ -180,16 +225,21 @@ class GroupRunner:
                 )
                 self.states[failed.oid] = replace(state, ready=False, error=str(failed.error))
                 changed.append(self.states[failed.oid])
+                self.copier.failed(failed.oid, failed.error)
             else:
-                return
+                break
+        for segment in parked:
+            before = self.parked.get(segment.table_oid, Parked(0, 0, datetime.now(UTC)))
+            self.parked[segment.table_oid] = before.plus(segment.rows, segment.bytes)
 
-    def _count(self, units: list[tuple[Unit, UnitFiles | None]], position: int, time_us: int) -> None:
+    def _count(self, units: Units, position: int, time_us: int) -> None:
         status = self.status
         for unit, _ in units:
             if unit.bucket:
                 continue  # buckets of one run name the same segments
-            self._applied[unit.table_oid] = (position, datetime.now(UTC))
-            counts = status.tables[self.ready.tables[unit.table_oid].schema.qualified]
+            counts = status.tables[self.tables[unit.table_oid].schema.qualified]
+            if self.states[unit.table_oid].ready:
+                counts.applied = (position, datetime.now(UTC))
             counts.truncates += unit.truncate_first and unit.run == 0
             for segment in unit.segments:
                 counts.changes += segment.rows
@@ -198,8 +248,11 @@ class GroupRunner:
                 counts.deletes += segment.deletes
         status.batches += 1
         status.position = position
+        status.last_commit_at = datetime.now(UTC)
         status.freshness_seconds = max(0.0, time.time() - time_us / 1e6)
         self.failures = 0
+
+    # -- what the capture says
 
     def refresh(self) -> GroupStatus:
         """The status with what the capture last reported."""
@@ -210,7 +263,11 @@ class GroupRunner:
         status.staged_bytes = int(report.get("staged_bytes", 0))
         status.paused = bool(report.get("paused", False))
         status.held = bool(report.get("held", False))
-        status.lag_bytes = max(0, status.seen - status.position) if status.staged_bytes else 0
+        status.queued = {int(oid): (rows, size) for oid, (rows, size) in report.get("queued", {}).items()}
+        waits = bool(report.get("pending", False))
+        oldest = report.get("oldest_us")
+        status.lag_bytes = max(0, status.seen - status.position) if waits else 0
+        status.lag_seconds = max(0.0, time.time() - oldest / 1e6) if waits and oldest else 0.0
         return status
 
     def report(self) -> dict[str, Any]:
@@ -220,53 +277,135 @@ class GroupRunner:
             return {}
         return report
 
-    def stop(self) -> None:
-        """Finish a commit that is under way, then end the query and the copies."""
-        self.query.stop()
-        self.copier.stop()
+    # -- tables come and go
+
+    def add_tables(
+        self, tables: Iterable[TableConfig], *, handover: Callable[[int], GroupRunner | None]
+    ) -> None:
+        """Follow more tables from now on; what cannot be added is in `refused`."""
+        dsn = self.config.source.dsn
+        with connect(dsn) as conn:
+            found, refused = describe_tables(conn, tables)
+            now = flushed_position(dsn)
+            with self.commit_lock:
+                failed = prepare_tables(self.lake, self.group.name, found, now=now)
+                states = read_states(self.lake, self.group.name)
+                for oid, table in found.items():
+                    name = source_name(table)
+                    if oid in failed:
+                        refused[name] = failed[oid]
+                        continue
+                    self.refused.pop(name, None)
+                    self.tables[oid] = table
+                    self.states[oid] = states[oid]
+                    self.status.tables.setdefault(table.schema.qualified, TableCounts())
+                    log.info("table added", group=self.group.name, table=table.schema.qualified)
+                self._tell_tables()
+                self._tell_tasks()
+            for name, error in refused.items():
+                if str(error) != str(self.refused.get(name)):
+                    log.warning("table not added", group=self.group.name, table=name, error=str(error))
+            self.refused.update(refused)
+            # The capture knows them before the first change can come.
+            ensure_publication(conn, self.group.publication, [t.schema for t in self.tables.values()])
+        for oid in found:
+            giver = handover(oid)
+            if giver is not None and oid in self.states and not self.states[oid].ready:
+                self.copier.handovers[oid] = functools.partial(self._take_over, giver)
+        self.copier.start()
+
+    def remove_tables(self, oids: Iterable[int], *, drop: Iterable[int] = ()) -> None:
+        """Follow these tables no more; the lake's tables stay, but for those in `drop`."""
+        gone, dropped = set(oids), set(drop)
+        with connect(self.config.source.dsn) as conn:
+            rest = [t.schema for oid, t in self.tables.items() if oid not in gone]
+            ensure_publication(conn, self.group.publication, rest)
+        with self.commit_lock:
+            with self.lake.transaction():
+                for oid in gone:
+                    forget_state(self.lake, self.group.name, oid)
+                    forget_parked(self.lake, self.group.name, oid)
+                    if oid in dropped:
+                        self.lake.execute(f"drop table if exists {lake_table(self.tables[oid].target)}")
+            for oid in gone:
+                self.forget_table(oid)
+            self._tell_tables()
+            self._tell_tasks()
+
+    def follow_name(self, oid: int, name: TableName) -> None:
+        """The source table was renamed or moved to another schema; its target keeps its name."""
+        table = self.tables[oid]
+        schema = replace(table.schema, schema=name.schema, name=name.name)
+        log.info(
+            "table renamed", group=self.group.name, table=schema.qualified, before=table.schema.qualified
+        )
+        with self.commit_lock:
+            counts = self.status.tables.pop(table.schema.qualified, TableCounts())
+            self.status.tables[schema.qualified] = counts
+            self.tables[oid] = replace(table, schema=schema)
+            self._tell_tables()
+
+    def forget_table(self, oid: int) -> None:
+        """Out of our memory; the caller holds `commit_lock`."""
+        table = self.tables.pop(oid, None)
+        self.states.pop(oid, None)
+        self.parked.pop(oid, None)
+        self.leaving.discard(oid)
+        self.copier.forget(oid)
+        if table is not None:
+            self.status.tables.pop(table.schema.qualified, None)
+
+    def _take_over(self, giver: GroupRunner, state: TableState) -> None:
+        """
+        Go on with a table where another group is, without a new copy.
+
+        Both publish it by now.  A transaction that commits after the position below is published whole
+        here, because whatever was open before has ended by then; everything before it, the giver has applied.
+        """
+        snapshot = export_snapshot(self.config.source.dsn)
+        snapshot.close()
+        deadline = time.monotonic() + 600
+        while not giver.has_everything_before(snapshot.position):
+            if time.monotonic() > deadline or not giver.query.active:
+                break  # the ordinary copy, then
+            time.sleep(0.05)
+        with self.commit_lock:
+            theirs = giver.states.get(state.oid)
+            if theirs is None or not theirs.ready or not giver.has_everything_before(snapshot.position):
+                giver.leaving.discard(state.oid)
+                self.copier.handovers.pop(state.oid, None)
+                return
+            position = max(snapshot.position, giver.status.position)
+            ready = replace(state, ready=True, copy_position=position, error=None)
+            self.copier.finish_locked(
+                ready,
+                f"{state.source} moves from {giver.group.name} to {self.group.name}",
+                also=lambda: forget_state(self.lake, giver.group.name, state.oid),
+            )
+            giver.forget_table(state.oid)
+            giver._tell_tables()
+            giver._tell_tasks()
+        with connect(self.config.source.dsn) as conn:
+            ensure_publication(conn, giver.group.publication, [t.schema for t in giver.tables.values()])
+        log.info("table moved", table=state.source, group=self.group.name, came_from=giver.group.name)
 
     def resync(self, oid: int) -> None:
         """Have a table copied again; its changes are parked from the next batch on."""
         with self.commit_lock:
-            state = replace(self.states[oid], ready=False, copy_position=0, error=None)
-            with self.lake.transaction():
-                write_state(self.lake, self.group.name, [state])
-            self.states[oid] = state
-            self.tell_tasks()
+            self.copier.set_state(replace(self.states[oid], ready=False, copy_position=0, error=None))
+            self._tell_tasks()
         self.copier.again(oid)
 
-    def observe(self, oid: int, row: TableRow) -> TableObservation:
-        """A table as the registry shows it."""
-        state, counts = self.states[oid], self.status.tables[self.ready.tables[oid].schema.qualified]
-        before = row.observed
-        failure = self.copier.failures.get(oid)
-        error = state.error or (None if failure is None else str(failure))
-        copying = self.copier.progress.get(oid)
-        position, at = self._applied.get(oid, (before.applied_lsn, before.last_sync_at))
-        return replace(
-            before,
-            state=LifecycleState(self.table_state(oid)),
-            source_oid=oid,
-            active_group_id=before.active_group_id,
-            resync_done=max(before.resync_done, self.resyncs.get(oid, 0)),
-            retry_done=max(before.retry_done, self.retries.get(oid, 0)),
-            snapshot_lsn=state.copy_position or before.snapshot_lsn,
-            applied_lsn=position,
-            last_sync_at=at,
-            error_code=error.split("]")[0].strip("[") if error else None,
-            error_class=ErrorClass.CONFIGURATION if error else None,
-            error_message=error,
-            rows_synced=self._rows_before.setdefault(oid, before.rows_synced) + counts.changes,
-            copy_rows=before.copy_rows if copying is None else copying.rows(),
-            copy_bytes_total=before.copy_bytes_total if copying is None else copying.bytes_total,
-            copy_bytes=before.copy_bytes if copying is None else int(copying.share() * copying.bytes_total),
-        )
-
-    def table_state(self, oid: int) -> str:
-        """What people call the state of a table."""
+    def set_enabled(self, oid: int, enabled: bool) -> None:
+        """A disabled table's changes are parked, and replayed when it is enabled again."""
         state = self.states[oid]
-        if state.error is not None or oid in self.copier.failures:
-            return "ERRORED"
-        if not state.ready:
-            return "SNAPSHOT" if oid in self.copier.progress else "PENDING"
-        return "CATCHUP" if state.copy_position > max(self.status.position, self.status.seen) else "STREAMING"
+        if enabled:
+            self.copier.disabled.discard(oid)
+            self.copier.start()
+            return
+        self.copier.disabled.add(oid)
+        if state.ready:
+            why = str(TableDisabledError(f"{state.source} is disabled"))
+            with self.commit_lock:
+                self.copier.set_state(replace(self.states[oid], ready=False, error=why))
+                self._tell_tasks()

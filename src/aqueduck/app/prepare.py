@@ -2,37 +2,65 @@
 Make source and lake ready for a group: publication, slot, target tables, first position.
 
 `prepare_group` is idempotent, refuses before it changes anything where it can, and takes back what it
-created when a later step fails.
+created when a later step fails.  A table that cannot be prepared does not stop the others: it is among
+`refused`.  `prepare_tables` does the same for tables that come later.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import structlog
 
 from aqueduck.app.control import open_control
-from aqueduck.config import GroupConfig, SyncConfig
-from aqueduck.errors import LakeWriteError, SchemaChangeError, SlotConflictError, WalLevelError
+from aqueduck.config import GroupConfig, SyncConfig, TableConfig
+from aqueduck.errors import (
+    AqueduckError,
+    ConnectionLostError,
+    LakeError,
+    LakeWriteError,
+    SchemaChangeError,
+    SlotConflictError,
+    SlotLostError,
+    SourceUnreachableError,
+    WalLevelError,
+)
 from aqueduck.lake.apply import check_target, ensure_target
 from aqueduck.lake.catalog import LakeSession, open_lake
-from aqueduck.lake.parking import ensure_parking
+from aqueduck.lake.parking import ensure_parking, forget_parked
 from aqueduck.lake.progress import Position, read_position, write_position
-from aqueduck.lake.table_states import TableState, ensure_table_states, read_states, write_state
-from aqueduck.postgres.capture_settings import read_note
+from aqueduck.lake.table_states import (
+    TableState,
+    ensure_table_states,
+    forget_state,
+    read_states,
+    write_state,
+)
+from aqueduck.notes import read_note
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.failures import SET_WAL_LEVEL, THEN_RESTART
-from aqueduck.postgres.publications import drop_publication, ensure_publication
+from aqueduck.postgres.publications import drop_publication, ensure_publication, refuse_without_identity
 from aqueduck.postgres.server import ServerInfo, read_server
 from aqueduck.postgres.slots import check_slot, create_slot, drop_slot, slot_info
 from aqueduck.postgres.tables import describe_table
 from aqueduck.schema import TableName, TableSchema, lsn_text
 
-__all__ = ["PreparedGroup", "PreparedTable", "group_dir", "prepare", "prepare_group"]
+__all__ = [
+    "PreparedGroup",
+    "PreparedTable",
+    "describe_tables",
+    "group_dir",
+    "prepare",
+    "prepare_group",
+    "prepare_tables",
+]
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +79,8 @@ class PreparedGroup:
     position: int
     system_identifier: str
     timeline: int
+    refused: dict[str, AqueduckError] = field(default_factory=dict)
+    """Tables that could not be prepared, by source name."""
 
 
 def group_dir(config: SyncConfig, group: GroupConfig) -> Path:
@@ -74,11 +104,14 @@ def prepare(config: SyncConfig) -> Iterator[str]:
                 f"group {group.name}: slot {group.slot_name}, publication {group.publication},"
                 f" {len(ready.tables)} tables, position {lsn_text(ready.position)}"
             )
+            for error in ready.refused.values():
+                yield f"group {group.name}: {error}"
 
 
 def prepare_group(
     config: SyncConfig, group: GroupConfig, lake: LakeSession, *, trust_slot: bool = False
 ) -> PreparedGroup:
+    """Raises what concerns the group as a whole, or all of its tables."""
     directory = group_dir(config, group)
     directory.mkdir(parents=True, exist_ok=True)
     with connect(config.source.dsn) as conn:
@@ -87,52 +120,145 @@ def prepare_group(
             raise WalLevelError(
                 f"wal_level is {server.wal_level}, not logical", hint=SET_WAL_LEVEL + THEN_RESTART
             )
-        tables = {}
-        for table in group.tables:
-            schema = describe_table(conn, table.source)
-            tables[schema.oid] = PreparedTable(schema, table.target_table, table.initial_copy)
+        tables, refused = describe_tables(conn, group.tables)
+        if refused and not tables:
+            raise next(iter(refused.values()))
         stored = read_position(lake, group.name)
-        _check_same_server(stored, server, group)
-        confirmed = None if trust_slot else read_note(directory / "confirmed")
-        position = None if stored is None else stored.position
-        info = slot_info(conn, group.slot_name)
-        if not (trust_slot and info is not None):
-            check_slot(
-                info, name=group.slot_name, database=server.database, position=position, confirmed=confirmed
-            )
+        lost = _lost_slot(conn, group, stored, server, None if trust_slot else directory, trust_slot)
+        if lost is not None:
+            if group.on_slot_loss == "stop":
+                raise lost
+            log.warning("the slot was lost: all tables are copied again", group=group.name, reason=str(lost))
+            _drop_lost_slot(conn, group)
+            stored = None
         with _undo_on_failure(conn, group):
             ensure_publication(conn, group.publication, [t.schema for t in tables.values()])
             start = create_slot(conn, group.slot_name)
-            position = start if position is None else position
-            _prepare_lake(lake, group, tables, position, server, first=stored is None)
-    return PreparedGroup(group, tables, position, server.system_identifier, server.timeline)
+            position = start if stored is None else stored.position
+            _prepare_lake(lake, group, tables, refused)
+            if stored is None:
+                first = Position(group.name, position, None, server.system_identifier, server.timeline)
+                _begin_at(lake, group, tables, first)
+    return PreparedGroup(group, tables, position, server.system_identifier, server.timeline, refused)
+
+
+def describe_tables(
+    conn: psycopg.Connection[Any], tables: Iterable[TableConfig]
+) -> tuple[dict[int, PreparedTable], dict[str, AqueduckError]]:
+    """Tables that can be published and applied, by oid; and what is wrong with the others, by source name."""
+    found: dict[int, PreparedTable] = {}
+    refused: dict[str, AqueduckError] = {}
+    for table in tables:
+        try:
+            schema = describe_table(conn, table.source)
+            refuse_without_identity(schema)
+        except (ConnectionLostError, SourceUnreachableError):
+            raise
+        except AqueduckError as exc:
+            refused[table.source] = exc
+        else:
+            found[schema.oid] = PreparedTable(schema, table.target_table, table.initial_copy)
+    return found, refused
+
+
+def prepare_tables(
+    lake: LakeSession, group: str, tables: Mapping[int, PreparedTable], *, now: int
+) -> dict[int, AqueduckError]:
+    """Targets and states of tables that the lake does not know yet; returns what went wrong, by oid."""
+    try:
+        _make_tables(lake, group, tables, now)
+    except LakeError:  # one by one, to see which
+        failed: dict[int, AqueduckError] = {}
+        for oid, table in tables.items():
+            try:
+                _make_tables(lake, group, {oid: table}, now)
+            except LakeError as exc:
+                failed[oid] = exc
+        return failed
+    return {}
+
+
+def _make_tables(lake: LakeSession, group: str, tables: Mapping[int, PreparedTable], now: int) -> None:
+    with lake.transaction():
+        for oid, table in tables.items():
+            ensure_target(lake, table.target, table.schema)
+            position = 0 if table.initial_copy else now
+            ready = not table.initial_copy
+            write_state(lake, group, [TableState(oid, table.schema.qualified, table.target, ready, position)])
+
+
+def _lost_slot(
+    conn: psycopg.Connection[Any],
+    group: GroupConfig,
+    stored: Position | None,
+    server: ServerInfo,
+    notes: Path | None,
+    trust_slot: bool,
+) -> AqueduckError | None:
+    """Why the slot cannot be read from the lake's position on, if it cannot; other conflicts are raised."""
+    info = slot_info(conn, group.slot_name)
+    try:
+        _check_same_history(stored, server, group)
+        if not (trust_slot and info is not None):
+            check_slot(
+                info,
+                name=group.slot_name,
+                database=server.database,
+                position=None if stored is None else stored.position,
+                confirmed=None if notes is None else read_note(notes / "confirmed"),
+            )
+    except SlotLostError as exc:
+        return exc
+    return None
+
+
+def _drop_lost_slot(conn: psycopg.Connection[Any], group: GroupConfig) -> None:
+    """Only one that was made for us: another's is a conflict, and stays."""
+    info = slot_info(conn, group.slot_name)
+    if info is not None and info.database != conn.info.dbname:
+        raise SlotConflictError(f"the slot {group.slot_name} belongs to another database")
+    drop_slot(conn, group.slot_name)
 
 
 def _prepare_lake(
     lake: LakeSession,
     group: GroupConfig,
     tables: dict[int, PreparedTable],
-    position: int,
-    server: ServerInfo,
-    *,
-    first: bool,
+    refused: dict[str, AqueduckError],
 ) -> None:
-    """Targets and the first position, in one lake transaction."""
+    """The lake's states are exactly those of the group's tables; what changed meanwhile waits for a new copy."""
     ensure_table_states(lake)
     ensure_parking(lake)
     known = read_states(lake, group.name)
+    waiting = {t.target_table for t in group.tables if t.source in refused}
+    gone = [s for oid, s in known.items() if oid not in tables and s.target not in waiting]
     broken = [_broken(lake, known[oid], table) for oid, table in tables.items() if oid in known]
     with lake.transaction():
-        for oid, table in tables.items():
-            if oid not in known:
-                ensure_target(lake, table.target, table.schema)
-                state = TableState(oid, table.schema.qualified, table.target, not table.initial_copy, 0)
-                write_state(lake, group.name, [state])
+        for state in gone:
+            forget_state(lake, group.name, state.oid)
+            forget_parked(lake, group.name, state.oid)
         write_state(lake, group.name, [state for state in broken if state is not None])
-        if first:
-            write_position(
-                lake, Position(group.name, position, None, server.system_identifier, server.timeline)
-            )
+    new = {oid: table for oid, table in tables.items() if oid not in known}
+    failed = prepare_tables(lake, group.name, new, now=0)
+    if failed and len(failed) == len(tables):
+        raise next(iter(failed.values()))
+    for oid, error in failed.items():
+        schema = new[oid].schema
+        refused[str(TableName(schema.schema, schema.name))] = error
+        del tables[oid]
+
+
+def _begin_at(
+    lake: LakeSession, group: GroupConfig, tables: Mapping[int, PreparedTable], first: Position
+) -> None:
+    """A new beginning: whatever the lake had of the group came before, and is copied again."""
+    known = read_states(lake, group.name)
+    with lake.transaction():
+        for oid, table in tables.items():
+            forget_parked(lake, group.name, oid)
+            ready = not table.initial_copy
+            write_state(lake, group.name, [replace(known[oid], ready=ready, copy_position=0, error=None)])
+        write_position(lake, first)
 
 
 def _broken(lake: LakeSession, state: TableState, table: PreparedTable) -> TableState | None:
@@ -144,11 +270,21 @@ def _broken(lake: LakeSession, state: TableState, table: PreparedTable) -> Table
     return None
 
 
-def _check_same_server(stored: Position | None, server: ServerInfo, group: GroupConfig) -> None:
-    if stored is not None and stored.system_identifier != server.system_identifier:
-        raise SlotConflictError(
+def _check_same_history(stored: Position | None, server: ServerInfo, group: GroupConfig) -> None:
+    """The lake's position must be one of this server's past."""
+    if stored is None:
+        return
+    if stored.system_identifier != server.system_identifier:
+        raise SlotLostError(
             f"the lake's group {group.name} was filled from another PostgreSQL cluster",
-            hint="point source.dsn to that cluster, or use another group name or another lake",
+            hint="point source.dsn to that cluster, use another group name or another lake,"
+            " or set on_slot_loss: resync to copy all tables from this one",
+        )
+    if stored.position > server.current_lsn and not server.in_recovery:
+        raise SlotLostError(
+            f"the server is at {lsn_text(server.current_lsn)}, behind the lake's {lsn_text(stored.position)}:"
+            " it was restored from an older backup",
+            hint="changes after the backup are in the lake, but not in the source: the tables need a new copy",
         )
 
 

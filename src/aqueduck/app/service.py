@@ -8,6 +8,7 @@ other ends the service with its error.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -17,24 +18,31 @@ import psycopg
 import structlog
 
 from aqueduck.app.control import Control, Wanted, open_control
-from aqueduck.app.group import GroupRunner
-from aqueduck.app.prepare import PreparedGroup, prepare_group
+from aqueduck.app.copy_journal import journaled_files
+from aqueduck.app.group import GroupRunner, source_name
+from aqueduck.app.observe import RequestsDone, observe_group, observe_tables
+from aqueduck.app.prepare import PreparedGroup, group_dir, prepare_group
 from aqueduck.app.status import GroupStatus
 from aqueduck.config import GroupConfig, SyncConfig
-from aqueduck.errors import AqueduckError, ConnectionLostError, Retry, SourceUnreachableError
+from aqueduck.errors import (
+    AqueduckError,
+    ConnectionLostError,
+    Retry,
+    SlotLostError,
+    SourceUnreachableError,
+)
 from aqueduck.lake.catalog import LakeSession, open_lake
 from aqueduck.lake.inlined import count_inlined
 from aqueduck.lake.orphans import remove_orphans
-from aqueduck.lake.parking import forget_parked, remove_parking_orphans
-from aqueduck.lake.progress import forget_position, progress_table
+from aqueduck.lake.parking import remove_parking_orphans
+from aqueduck.lake.progress import progress_table
 from aqueduck.lake.sql import lake_table
-from aqueduck.lake.table_states import forget_state, read_states
+from aqueduck.lake.table_states import forget_group
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.group_lock import lock_group, unlock_group
 from aqueduck.postgres.publications import drop_publication
-from aqueduck.postgres.registry import TableObservation
 from aqueduck.postgres.slots import drop_slot
-from aqueduck.schema import TableName, lsn_text
+from aqueduck.schema import lsn_text
 from aqueduck.spark.session import build_session
 
 __all__ = ["SyncService", "run_service"]
@@ -42,6 +50,7 @@ __all__ = ["SyncService", "run_service"]
 log = structlog.get_logger()
 
 BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
+RECONCILE_SECONDS = 10.0  # also without a notice, which a pooler may swallow
 
 
 class SyncService:
@@ -58,6 +67,8 @@ class SyncService:
         self._locks: psycopg.Connection[Any] | None = None
         self._spark: Any = None
         self._observed_at = 0.0
+        self._reconciled_at = 0.0
+        self._beat_at: dict[str, float] = {}
 
     @property
     def lake(self) -> LakeSession:
@@ -77,7 +88,9 @@ class SyncService:
         self._control = open_control(self.config)
         self._locks = connect(self.config.source.dsn, application_name="aqueduck lock")
         for wanted in self._control.wanted():
-            if wanted.enabled and not wanted.removed:
+            if wanted.removed:
+                self._take_down(self._control, wanted)
+            elif wanted.enabled:
                 self._prepare_group(wanted, trust_slot=trust_slot)
 
     def _prepare_group(self, wanted: Wanted, *, trust_slot: bool = False) -> None:
@@ -86,11 +99,16 @@ class SyncService:
         lock_group(self._locks, group.name)
         ready = prepare_group(self.config, group, self.lake, trust_slot=trust_slot)
         targets = [t.target for t in ready.tables.values()]
-        remove_orphans(self.lake, group.name, targets)
+        journals = (group_dir(self.config, group) / "copies").glob("*")
+        remove_orphans(self.lake, group.name, targets, names=journaled_files(journals))
         remove_parking_orphans(self.lake, group.name)
         count_inlined(self.lake, [progress_table(group.name), *targets])
         self._ready[group.name] = ready
         self._wanted[group.name] = wanted
+        for error in ready.refused.values():
+            log.warning("table not added", group=group.name, error=str(error))
+        if self._control is not None and wanted.removed_tables:
+            self._forget_tables(self._control, wanted)
 
     def start(self, *, once: bool = False) -> None:
         for name in self._ready:
@@ -100,6 +118,7 @@ class SyncService:
         ready = self._ready[name]
         runner = GroupRunner(self.config, self.spark, self.lake, self.commit_lock, ready)
         self._runners[name] = runner
+        self._switch_tables(runner, self._wanted[name])
         runner.start(once=once)
         log.info("group started", group=name, position=lsn_text(ready.position), tables=len(ready.tables))
 
@@ -113,6 +132,7 @@ class SyncService:
         while not stopping.wait(0.2):
             for runner in list(self._runners.values()):
                 runner.copier.start()
+                runner.copier.tell_progress()
                 if not runner.query.active:
                     self._recover(runner, stopping)
             self._follow_registry()
@@ -122,6 +142,9 @@ class SyncService:
             runner.query.check()
         except AqueduckError as exc:
             runner.status.last_error = str(exc)
+            if isinstance(exc, SlotLostError) and runner.group.on_slot_loss == "resync":
+                self._begin_again(runner.group.name)
+                return
             if exc.retry is not Retry.AUTO:
                 raise
             delay = BACKOFF_SECONDS[min(runner.failures, len(BACKOFF_SECONDS) - 1)]
@@ -133,15 +156,25 @@ class SyncService:
                 return
         self._restart(runner)
 
+    def _begin_again(self, name: str) -> None:
+        """The slot is gone, and the group is to be copied again."""
+        wanted = self._wanted[name]
+        self._stop_group(name)
+        self._prepare_group(wanted)
+        self._start_group(name)
+
     def _restart(self, runner: GroupRunner) -> None:
         try:
             self._keep_locks()
         except (ConnectionLostError, SourceUnreachableError) as exc:
             log.warning("group waits for the source", group=runner.group.name, error=str(exc))
             return  # the query stays as it is, and is looked at again
-        targets = [t.target for t in runner.ready.tables.values()]
+        targets = [t.target for t in runner.tables.values()]
+        copier = runner.copier
         with self.commit_lock:
-            remove_orphans(self.lake, runner.group.name, targets, keep=runner.copier.run_id)
+            remove_orphans(
+                self.lake, runner.group.name, targets, keep=copier.run_id, names=copier.kept_files()
+            )
         runner.start()
         log.info("group restarted", group=runner.group.name, position=lsn_text(runner.stored_position()))
 
@@ -163,11 +196,14 @@ class SyncService:
         """Act on changes within a moment, and write what is once a second; a lost connection is made again."""
         assert self._control is not None
         try:
-            if self._control.has_notice():
+            now = time.monotonic()
+            if self._control.has_notice() or now - self._reconciled_at >= RECONCILE_SECONDS:
+                self._reconciled_at = now
                 self._reconcile(self._control)
-            if time.monotonic() - self._observed_at >= 1.0:
-                self._observed_at = time.monotonic()
-                self._control.observe(self._observations())
+            if now - self._observed_at >= 1.0:
+                self._observed_at = now
+                self._observe(self._control)
+            self._heartbeat(self._control)
         except (ConnectionLostError, SourceUnreachableError) as exc:
             log.warning("registry out of reach", error=str(exc))
             self._control.close()
@@ -187,15 +223,35 @@ class SyncService:
             log.warning("registry out of reach", error=str(exc))
             self._observed_at = time.monotonic() + 5.0
 
+    def _heartbeat(self, control: Control) -> None:
+        for name, runner in self._runners.items():
+            seconds = runner.group.heartbeat_interval_ms / 1000
+            if seconds and time.monotonic() - self._beat_at.get(name, 0.0) >= seconds:
+                self._beat_at[name] = time.monotonic()
+                control.heartbeat()
+
     def _reconcile(self, control: Control) -> None:
         """Bring what runs in line with what is wanted, group by group."""
-        for wanted in control.wanted():
+        wanted_groups = control.wanted()
+        # First who gets tables, then who gives them: a table that moves is handed over.
+        for wanted in sorted(wanted_groups, key=self._loses_tables):
             try:
-                self._reconcile_group(control, wanted)
+                self._reconcile_group(control, wanted, wanted_groups)
+            except (ConnectionLostError, SourceUnreachableError):
+                raise
             except AqueduckError as exc:
                 log.warning("cannot do what the registry wants", group=wanted.group.name, error=str(exc))
 
-    def _reconcile_group(self, control: Control, wanted: Wanted) -> None:
+    def _loses_tables(self, wanted: Wanted) -> bool:
+        runner = self._runners.get(wanted.group.name)
+        return runner is not None and bool(self._surplus(runner, wanted))
+
+    def _surplus(self, runner: GroupRunner, wanted: Wanted) -> list[int]:
+        """Tables that run and are not wanted here any more."""
+        names = {(t.source_table.qualified, t.target_table) for t in wanted.group.tables}
+        return [oid for oid, t in runner.tables.items() if (t.schema.qualified, t.target) not in names]
+
+    def _reconcile_group(self, control: Control, wanted: Wanted, all_wanted: list[Wanted]) -> None:
         name = wanted.group.name
         runs = name in self._runners
         if wanted.removed or not wanted.enabled:
@@ -203,28 +259,88 @@ class SyncService:
                 self._stop_group(name)
             if wanted.removed:
                 self._take_down(control, wanted)
-        elif not runs or _differs(self._wanted[name].group, wanted.group):
+            return
+        if not runs or _other_settings(self._wanted[name].group, wanted.group):
             if runs:
                 self._stop_group(name)
             self._forget_tables(control, wanted)
             self._prepare_group(wanted)
             self._start_group(name)
         else:
-            self._wanted[name] = wanted
-        if name in self._runners:
-            self._act_on_requests(wanted)
+            self._change_tables(control, wanted, all_wanted)
+        self._act_on_requests(wanted)
+
+    def _change_tables(self, control: Control, wanted: Wanted, all_wanted: list[Wanted]) -> None:
+        """Tables come and go while the group's query runs."""
+        runner = self._runners[wanted.group.name]
+        self._wanted[wanted.group.name] = wanted
+        for row in wanted.rows.values():
+            oid = row.observed.source_oid
+            if (
+                oid in runner.tables
+                and not row.removed
+                and source_name(runner.tables[oid]) != str(row.source)
+            ):
+                runner.follow_name(oid, row.source)
+        surplus = self._surplus(runner, wanted)
+        elsewhere = {
+            t.source_table.qualified
+            for other in all_wanted
+            if other.group.name in self._runners and other.group.name != wanted.group.name
+            for t in other.group.tables
+        }
+        moving = {
+            oid
+            for oid in surplus
+            if runner.tables[oid].schema.qualified in elsewhere and runner.states[oid].ready
+        }
+        waits = {oid for oid in moving if self._is_taken_over(oid)}
+        gone = [oid for oid in surplus if oid not in waits]
+        if gone:
+            dropped = {row.target for row in wanted.removed_tables if row.drop_target}
+            drop = [oid for oid in gone if runner.tables[oid].target in dropped]
+            for oid in gone:
+                log.info("table removed", group=wanted.group.name, table=runner.tables[oid].schema.qualified)
+            runner.remove_tables(gone, drop=drop)
+        self._forget_tables(control, wanted)
+        known = {(t.schema.qualified, t.target) for t in runner.tables.values()}
+        new = [t for t in wanted.group.tables if (t.source_table.qualified, t.target_table) not in known]
+        if new:
+            runner.add_tables(new, handover=lambda oid: self._giver(oid, runner))
+        self._switch_tables(runner, wanted)
+
+    def _giver(self, oid: int, taker: GroupRunner) -> GroupRunner | None:
+        """The group that carries a table which comes to another one."""
+        for runner in self._runners.values():
+            if runner is not taker and oid in runner.states and runner.states[oid].ready:
+                runner.leaving.add(oid)
+                return runner
+        return None
+
+    def _is_taken_over(self, oid: int) -> bool:
+        return any(oid in runner.copier.handovers for runner in self._runners.values())
+
+    def _switch_tables(self, runner: GroupRunner, wanted: Wanted) -> None:
+        """Disable and enable tables; at a start, also try once what failed before."""
+        for oid, table in runner.tables.items():
+            disabled = source_name(table) in wanted.disabled
+            if disabled != (oid in runner.copier.disabled):
+                runner.set_enabled(oid, not disabled)
 
     def _act_on_requests(self, wanted: Wanted) -> None:
         runner = self._runners[wanted.group.name]
-        for oid, table in runner.ready.tables.items():
-            row = wanted.rows.get(str(TableName(table.schema.schema, table.schema.name)))
-            if row is not None and row.retry_wanted and runner.retries.get(oid, 0) < row.retry_requested:
-                runner.retries[oid] = row.retry_requested
+        for oid, table in runner.tables.items():
+            row = wanted.rows.get(source_name(table))
+            if row is None:
+                continue
+            done = runner.requests_done.setdefault(oid, RequestsDone())
+            if row.retry_wanted and done.retry < row.retry_requested:
+                done.retry = row.retry_requested
                 runner.copier.retry_now(oid)
-            if row is not None and row.resync_wanted and runner.resyncs.get(oid, 0) < row.resync_requested:
+            if row.resync_wanted and done.resync < row.resync_requested:
                 log.info("resync", group=wanted.group.name, table=table.schema.qualified)
                 runner.resync(oid)
-                runner.resyncs[oid] = row.resync_requested
+                done.resync = row.resync_requested
 
     def _stop_group(self, name: str) -> None:
         self._runners.pop(name).stop()
@@ -234,52 +350,58 @@ class SyncService:
         log.info("group stopped", group=name)
 
     def _forget_tables(self, control: Control, wanted: Wanted) -> None:
-        """Tables that were removed: out of the lake's books, and out of the lake where that was asked for."""
+        """Rows of tables that were removed: out of the lake where that was asked for, then out of the registry."""
         gone = wanted.removed_tables
         if not gone:
             return
-        group = wanted.group.name
-        states = read_states(self.lake, group)
-        with self.lake.transaction():
+        with self.commit_lock, self.lake.transaction():
             for row in gone:
-                for oid, state in states.items():
-                    if state.target == row.target and row.observed.source_oid in (oid, None):
-                        forget_state(self.lake, group, oid)
-                        forget_parked(self.lake, group, oid)
                 if row.drop_target:
                     self.lake.execute(f"drop table if exists {lake_table(row.target)}")
         control.forget(tables=gone)
 
     def _take_down(self, control: Control, wanted: Wanted) -> None:
         """A removed group: its tables, its slot, its publication, its place in the lake's books."""
+        name = wanted.group.name
         self._forget_tables(control, wanted)
         with connect(self.config.source.dsn) as conn:
             drop_slot(conn, wanted.group.slot_name)
             drop_publication(conn, wanted.group.publication)
-        forget_position(self.lake, wanted.group.name)
+        forget_group(self.lake, name)
         control.forget(group=wanted)
-        self._wanted.pop(wanted.group.name, None)
-        log.info("group removed", group=wanted.group.name)
+        self._wanted.pop(name, None)
+        log.info("group removed", group=name)
 
-    def _observations(self) -> list[TableObservation]:
-        found = []
+    def _observe(self, control: Control) -> None:
+        tables, groups = [], []
         for name, runner in self._runners.items():
             runner.refresh()
-            rows = self._wanted[name].rows
-            for oid, table in runner.ready.tables.items():
-                row = rows.get(str(TableName(table.schema.schema, table.schema.name)))
-                if row is not None:
-                    found.append(runner.observe(oid, row))
-            found += self._wanted[name].refused
-        return found
+            wanted = self._wanted[name]
+            tables += observe_tables(runner, wanted)
+            if wanted.id is not None:
+                groups.append(observe_group(runner, wanted.id))
+        control.observe(tables, groups)
 
     def run_once(self, stopping: threading.Event) -> None:
-        """Until every query has caught up and ended, or we are told to stop."""
+        """Until every copy is in and every query has caught up and ended, or we are told to stop."""
         for runner in self._runners.values():
-            while not runner.query.wait(1):
-                if stopping.is_set():
-                    return
-            runner.query.check()
+            while True:
+                while not runner.query.wait(1):
+                    if stopping.is_set():
+                        return
+                runner.query.check()
+                runner.copier.start()
+                if not runner.copier.busy or stopping.is_set():
+                    break
+                # A copy that goes on after a crash needs the changes up to its position.
+                runner.start(once=True)
+            runner.copier.raise_failures()
+            self._observe_at_end()
+
+    def _observe_at_end(self) -> None:
+        if self._control is not None:
+            with contextlib.suppress(ConnectionLostError, SourceUnreachableError):
+                self._observe(self._control)
 
     def stop(self) -> None:
         """Finish the commits that are under way, then end."""
@@ -325,8 +447,7 @@ class SyncService:
 
         def streams() -> bool:
             self.check()
-            for failure in runner.copier.failures.values():
-                raise failure
+            runner.copier.raise_failures()
             return bool(runner.report()) and all(state.ready for state in runner.states.values())
 
         _wait(streams, seconds, "the stream did not start")
@@ -348,11 +469,9 @@ class SyncService:
             return self.lake.query(sql)
 
 
-def _differs(running: GroupConfig, wanted: GroupConfig) -> bool:
+def _other_settings(running: GroupConfig, wanted: GroupConfig) -> bool:
     """Whether a group has to be started again to be what is wanted."""
-    return running.model_copy(update={"tables": ()}) != wanted.model_copy(update={"tables": ()}) or sorted(
-        (t.source, t.target) for t in running.tables
-    ) != sorted((t.source, t.target) for t in wanted.tables)
+    return running.model_copy(update={"tables": ()}) != wanted.model_copy(update={"tables": ()})
 
 
 def _wait(done: Any, seconds: float, complaint: str) -> None:

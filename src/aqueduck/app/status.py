@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
-__all__ = ["GroupStatus", "TableCounts"]
+__all__ = ["GroupStatus", "Parked", "TableCounts"]
 
 
 @dataclass(slots=True)
 class TableCounts:
-    """Changes applied to one table since the service started."""
+    """Changes of one table since the service started."""
 
     changes: int = 0
     inserts: int = 0
     updates: int = 0
     deletes: int = 0
     truncates: int = 0
+    applied: tuple[int, datetime] | None = None
+    """Position and time of the last batch that had changes of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """Changes of one table that wait in the lake until it is ready."""
+
+    rows: int
+    bytes: int
+    since: datetime
+
+    def plus(self, rows: int, size: int) -> Parked:
+        return replace(self, rows=self.rows + rows, bytes=self.bytes + size)
 
 
 @dataclass(slots=True)
@@ -29,13 +44,17 @@ class GroupStatus:
     """What the lake has."""
     seen: int = 0
     """What the capture has decoded."""
-    server: int = 0
     lag_bytes: int = 0
+    lag_seconds: float = 0.0
+    """Age of the oldest commit that waits for the lake."""
     freshness_seconds: float | None = None
     """Source commit to lake commit, of the last batch's last transaction."""
+    last_commit_at: datetime | None = None
     batches: int = 0
     transactions: int = 0
     staged_bytes: int = 0
+    queued: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Changes and bytes that wait on disk, by table."""
     paused: bool = False
     held: bool = False
     restarts: int = 0

@@ -6,7 +6,7 @@ Only files with this group's prefix, in the directories of its tables, are ever 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from aqueduck.errors import SchemaChangeError
 from aqueduck.lake.apply import table_directory
@@ -18,12 +18,18 @@ __all__ = ["remove_orphans"]
 
 
 def remove_orphans(
-    session: LakeSession, group: str, targets: Iterable[TableName], *, keep: str | None = None
+    session: LakeSession,
+    group: str,
+    targets: Iterable[TableName],
+    *,
+    keep: str | None = None,
+    names: Container[str] = (),
 ) -> list[str]:
     """
     Remove them before anything new is written; returns what was removed.
 
-    Files of the run `keep` stay: a copy that is under way, of which the catalog knows nothing yet.
+    Files of the run `keep` stay, and those in `names`: copies that are under way or will go on, of
+    which the catalog knows nothing yet.
     """
     rows, _ = session.query(
         f"select path from {METADATA}.ducklake_data_file where contains(path, 'aqueduck-')"
@@ -38,7 +44,7 @@ def remove_orphans(
             continue  # the target is gone: its table waits for a new copy
         for file in list_files(directory, f"aqueduck-{group}-"):
             name = file.rsplit("/", 1)[-1]
-            kept = keep is not None and name.startswith(f"aqueduck-{group}-{keep}-")
+            kept = name in names or (keep is not None and name.startswith(f"aqueduck-{group}-{keep}-"))
             if name not in known and not kept:
                 remove_file(file)
                 removed.append(file)

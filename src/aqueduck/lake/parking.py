@@ -12,6 +12,7 @@ import json
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from aqueduck.changes import SegmentRef
@@ -25,6 +26,7 @@ __all__ = [
     "ensure_parking",
     "forget_parked",
     "parked_segments",
+    "parked_totals",
     "record_parked",
     "remove_parked_files",
     "remove_parking_orphans",
@@ -89,6 +91,16 @@ def parked_segments(session: LakeSession, group: str, oid: int) -> list[SegmentR
         [group, oid],
     )
     return [SegmentRef.from_dict(json.loads(text)) for (text,) in rows]
+
+
+def parked_totals(session: LakeSession, group: str) -> dict[int, tuple[int, int, datetime]]:
+    """Rows, bytes and the time of the oldest, by table."""
+    rows, _ = session.query(
+        f"select source_oid, sum(rows)::bigint, sum(bytes)::bigint, epoch_us(min(parked_at)) from {TABLE}"
+        " where group_name = ? group by source_oid",
+        [group],
+    )
+    return {oid: (n, size, datetime.fromtimestamp(us / 1e6, UTC)) for oid, n, size, us in rows}
 
 
 def forget_parked(session: LakeSession, group: str, oid: int) -> None:

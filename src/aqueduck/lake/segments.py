@@ -30,17 +30,21 @@ class Scans:
     """Streams over the same segments, under names that SQL can use; one name is one pass."""
 
     def __init__(
-        self, con: duckdb.DuckDBPyConnection, segments: Sequence[SegmentRef], skip_before: int = 0
+        self,
+        con: duckdb.DuckDBPyConnection,
+        segments: Sequence[SegmentRef],
+        skip_before: int = 0,
+        skip_from: int | None = None,
     ) -> None:
         self._con = con
-        self._skip_before = skip_before
+        self._range = (skip_before, skip_from)
         self._paths = tuple(s.path for s in segments if s.kind == "rows")
         self._names: list[str] = []
 
     def scan(self, columns: Sequence[str]) -> str:
         """The name of a new stream with these columns."""
         name = f"aqueduck_scan_{next(_numbers)}"
-        self._con.register(name, read_batches(self._paths, columns, self._skip_before))
+        self._con.register(name, read_batches(self._paths, columns, *self._range))
         self._names.append(name)
         return name
 
@@ -52,24 +56,30 @@ class Scans:
         self._names.clear()
 
 
-def read_batches(paths: Sequence[str], columns: Sequence[str], skip_before: int = 0) -> pa.RecordBatchReader:
+def read_batches(
+    paths: Sequence[str], columns: Sequence[str], skip_before: int = 0, skip_from: int | None = None
+) -> pa.RecordBatchReader:
     """
     One stream over the files, opened one after the other.
 
     Changes whose transaction committed before `skip_before` are left out: the table's copy has them.
+    So are those from `skip_from` on, where it is given.
     """
     if not paths:
         raise ValueError("a run has at least one segment")
     with _opened(paths[0]) as file:
         schema = pa.schema([pa.ipc.open_file(file).schema.field(name) for name in columns])
-    return pa.RecordBatchReader.from_batches(schema, _batches(paths, columns, skip_before))
+    return pa.RecordBatchReader.from_batches(schema, _batches(paths, columns, skip_before, skip_from))
 
 
-def _batches(paths: Sequence[str], columns: Sequence[str], skip_before: int) -> Iterator[pa.RecordBatch]:
+def _batches(
+    paths: Sequence[str], columns: Sequence[str], skip_before: int, skip_from: int | None
+) -> Iterator[pa.RecordBatch]:
+    positions = ["_lsn"] if skip_before or skip_from is not None else []
     for path in paths:
         with _opened(path) as file:
             schema = pa.ipc.open_file(file).schema
-            fields = [schema.get_field_index(name) for name in {*columns, *(["_lsn"] if skip_before else [])}]
+            fields = [schema.get_field_index(name) for name in {*columns, *positions}]
             file.seek(0)
             reader = pa.ipc.open_file(
                 file, options=pa.ipc.IpcReadOptions(included_fields=sorted(fields), use_threads=False)
@@ -78,6 +88,8 @@ def _batches(paths: Sequence[str], columns: Sequence[str], skip_before: int) -> 
                 batch = reader.get_batch(number)
                 if skip_before:
                     batch = batch.filter(pc.greater_equal(batch["_lsn"], skip_before))
+                if skip_from is not None:
+                    batch = batch.filter(pc.less(batch["_lsn"], skip_from))
                 yield batch.select(list(columns))
 
 

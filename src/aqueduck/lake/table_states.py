@@ -11,10 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aqueduck.lake.catalog import OWN_SCHEMA, LakeSession
+from aqueduck.lake.progress import forget_position
 from aqueduck.lake.sql import LAKE, qualified
 from aqueduck.schema import TableName
 
-__all__ = ["TableState", "ensure_table_states", "forget_state", "read_states", "write_state"]
+__all__ = ["TableState", "ensure_table_states", "forget_group", "forget_state", "read_states", "write_state"]
 
 TABLE = qualified(LAKE, OWN_SCHEMA, "tables")
 
@@ -71,6 +72,20 @@ def write_state(session: LakeSession, group: str, states: Iterable[TableState]) 
             ],
             doing="writing a table's state",
         )
+
+
+def forget_group(session: LakeSession, group: str) -> None:
+    """Everything that the lake's books have of a group; the tables themselves stay."""
+    with session.transaction():
+        for table in ("tables", "parked"):
+            if session.query(
+                "select 1 from duckdb_tables() where database_name = ? and schema_name = ? and table_name = ?",
+                [LAKE, OWN_SCHEMA, table],
+            )[0]:
+                session.execute(
+                    f"delete from {qualified(LAKE, OWN_SCHEMA, table)} where group_name = ?", [group]
+                )
+        forget_position(session, group)
 
 
 def forget_state(session: LakeSession, group: str, oid: int) -> None:

@@ -28,6 +28,7 @@ from aqueduck.lake.progress import Position
 from aqueduck.lake.sql import literal
 from aqueduck.lake.storage import join, make_directory, remove_file
 from aqueduck.lake.table_states import TableState
+from aqueduck.notes import read_skips, read_tables
 from aqueduck.schema import TableSchema
 
 __all__ = [
@@ -36,8 +37,8 @@ __all__ = [
     "parked_units",
     "plan_batch",
     "remove_scratch",
+    "skips_of",
     "task_engine",
-    "write_skips",
 ]
 
 TASK_MEMORY = "160MB"
@@ -69,26 +70,25 @@ class UnitWriter:
     group: str
     run_id: str
     data_path: str
-    directories: Mapping[int, str]
-    """The directory of each table's files, by the source's oid."""
     scratch: str
     """Where keys and patches go: on storage that workers and driver share, emptied at each start."""
+    tables_file: str
+    """A note of the driver: where the files of each table go."""
     skips_file: str
-    """Tables that are not ready (null) or still catch up with their copy (position), by oid; the driver keeps it."""
+    """A note of the driver: tables that are not ready or still catch up with their copy."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> UnitWriter:
-        values = json.loads(text)
-        return cls(**{**values, "directories": {int(k): v for k, v in values["directories"].items()}})
+        return cls(**json.loads(text))
 
     def write(self, unit: Unit) -> UnitFiles | None:
         """None leaves the unit to the driver."""
-        skips = read_skips(self.skips_file)
-        skip_before = skips.get(unit.table_oid, 0)
-        if skip_before is None or unit.table_oid not in self.directories:
+        skip_before = read_skips(Path(self.skips_file)).get(unit.table_oid, 0)
+        _, place = read_tables(Path(self.tables_file)).get(unit.table_oid, (None, None))
+        if skip_before is None or place is None:
             return None
         schema = TableSchema.from_json(unit.segments[0].schema_json)
         first = unit.segments[0].first_ord
@@ -110,7 +110,6 @@ class UnitWriter:
             data = None
             rows = 0
             if fold.upsert_rows != 0:
-                place = self.directories[unit.table_oid]
                 for file in write_files(con, fold.upserts, place, f"{name}.parquet", table=schema.qualified):
                     data, rows = file.path, file.rows
             make_directory(self.scratch)
@@ -146,23 +145,13 @@ def _write(con: duckdb.DuckDBPyConnection, query: str, path: str, table: str) ->
     return int(row[0]) if row else 0
 
 
-def read_skips(path: str) -> dict[int, int | None]:
-    try:
-        return {int(oid): skip for oid, skip in json.loads(Path(path).read_text()).items()}
-    except FileNotFoundError:
-        return {}
-
-
-def write_skips(path: str, states: Iterable[TableState], position: int) -> None:
-    """Tell the tasks which tables are not ready, and which have changes to leave out after `position`."""
-    skips = {
+def skips_of(states: Iterable[TableState], position: int) -> dict[int, int | None]:
+    """For the note `skips`: tables that are not ready, or have changes to leave out after `position`."""
+    return {
         s.oid: s.copy_position if s.ready else None
         for s in states
         if not s.ready or s.copy_position > position
     }
-    temporary = Path(path).with_suffix(".tmp")
-    temporary.write_text(json.dumps(skips))
-    temporary.replace(path)
 
 
 def remove_scratch(units: Iterable[tuple[Unit, UnitFiles | None]]) -> None:

@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from aqueduck.errors import SlotActiveError
-from aqueduck.postgres.capture_settings import CaptureSettings, note_position, read_note
+from aqueduck.notes import note_position, read_note, read_tables
+from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.decoder import Commit, Decoder, warm_up
 from aqueduck.postgres.stage import Stage
 from aqueduck.postgres.wire import READ_BYTES, ReplicationStream, other_message_error, start_stream
@@ -102,13 +103,16 @@ class Capture(threading.Thread):
         s = self._settings
         start = max(self._committed, self._confirmed)
         stream = self._acquire(lambda: start_stream(s.dsn, s.slot, s.publication, start))
-        decoder = Decoder({t.oid: t for t in map(TableSchema.from_json, s.tables)}, first_ord=self._next_ord)
+        decoder = Decoder(self._tables(), first_ord=self._next_ord, more=self._tables)
         try:
             self._read(stream, decoder)
         finally:
             self._next_ord = decoder.next_ord
             self._stage.abandon_open()
             stream.close()
+
+    def _tables(self) -> dict[int, TableSchema]:
+        return {oid: schema for oid, (schema, _) in read_tables(Path(self._settings.tables_path)).items()}
 
     def _acquire(self, start: Callable[[], ReplicationStream]) -> ReplicationStream:
         """The slot may still belong to a connection that is going away: wait for it, within bounds."""
@@ -235,6 +239,8 @@ class Capture(threading.Thread):
             "confirmed": self._confirmed,
             "durable": stage.durable,
             "staged_bytes": stage.staged_bytes,
+            "oldest_us": stage.oldest_us,
+            "queued": stage.queued(),
             "rows": stage.rows,
             "transactions": stage.transactions,
             "segment_bytes": stage.bytes,

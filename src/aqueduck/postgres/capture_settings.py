@@ -1,5 +1,5 @@
 """
-What a capture is told, and the small files by which driver, planner and tasks speak to each other.
+What a capture is told when its query starts.
 
 Light on purpose: Spark imports this in every process that only has to know of the source.
 """
@@ -11,9 +11,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from aqueduck.schema import lsn_text, parse_lsn
-
-__all__ = ["CaptureSettings", "note_position", "read_note"]
+__all__ = ["CaptureSettings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +22,8 @@ class CaptureSettings:
     slot: str
     publication: str
     position: int
-    tables: tuple[str, ...]  # TableSchema as JSON
+    tables_path: str
+    """The group's tables, see `notes`; read again when the stream names one that we do not know."""
     stage_dir: str
     report_path: str
     hold_path: str
@@ -32,6 +31,7 @@ class CaptureSettings:
     durable_path: str
     segment_bytes: int = 32 << 20
     stage_bytes_max: int = 1 << 30
+    max_queued_changes: int = 10_000_000
     batch_bytes_max: int = 512 << 20
     flush_interval_seconds: float = 1.0
     slot_retries: int = 10
@@ -44,30 +44,4 @@ class CaptureSettings:
 
     @classmethod
     def load(cls, path: Path) -> CaptureSettings:
-        values = json.loads(path.read_text())
-        return cls(**{**values, "tables": tuple(values["tables"])})
-
-
-def note_position(path: Path, position: int, *, sync: bool = False) -> None:
-    """
-    Leave a position in a file, for another process or another run.
-
-    `durable` is the driver's word to the capture that the lake has it.  `confirmed` is written, and
-    synced, before we confirm a position beyond the lake's: at the next start it tells our own slot
-    from one that somebody dropped and made again.
-    """
-    temporary = path.with_suffix(".tmp")
-    with open(temporary, "w") as out:
-        out.write(lsn_text(position))
-        if sync:
-            out.flush()
-            os.fsync(out.fileno())
-    temporary.replace(path)
-
-
-def read_note(path: Path) -> int | None:
-    """What `note_position` left there last."""
-    try:
-        return parse_lsn(path.read_text())
-    except FileNotFoundError:
-        return None
+        return cls(**json.loads(path.read_text()))

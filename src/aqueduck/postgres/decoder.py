@@ -9,7 +9,7 @@ in `pgoutput`, what becomes of the runs is up to `stage`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -97,11 +97,19 @@ class Decoder:
 
     `tables` are the tables we want, as the catalog describes them: rows of others are
     skipped, and keys of tables with a full replica identity come from here (the wire
-    marks all their columns as key).
+    marks all their columns as key).  `more` is asked again when the stream describes one that is not
+    among them: it may have been added meanwhile.
     """
 
-    def __init__(self, tables: Mapping[int, TableSchema], *, first_ord: int = 0) -> None:
+    def __init__(
+        self,
+        tables: Mapping[int, TableSchema],
+        *,
+        first_ord: int = 0,
+        more: Callable[[], Mapping[int, TableSchema]] | None = None,
+    ) -> None:
         self._known = dict(tables)
+        self._more = more
         self._layouts: dict[int, Layout | None] = {}
         self._index = wireformat.FrameIndex.allocate()
         self._state = np.zeros(wireformat.STATE_SLOTS, np.int64)
@@ -180,6 +188,8 @@ class Decoder:
             )
 
     def _learn(self, relation: messages.WireRelation) -> None:
+        if relation.oid not in self._known and self._more is not None:
+            self._known.update(self._more())
         known = self._known.get(relation.oid)
         if known is None:
             self._layouts[relation.oid] = None

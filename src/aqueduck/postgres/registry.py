@@ -51,6 +51,7 @@ __all__ = [
     "check_registry",
     "claim_group",
     "delete_removed",
+    "emit_heartbeat",
     "install",
     "listen",
     "lock_group",
@@ -131,6 +132,12 @@ def call(conn: Connection, function: str, **arguments: Any) -> Any:
         row = conn.execute(query.encode(), arguments).fetchone()
     assert row is not None
     return row[0]
+
+
+def emit_heartbeat(conn: Connection) -> None:
+    """Write a message to WAL that the stream carries and everybody ignores."""
+    with translate_errors("write a heartbeat", conn=conn):
+        conn.execute("select pg_logical_emit_message(true, 'aqueduck', 'heartbeat')")
 
 
 def rows_of(conn: Connection, function: str) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ where a batch may end.  The stage is scratch: after a crash the slot sends it al
 
 from __future__ import annotations
 
+import errno
 import shutil
 import threading
 from collections import deque
@@ -19,6 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from aqueduck.changes import SegmentRef
+from aqueduck.errors import StageFullError
 from aqueduck.postgres.decoder import Commit, Layout, Rows, Run, Truncate
 
 
@@ -117,13 +119,22 @@ class _Bucket:
 class Stage:
     """Thread-safe: one capture thread adds, the planner takes."""
 
-    def __init__(self, directory: Path, *, segment_bytes: int, bytes_max: int, position: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        segment_bytes: int,
+        bytes_max: int,
+        position: int,
+        rows_max: int = 10_000_000,
+    ) -> None:
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
         self.changed = threading.Condition()
         self._directory = directory
         self._segment_bytes = segment_bytes
         self._bytes_max = bytes_max
+        self._rows_max = rows_max
         self._cuts: deque[Cut] = deque()
         self._ready = _Bucket()  # committed, not cut yet
         self._open = _Bucket()  # of the transaction that is still coming in
@@ -131,6 +142,7 @@ class Stage:
         self._ready_time_us = 0
         self._files = 0
         self.staged_bytes = 0
+        self.staged_rows = 0
         self.durable = position
         self.rows = 0
         self.transactions = 0
@@ -190,7 +202,28 @@ class Stage:
     @property
     def full(self) -> bool:
         """Whether reading must pause: committed changes beyond the limit wait for Spark."""
-        return self.staged_bytes > self._bytes_max and bool(self._cuts)
+        return bool(self._cuts) and (self.staged_bytes > self._bytes_max or self.staged_rows > self._rows_max)
+
+    @property
+    def oldest_us(self) -> int | None:
+        """Commit time of the oldest batch that waits for the lake, as far as it is known."""
+        with self.changed:
+            if self._cuts:
+                return self._cuts[0].time_us
+            return self._ready_time_us if self._ready.has_rows() else None
+
+    def queued(self) -> dict[int, tuple[int, int]]:
+        """Changes and bytes that wait for the lake, by table."""
+        found: dict[int, tuple[int, int]] = {}
+        with self.changed:
+            refs = [s for c in self._cuts for s in c.segments] + self._ready.written
+            waiting = [(s.table_oid, s.rows, s.bytes) for s in refs]
+            drafts = [*self._ready.closed, *self._ready.drafts.values()]
+            waiting += [(d.layout.table.oid, d.rows, d.bytes) for d in drafts]
+        for oid, rows, size in waiting:
+            before = found.get(oid, (0, 0))
+            found[oid] = (before[0] + rows, before[1] + size)
+        return found
 
     # -- the planner's side; callers hold `changed` where they combine calls
 
@@ -205,6 +238,7 @@ class Stage:
             size = sum(s.bytes for s in segments)
             self._cuts.append(Cut(self._ready_position, self._ready_time_us, segments, size))
             self.staged_bytes += size
+            self.staged_rows += sum(s.rows for s in segments)
             self._ready = _Bucket()
 
     def ready_bytes(self, after: int) -> int:
@@ -240,6 +274,7 @@ class Stage:
             while self._cuts and self._cuts[0].position <= upto:
                 done = self._cuts.popleft()
                 self.staged_bytes -= done.bytes
+                self.staged_rows -= sum(s.rows for s in done.segments)
                 for segment in done.segments:
                     if segment.path:
                         Path(segment.path).unlink(missing_ok=True)
@@ -257,9 +292,17 @@ class Stage:
     def _write_draft(self, draft: _Draft) -> SegmentRef:
         self._files += 1
         path = self._directory / f"{self._files:08d}-{draft.layout.table.oid}.arrow"
-        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, draft.layout.arrow) as writer:
-            for batch in draft.batches:
-                writer.write_batch(batch)
+        try:
+            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, draft.layout.arrow) as writer:
+                for batch in draft.batches:
+                    writer.write_batch(batch)
+        except OSError as exc:
+            if exc.errno != errno.ENOSPC:
+                raise
+            raise StageFullError(
+                "no space is left for changes that wait for the lake",
+                hint=f"free space below state_dir, or lower stage_bytes_max; needed now: {draft.bytes} bytes",
+            ) from exc
         return _ref(draft.layout, kind="rows", path=str(path), draft=draft)
 
 

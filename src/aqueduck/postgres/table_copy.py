@@ -23,13 +23,13 @@ from psycopg import pq
 
 from aqueduck.errors import AqueduckError
 from aqueduck.postgres import copytext
-from aqueduck.postgres.connection import translate_errors
+from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.pgoutput import gather
 from aqueduck.postgres.quoting import identifier, literal, table_identifier
 from aqueduck.postgres.wire import CopyOutStream, connect_replication, connect_wire, raise_failed
 from aqueduck.schema import TableName, TableSchema, parse_lsn
 
-__all__ = ["Chunk", "ExportedSnapshot", "export_snapshot", "plan_chunks", "read_chunk"]
+__all__ = ["Chunk", "ExportedSnapshot", "export_snapshot", "plan_chunks", "read_chunk", "snapshot_xmin"]
 
 PAGE_BYTES = 8192
 READ_BYTES = 4 << 20
@@ -58,6 +58,11 @@ class Chunk:
     first_page: int
     end_page: int | None
     bytes: int
+    relation: int = 0
+    filenode: int = 0
+    """Changes when the relation is rewritten, and its rows get other pages."""
+    since: int | None = None
+    """Only versions of rows that were made by this transaction or a later one."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -90,10 +95,23 @@ def export_snapshot(dsn: str) -> ExportedSnapshot:
     return ExportedSnapshot(snapshot.decode(), parse_lsn(position.decode()), pgconn)
 
 
+def snapshot_xmin(dsn: str, snapshot: str) -> int:
+    """The oldest transaction that was running when the snapshot was taken: what it does not show is not older."""
+    with connect(dsn, autocommit=False) as conn, translate_errors("read the copy's snapshot", conn=conn):
+        conn.execute(b"set transaction isolation level repeatable read read only")
+        conn.execute(f"set transaction snapshot {literal(snapshot)}".encode())
+        row = conn.execute(
+            b"select pg_snapshot_xmin(pg_current_snapshot())::text::numeric % 4294967296"
+        ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
 def plan_chunks(conn: psycopg.Connection[Any], table: TableSchema, *, chunk_bytes: int) -> list[Chunk]:
     """Ranges of about `chunk_bytes`, of the table or of the leaves of its partitions."""
     query = """
-        select n.nspname::text, c.relname::text, pg_relation_size(c.oid)
+        select n.nspname::text, c.relname::text, pg_relation_size(c.oid), c.oid::int8,
+               coalesce(pg_relation_filenode(c.oid), 0)::int8
         from pg_class c join pg_namespace n on n.oid = c.relnamespace
         where c.oid in (select relid from pg_partition_tree(%(oid)s::oid::regclass) where isleaf)
            or (c.oid = %(oid)s and c.relkind = 'r')
@@ -102,14 +120,14 @@ def plan_chunks(conn: psycopg.Connection[Any], table: TableSchema, *, chunk_byte
     with translate_errors("plan the copy", table.qualified, conn=conn):
         relations = conn.execute(query, {"oid": table.oid}).fetchall()
     chunks: list[Chunk] = []
-    for schema, name, size in relations:
+    for schema, name, size, oid, filenode in relations:
         pages = -(-size // PAGE_BYTES)
         step = max(1, chunk_bytes // PAGE_BYTES)
         firsts = list(range(0, max(pages, 1), step))
         for first in firsts:
             end = None if first == firsts[-1] else first + step
             share = min(step, max(pages - first, 0)) * PAGE_BYTES
-            chunks.append(Chunk(len(chunks), schema, name, first, end, share))
+            chunks.append(Chunk(len(chunks), schema, name, first, end, share, oid, filenode))
     return chunks
 
 
@@ -119,6 +137,8 @@ def copy_sql(table: TableSchema, chunk: Chunk) -> str:
     where = f"ctid >= '({chunk.first_page},0)'::tid"
     if chunk.end_page is not None:
         where += f" and ctid < '({chunk.end_page},0)'::tid"
+    if chunk.since is not None:
+        where += f" and age(xmin) <= age('{chunk.since}'::xid)"
     return f"copy (select {columns} from only {source} where {where}) to stdout"
 
 

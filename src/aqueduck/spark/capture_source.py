@@ -80,6 +80,7 @@ class CaptureReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 Path(s.stage_dir),
                 segment_bytes=s.segment_bytes,
                 bytes_max=s.stage_bytes_max,
+                rows_max=s.max_queued_changes,
                 position=s.position,
             )
             self._capture = Capture(s, self._stage)

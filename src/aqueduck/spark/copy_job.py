@@ -1,8 +1,9 @@
 """
-The initial copy of a table as a Spark batch job: one task per chunk.
+The initial copy as a Spark batch job: tasks read ranges of pages and write Parquet files.
 
-The driver holds the exported snapshot open; tasks use it, read their range of pages and write one
-Parquet file each into the lake's data path.  Committing the files is the caller's business.
+The driver holds the exported snapshot open; tasks use it, read their chunks and write one file for
+each into the lake's data path, and leave a note where it is safe on disk.  Small chunks, also of
+several tables, share a task.  Committing the files is the caller's business.
 """
 
 from __future__ import annotations
@@ -16,68 +17,95 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from aqueduck import faults
 from aqueduck.errors import AqueduckError
 from aqueduck.lake.copy_files import ChunkFile, write_chunk
+from aqueduck.notes import write_note
 from aqueduck.postgres.table_copy import Chunk, read_chunk
 from aqueduck.schema import TableSchema
 
-__all__ = ["CopyTask", "run_copy"]
+__all__ = ["CopyItem", "CopyJob", "run_copy"]
 
 POOL = "copy"
+TASK_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class CopyTask:
-    """What a worker needs to copy any chunk of one table."""
+class CopyItem:
+    """One chunk of one table, and where it goes."""
+
+    schema: TableSchema
+    chunk: Chunk
+    directory: str
+    name: str
+    note: str | None
+    """A file that appears when the chunk is done, on storage that workers and driver share."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyJob:
+    """What a worker needs to copy any of the items."""
 
     dsn: str
     snapshot: str
-    schema: TableSchema
-    chunks: tuple[Chunk, ...]
     data_path: str
-    directory: str
-    file_prefix: str
-    progress_dir: str
-    """On storage that workers and driver share: a file appears for each chunk that is done."""
+    items: tuple[CopyItem, ...]
 
     def run(self, number: int) -> ChunkFile:
-        chunk = self.chunks[number]
+        item = self.items[number]
         done = write_chunk(
-            read_chunk(self.dsn, self.snapshot, self.schema, chunk),
-            self.schema,
+            read_chunk(self.dsn, self.snapshot, item.schema, item.chunk),
+            item.schema,
             data_path=self.data_path,
-            directory=self.directory,
-            name=f"{self.file_prefix}-copy-{number}",
-            chunk=number,
+            directory=item.directory,
+            name=item.name,
+            chunk=item.chunk.number,
         )
-        (Path(self.progress_dir) / f"{number}.json").write_text(done.to_json())
+        if item.note is not None:
+            write_note(Path(item.note), done.to_json(), sync=True)
+        faults.point("copy.chunk_written")
         return done
 
+    def tasks(self) -> list[list[int]]:
+        """Which items share a task: in order, up to `TASK_BYTES`."""
+        tasks: list[list[int]] = []
+        size = 0
+        for number, item in enumerate(self.items):
+            if not tasks or size + item.chunk.bytes > TASK_BYTES:
+                tasks.append([])
+                size = 0
+            tasks[-1].append(number)
+            size += item.chunk.bytes
+        return tasks
 
-def run_copy(spark: SparkSession, task: CopyTask) -> list[ChunkFile]:
-    """Copy all chunks; blocks until they are done.  A failed task is raised as our error."""
-    Path(task.progress_dir).mkdir(parents=True, exist_ok=True)
+
+def run_copy(spark: SparkSession, job: CopyJob) -> list[ChunkFile]:
+    """Copy all items; blocks until they are done.  A failed task is raised as our error."""
+    if not job.items:
+        return []
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", POOL)
-    numbers = spark.range(0, len(task.chunks), 1, len(task.chunks))
+    tasks = job.tasks()
+    numbers = spark.range(0, len(tasks), 1, len(tasks))
     try:
-        rows = numbers.mapInArrow(_copy_chunks(task), "file string").collect()
+        rows = numbers.mapInArrow(_copy_tasks(job, tasks), "item long, file string").collect()
     except (PySparkException, Py4JError) as exc:
         raise AqueduckError.from_text(str(exc)) or AqueduckError(
             f"the copy failed: {type(exc).__name__}"
         ) from exc
-    return [ChunkFile.from_json(row.file) for row in rows]
+    files = {row.item: ChunkFile.from_json(row.file) for row in rows}
+    return [files[number] for number in range(len(job.items))]
 
 
-def copied_so_far(progress_dir: str) -> Sequence[ChunkFile]:
-    """The chunks that are done, as far as their tasks have said."""
-    files = Path(progress_dir).glob("*.json")
-    return [ChunkFile.from_json(text) for file in files if (text := file.read_text())]
-
-
-def _copy_chunks(task: CopyTask) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def copy(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _copy_tasks(
+    job: CopyJob, tasks: Sequence[Sequence[int]]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            files = [task.run(number).to_json() for number in batch["id"].to_pylist()]
-            yield pa.RecordBatch.from_arrays([pa.array(files, pa.string())], names=["file"])
+            for task in batch.column(0).to_pylist():
+                done = [(number, job.run(number).to_json()) for number in tasks[task]]
+                numbers, files = zip(*done, strict=True)
+                yield pa.RecordBatch.from_arrays(
+                    [pa.array(numbers, pa.int64()), pa.array(files)], names=["item", "file"]
+                )
 
-    return copy
+    return run

@@ -66,8 +66,7 @@ def _copy(bench: Workbench) -> None:
     [oid] = runner.states
     runner.resync(oid)
     while not runner.states[oid].ready:
-        for failure in runner.copier.failures.values():
-            raise failure
+        runner.copier.raise_failures()
         time.sleep(0.005)
 
 

@@ -1,0 +1,145 @@
+"""
+What people see of a running group: the registry's observed columns, put together from what the runner knows.
+
+Values follow the changes of each table, never the server's position: writing them moves that position, and
+an idle system must come to rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from aqueduck.app.control import Wanted
+from aqueduck.app.group import GroupRunner, source_name
+from aqueduck.errors import AqueduckError, TableDisabledError
+from aqueduck.lifecycle import TableState as Life
+from aqueduck.lifecycle import classify
+from aqueduck.postgres.registry import GroupObservation, TableObservation, TableRow
+
+__all__ = ["RequestsDone", "observe_group", "observe_tables", "table_state"]
+
+
+@dataclass(slots=True)
+class RequestsDone:
+    """The last requests about a table that were begun; requests are counted."""
+
+    resync: int = 0
+    retry: int = 0
+
+
+def table_state(runner: GroupRunner, oid: int) -> Life:
+    """What people call the state of a table."""
+    state = runner.states[oid]
+    if oid in runner.copier.disabled or _is_disabled(state.error):
+        return Life.PENDING
+    if state.error is not None or oid in runner.copier.failures:
+        return Life.ERRORED
+    if not state.ready:
+        copying = runner.copier.progress.get(oid)
+        return Life.PENDING if copying is None or copying.ended_at else Life.SNAPSHOT
+    reached = max(runner.status.position, runner.status.seen)
+    return Life.CATCHUP if state.copy_position > reached else Life.STREAMING
+
+
+def observe_tables(runner: GroupRunner, wanted: Wanted) -> list[TableObservation]:
+    """All tables of the group that the registry has."""
+    found = list(wanted.refused)
+    for oid, table in runner.tables.items():
+        row = wanted.rows.get(source_name(table))
+        if row is not None:
+            found.append(_observe_table(runner, wanted, oid, row))
+    for name, error in runner.refused.items():
+        row = wanted.rows.get(name)
+        if row is not None:
+            found.append(_with_error(row.observed, error, failures=1))
+    return found
+
+
+def observe_group(runner: GroupRunner, id: int) -> GroupObservation:  # noqa: A002 - the registry's name
+    status = runner.status
+    error = None if status.last_error is None else AqueduckError.from_text(status.last_error)
+    failing = status.state == "retrying"
+    return GroupObservation(
+        id=id,
+        confirmed_flush_lsn=status.position,
+        last_sync_at=status.last_commit_at,
+        paused=status.paused,
+        staged_bytes=status.staged_bytes,
+        restarts=status.restarts,
+        error_code=error.code if failing and error else None,
+        error_message=status.last_error if failing else None,
+    )
+
+
+def _observe_table(runner: GroupRunner, wanted: Wanted, oid: int, row: TableRow) -> TableObservation:
+    before = row.observed
+    state = runner.states[oid]
+    counts = runner.status.tables[runner.tables[oid].schema.qualified]
+    position, at = counts.applied or (before.applied_lsn, before.last_sync_at)
+    queued, queued_bytes = runner.status.queued.get(oid, (0, 0))
+    parked = runner.parked.get(oid)
+    done = runner.requests_done.get(oid, RequestsDone())
+    seen = replace(
+        before,
+        state=table_state(runner, oid),
+        source_oid=oid,
+        active_group_id=wanted.id,
+        resync_done=max(before.resync_done, done.resync),
+        retry_done=max(before.retry_done, done.retry),
+        snapshot_lsn=state.copy_position or before.snapshot_lsn,
+        applied_lsn=position,
+        last_sync_at=at,
+        rows_synced=runner.rows_before.setdefault(oid, before.rows_synced) + counts.changes,
+        queued_changes=queued,
+        queued_bytes=queued_bytes,
+        lag_bytes=runner.status.lag_bytes if queued else 0,
+        lag_seconds=round(runner.status.lag_seconds, 1) if queued else 0.0,
+        parked_rows=parked.rows if parked else 0,
+        parked_bytes=parked.bytes if parked else 0,
+        parked_since=parked.since if parked else None,
+        error_code=None,
+        error_class=None,
+        error_message=None,
+        retry_at=None,
+        consecutive_failures=0,
+    )
+    return _with_failure(_with_copy(seen, runner, oid), runner, oid)
+
+
+def _with_copy(seen: TableObservation, runner: GroupRunner, oid: int) -> TableObservation:
+    copying = runner.copier.progress.get(oid)
+    if copying is None:
+        return seen
+    return replace(
+        seen,
+        copy_rows=copying.rows(),
+        copy_bytes=copying.bytes(),
+        copy_bytes_total=copying.bytes_total,
+        copy_started_at=copying.began_at,
+        copy_finished_at=copying.ended_at,
+    )
+
+
+def _with_failure(seen: TableObservation, runner: GroupRunner, oid: int) -> TableObservation:
+    life = runner.copier.failures.get(oid)
+    if life is not None and seen.state is Life.ERRORED:
+        return seen.after(life)
+    error = runner.states[oid].error
+    if error is None or seen.state is not Life.ERRORED:
+        return seen
+    return _with_error(seen, AqueduckError.from_text(error) or AqueduckError(error), failures=1)
+
+
+def _with_error(seen: TableObservation, error: AqueduckError, *, failures: int) -> TableObservation:
+    return replace(
+        seen,
+        state=Life.ERRORED,
+        error_code=error.code,
+        error_class=classify(error),
+        error_message=str(error),
+        consecutive_failures=max(failures, seen.consecutive_failures),
+    )
+
+
+def _is_disabled(error: str | None) -> bool:
+    return error is not None and isinstance(AqueduckError.from_text(error), TableDisabledError)

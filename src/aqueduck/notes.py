@@ -1,0 +1,78 @@
+"""
+Notes: the small files by which driver, planner and tasks of a group speak to each other.
+
+Each has one writer, is replaced as a whole, and lies in the group's directory.  Light on purpose: Spark
+imports this in every process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from aqueduck.schema import TableSchema, lsn_text, parse_lsn
+
+__all__ = [
+    "note_position",
+    "read_note",
+    "read_skips",
+    "read_tables",
+    "write_skips",
+    "write_tables",
+]
+
+
+def note_position(path: Path, position: int, *, sync: bool = False) -> None:
+    """
+    Leave a position, for another process or another run.
+
+    `durable` is the driver's word to the capture that the lake has it.  `confirmed` is written, and
+    synced, before we confirm a position beyond the lake's: at the next start it tells our own slot
+    from one that somebody dropped and made again.
+    """
+    write_note(path, lsn_text(position), sync=sync)
+
+
+def read_note(path: Path) -> int | None:
+    """What `note_position` left there last."""
+    try:
+        return parse_lsn(path.read_text())
+    except FileNotFoundError:
+        return None
+
+
+def write_tables(path: Path, tables: Iterable[tuple[TableSchema, str | None]]) -> None:
+    """Tell capture and tasks which tables the group has, and where the files of each go."""
+    write_note(path, json.dumps({schema.oid: [schema.to_json(), place] for schema, place in tables}))
+
+
+def read_tables(path: Path) -> dict[int, tuple[TableSchema, str | None]]:
+    """What `write_tables` wrote last, by oid."""
+    tables = json.loads(path.read_text())
+    return {int(oid): (TableSchema.from_json(schema), place) for oid, (schema, place) in tables.items()}
+
+
+def write_skips(path: Path, skips: Mapping[int, int | None]) -> None:
+    """Tell tasks which tables are not ready (None), and up to which position their copy has the changes."""
+    write_note(path, json.dumps(skips))
+
+
+def read_skips(path: Path) -> dict[int, int | None]:
+    """What `write_skips` wrote last, by oid."""
+    try:
+        return {int(oid): skip for oid, skip in json.loads(path.read_text()).items()}
+    except FileNotFoundError:
+        return {}
+
+
+def write_note(path: Path, text: str, *, sync: bool = False) -> None:
+    """Replace a file as a whole; with `sync` it is on disk afterwards."""
+    temporary = path.with_suffix(".tmp")
+    with open(temporary, "w") as out:
+        out.write(text)
+        if sync:
+            out.flush()
+            os.fsync(out.fileno())
+    temporary.replace(path)
