@@ -24,14 +24,15 @@ import psutil
 import pytest
 
 from aqueduck.lake.engine import load_extension
-from tests.fix_postgres import Database, wait_until
+from aqueduck.postgres.embedded import EmbeddedPostgres
+from tests.fix_postgres import Database, _new_database, wait_until
 
 START_SECONDS = 180.0
 
 
 @dataclass
 class Sync:
-    """One configuration, one group named `test`."""
+    """One configuration with one group."""
 
     db: Database
     directory: Path
@@ -40,6 +41,7 @@ class Sync:
     copy: bool = False
     """Whether rows that are there before are copied; without, everything comes by the stream."""
     user: str = "postgres"
+    group: str = "test"
     spark: dict[str, Any] = field(default_factory=dict)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -48,7 +50,7 @@ class Sync:
         return self.directory / "aqueduck.yaml"
 
     def write_config(self) -> None:
-        group = {"name": "test", "flush_interval_ms": 200, **self.group_options}
+        group = {"name": self.group, "flush_interval_ms": 200, **self.group_options}
         group["tables"] = [{"source": t, "copy": self.copy} for t in self.tables]
         config = {
             "source": {"dsn": self.db.dsn_for(self.user)},
@@ -96,7 +98,7 @@ class Sync:
     @contextlib.contextmanager
     def one_batch(self) -> Iterator[None]:
         """What happens inside reaches a running service as one batch."""
-        hold = self.directory / "state" / "test" / "hold"
+        hold = self.directory / "state" / self.group / "hold"
         hold.touch()
         wait_until(lambda: not self.slot_active(), "the capture lets go of the slot")
         yield
@@ -148,13 +150,16 @@ class Sync:
 
     def slot_active(self) -> bool:
         return bool(
-            self.db.query("select from pg_replication_slots where active and slot_name = 'aqueduck_test'")
+            self.db.query(
+                f"select from pg_replication_slots where active and slot_name = 'aqueduck_{self.group}'"
+            )
         )
 
     def confirmed(self) -> int:
         return int(
             self.db.value(
-                "select confirmed_flush_lsn - '0/0'::pg_lsn from pg_replication_slots where slot_name = 'aqueduck_test'"
+                "select confirmed_flush_lsn - '0/0'::pg_lsn from pg_replication_slots"
+                f" where slot_name = 'aqueduck_{self.group}'"
             )
         )
 
@@ -204,6 +209,57 @@ class Sync:
 
     def wait_same(self, seconds: float = 180.0) -> None:
         wait_until(lambda: not self.differing(), "source and lake are equal", seconds, log=self.log)
+
+    # -- tables that come and go while it runs
+
+    def follow(self, *tables: str, copy: bool = True) -> None:
+        """Add tables to the running service, and wait until they stream."""
+        for table in tables:
+            self.db.execute(
+                "select aqueduck.add_table(%s, group_name => %s, copy => %s)", (table, self.group, copy)
+            )
+        self.tables = tables
+        self.wait_state("STREAMING", *tables)
+
+    def wait_state(self, state: str, *tables: str) -> None:
+        wanted = dict.fromkeys(tables, state)
+        wait_until(
+            lambda: wanted.items() <= self.states().items(), f"{tables} are {state}", 180, log=self.log
+        )
+
+    def states(self) -> dict[str, str]:
+        return dict(self.db.query("select source, state from aqueduck.status()"))
+
+
+@pytest.fixture(scope="session")
+def shared_service(pg: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sync]:
+    """One service for many tests: starting Spark takes longer than most of them."""
+    db = _new_database(pg)
+    db.execute("create table anchor (id int primary key)")
+    sync = Sync(db, tmp_path_factory.mktemp("shared"), ("public.anchor",), {"segment_bytes": "2MiB"})
+    sync.group = "shared"
+    process = sync.started()
+    yield sync
+    sync.stop(process)
+    db.drop()
+
+
+@pytest.fixture
+def shared(shared_service: Sync) -> Iterator[Sync]:
+    """The shared service without tables; `follow` adds what a test made in the schema public."""
+    sync = shared_service
+    assert sync.processes[-1].poll() is None, sync.log()
+    (sync.directory / "log.txt").write_text("")
+    yield sync
+    sync.tables = ()
+    sources = [s for s in sync.states() if s != "public.anchor"]
+    for source in sources:
+        sync.db.execute("select aqueduck.remove_table(%s, drop_target => true)", (source,))
+    published = "select count(*) from pg_publication_tables where pubname = 'aqueduck_shared'"
+    wait_until(lambda: sync.db.value(published) == 1, "the test's tables are gone", 120, log=sync.log)
+    left = "select format('drop table if exists public.%I cascade', tablename) from pg_tables where schemaname = 'public'"
+    for (statement,) in sync.db.query(left + " and tablename <> 'anchor'"):
+        sync.db.execute(statement)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.fix_postgres import Database, wait_until
+from tests.fix_service import Sync
 
 pytestmark = pytest.mark.spark
 
@@ -17,11 +18,11 @@ create table secrets (id int primary key);
 """
 
 
-def test_every_kind_of_change_arrives(db: Database, sync_of: Any) -> None:
+def test_every_kind_of_change_arrives(shared: Sync) -> None:
     """P-S08, P-S11: inserts, updates, key changes, deletes and truncates, in transactions that span tables."""
+    sync, db = shared, shared.db
     db.execute(SHOP)
-    sync = sync_of("public.customers", "public.orders")
-    sync.started()
+    sync.follow("public.customers", "public.orders", copy=False)
     db.execute("insert into customers select g, 'n' || g, g * 1.25 from generate_series(1, 500) g")
     db.execute(
         "insert into orders select g, g % 500 + 1, repeat('x', g % 50), g % 2 = 0 from generate_series(1, 2000) g"
@@ -64,8 +65,9 @@ def test_a_running_service_follows_and_stops_on_sigterm(db: Database, sync_of: A
     sync.assert_same()
 
 
-def test_unchanged_toast_keeps_the_stored_value(db: Database, sync_of: Any) -> None:
+def test_unchanged_toast_keeps_the_stored_value(shared: Sync) -> None:
     """P-S10, hazard 11: under DEFAULT, USING INDEX and FULL, within a batch, across batches, with a key change."""
+    sync, db = shared, shared.db
     for name, identity in (("d", "default"), ("i", "using index i_key"), ("f", "full")):
         db.execute(f"create table toast_{name} (id int primary key, k int not null, doc text, note text)")
         db.execute(f"alter table toast_{name} alter doc set storage external")
@@ -73,8 +75,7 @@ def test_unchanged_toast_keeps_the_stored_value(db: Database, sync_of: Any) -> N
             db.execute("create unique index i_key on toast_i (k)")
         db.execute(f"alter table toast_{name} replica identity {identity}")
     tables = ("toast_d", "toast_i", "toast_f")
-    sync = sync_of(*(f"public.{t}" for t in tables))
-    process = sync.started()
+    sync.follow(*(f"public.{t}" for t in tables), copy=False)
     for table in tables:
         db.execute(
             f"insert into {table} select g, g, repeat(md5(g::text), 500), 'n' from generate_series(1, 6) g"
@@ -86,7 +87,6 @@ def test_unchanged_toast_keeps_the_stored_value(db: Database, sync_of: Any) -> N
     db.execute("update toast_f set id = -id; update toast_d set id = -id where id < 100")
     sync.wait_same()
     assert sync.lake("select count(*) from lake.main.toast_d where length(doc) > 5000") == [(6,)]
-    sync.stop(process)
 
 
 def change_toasted_rows(db: Database, tables: tuple[str, ...]) -> None:
@@ -102,8 +102,9 @@ def change_toasted_rows(db: Database, tables: tuple[str, ...]) -> None:
         db.execute(f"update {table} set note = 'null stays' where id = 4")
 
 
-def test_everyday_types_arrive_as_themselves(db: Database, sync_of: Any) -> None:
+def test_everyday_types_arrive_as_themselves(shared: Sync) -> None:
     """Booleans, numbers, text, bytes, times, uuid and json map to native lake types, value for value."""
+    sync, db = shared, shared.db
     db.execute(
         """
         create table kinds (id int primary key, b boolean, i2 smallint, i4 int, i8 bigint, f4 real, f8 float8,
@@ -111,8 +112,7 @@ def test_everyday_types_arrive_as_themselves(db: Database, sync_of: Any) -> None
             u uuid, x text, m inet)
         """
     )
-    sync = sync_of("public.kinds")
-    sync.init()
+    sync.follow("public.kinds", copy=False)
     db.execute(
         """
         insert into kinds values
@@ -124,7 +124,9 @@ def test_everyday_types_arrive_as_themselves(db: Database, sync_of: Any) -> None
          '00000000-0000-0000-0000-000000000000', '\\N', '::1')
         """
     )
-    assert sync.once() == 0
+    wait_until(
+        lambda: sync.lake("select count(*) from lake.main.kinds") == [(3,)], "three rows", log=sync.log
+    )
     columns = "id, b, i2, i4, i8, f8::text, n, t, v, c, y, d, tm, ts, tz, u, x, m::text"
     source = db.query(f"select {columns.replace('m::text', 'host(m)')} from kinds order by id")
     lake = sync.lake(f"select {columns} from lake.main.kinds order by id")
@@ -142,14 +144,14 @@ def test_everyday_types_arrive_as_themselves(db: Database, sync_of: Any) -> None
     )
 
 
-def test_a_large_batch_goes_through_tasks_and_files(db: Database, sync_of: Any) -> None:
+def test_a_large_batch_goes_through_tasks_and_files(shared: Sync) -> None:
     """Batches beyond the direct limit are folded by Spark tasks; the result is the same."""
+    sync, db = shared, shared.db
     db.execute("create table big (id int primary key, v text)")
-    sync = sync_of("public.big", segment_bytes="2MiB")
-    sync.started()
+    sync.follow("public.big", copy=False)
     with sync.one_batch():
         db.execute("insert into big select g, repeat(md5(g::text), 4) from generate_series(1, 60000) g")
-    assert list((sync.directory / "data").rglob("aqueduck-test-*.parquet"))
+    assert list((sync.directory / "data").rglob("aqueduck-shared-*.parquet"))
     with sync.one_batch(), db.connect() as conn, conn.transaction():
         conn.execute("update big set v = 'u' || id || repeat('z', 100) where id % 2 = 0")
         conn.execute("update big set id = -id where id % 5 = 0")
@@ -157,15 +159,16 @@ def test_a_large_batch_goes_through_tasks_and_files(db: Database, sync_of: Any) 
         conn.execute(
             "insert into big select g, repeat(md5(g::text), 3) from generate_series(100000, 120000) g"
         )
-    stage = sync.directory / "state" / "test" / "stage"
+    stage = sync.directory / "state" / sync.group / "stage"
     wait_until(lambda: not list(stage.iterdir()), "the stage is empty once the lake has everything")
 
 
-def test_lake_snapshots_are_states_the_source_had(db: Database, sync_of: Any) -> None:
+def test_lake_snapshots_are_states_the_source_had(shared: Sync) -> None:
     """Promise 2: at every lake snapshot, tables that are changed together are equal to each other."""
+    sync, db = shared, shared.db
     db.execute("create table a (id int primary key, v int); create table b (id int primary key, v int)")
-    sync = sync_of("public.a", "public.b")
-    process = sync.started()
+    sync.follow("public.a", "public.b", copy=False)
+    [[began]] = sync.lake("select max(snapshot_id) from lake.snapshots()")
     db.execute("insert into a values (-1, -1); insert into b values (-1, -1)")
     sync.wait_same()
     for i in range(400):
@@ -174,8 +177,12 @@ def test_lake_snapshots_are_states_the_source_had(db: Database, sync_of: Any) ->
             conn.execute("insert into b values (%s, %s)", (i, i))
             conn.execute("update a set v = v + 1; update b set v = v + 1")
     sync.wait_same()
-    sync.stop(process)
-    versions = [v for (v,) in sync.lake("select snapshot_id from lake.snapshots() where author = 'aqueduck'")]
+    versions = [
+        v
+        for (v,) in sync.lake(
+            f"select snapshot_id from lake.snapshots() where author = 'aqueduck' and snapshot_id > {began}"
+        )
+    ]
     assert len(versions) > 3
     for version in versions:
         at = f"at (version => {version})"
