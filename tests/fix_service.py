@@ -256,7 +256,14 @@ def shared(shared_service: Sync) -> Iterator[Sync]:
     for source in sources:
         sync.db.execute("select aqueduck.remove_table(%s, drop_target => true)", (source,))
     published = "select count(*) from pg_publication_tables where pubname = 'aqueduck_shared'"
-    wait_until(lambda: sync.db.value(published) == 1, "the test's tables are gone", 120, log=sync.log)
+    wait_until(
+        lambda: sync.db.value(published) == 1,
+        "the test's tables are gone",
+        120,
+        log=lambda: (
+            f"{sync.db.query('select pubname::text, tablename::text from pg_publication_tables')}\n{sync.log()}"
+        ),
+    )
     left = "select format('drop table if exists public.%I cascade', tablename) from pg_tables where schemaname = 'public'"
     for (statement,) in sync.db.query(left + " and tablename <> 'anchor'"):
         sync.db.execute(statement)

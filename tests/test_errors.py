@@ -148,4 +148,6 @@ def test_errors_that_pass_by_themselves_are_retried() -> None:
         "pg.connection_lost",
         "lake.conflict",
         "lake.write",
+        "copy.disturbed",
+        "spark.query",
     }

@@ -28,6 +28,7 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     ├── CopyDisturbedError           copy.disturbed      retried
     ├── TableDisabledError           table.disabled
     ├── SparkStartError              spark.start
+    ├── SparkQueryError              spark.query         retried
     ├── StageFullError               stage.full
     ├── VerifyDifferenceError        verify.different
     ├── IllegalMoveError             lifecycle.illegal_move
@@ -70,6 +71,7 @@ __all__ = [
     "SourceError",
     "SourceQueryError",
     "SourceUnreachableError",
+    "SparkQueryError",
     "SparkStartError",
     "StageFullError",
     "TableDisabledError",
@@ -322,6 +324,13 @@ class SparkStartError(AqueduckError):
     """Spark, or the Java that it runs on, did not start."""
 
     code = "spark.start"
+
+
+class SparkQueryError(AqueduckError):
+    """A streaming query ended for a reason of Spark's own, such as a process that was lost."""
+
+    code = "spark.query"
+    retry = Retry.AUTO
 
 
 class StageFullError(AqueduckError):

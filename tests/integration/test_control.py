@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -12,51 +14,122 @@ from tests.fix_service import Sync
 pytestmark = pytest.mark.spark
 
 
-def states(db: Database) -> dict[str, str]:
-    return dict(db.query("select source, state from aqueduck.status()"))
-
-
-def test_tables_and_groups_are_driven_by_sql(db: Database, sync_of: Any) -> None:
+def test_tables_and_groups_are_driven_by_sql(shared: Sync) -> None:
     """P-S01, P-S18, P-S19, P-S22, P-S25, P-S27: add, resync, remove, disable and enable act on a running service."""
-    for name in ("a", "b", "c"):
+    sync, db = shared, shared.db
+    for name in ("a", "b"):
         db.execute(f"create table {name} (id int primary key, v text)")
         db.execute(f"insert into {name} select g, 'old' from generate_series(1, 1000) g")
-    sync: Sync = sync_of("public.a", copy=True)
-    process = sync.started()
+    sync.follow("public.a")
     sync.wait_same()
-    wait_until(lambda: states(db) == {"public.a": "STREAMING"}, "status says so", 120, log=sync.log)
-
-    db.execute("select aqueduck.add_table('public.b', group_name => 'test')")
+    db.execute("select aqueduck.add_table('public.b', group_name => %s)", (sync.group,))
     db.execute("insert into b values (5000, 'while it is added'); update a set v = 'touched' where id < 10")
     sync.tables = ("public.a", "public.b")
     sync.wait_same()
-    wait_until(lambda: states(db).get("public.b") == "STREAMING", "b streams", 120, log=sync.log)
+    sync.wait_state("STREAMING", "public.a", "public.b")
 
     sync.change_lake("delete from lake.main.b where id < 500")
     db.execute("select aqueduck.resync_table('public.b')")
     db.execute("insert into b values (6000, 'while it is copied again')")
     sync.wait_same()
 
-    db.execute("select aqueduck.disable_group('test')")
-    wait_until(lambda: not sync.slot_active(), "the slot is let go", 120, log=sync.log)
+    db.execute("select aqueduck.disable_table('public.b')")
+    wait_until(lambda: not enabled(db, "public.b"), "status says so")
+    wait_until(lambda: sync.states()["public.b"] == "PENDING", "b is parked", log=sync.log)
+    db.execute(
+        "insert into b values (6500, 'parked'); update b set v = 'parked' where id = 600; insert into a values (6500, 'not')"
+    )
+    wait_until(lambda: not sync.differing(("public.a",)), "a goes on", log=sync.log)
+    parked = "select parked_rows from aqueduck.status() where source = 'public.b'"
+    wait_until(lambda: db.value(parked) == 2, "b's changes wait in the lake", log=sync.log)
+    db.execute("select aqueduck.enable_table('public.b')")
+    sync.wait_same()
+
+    db.execute("alter table b rename to renamed; insert into renamed values (6600, 'under its new name')")
+    wait_until(lambda: "public.renamed" in sync.states(), "P-S13: the name is followed")
+    db.execute("insert into renamed values (6700, 'and after it')")
+    rows = sync.source_rows("renamed")
+    wait_until(lambda: sync.lake_rows("main.b") == rows, "the target keeps its name", log=sync.log)
+    wait_until(lambda: "table renamed" in sync.log(), "the service knows", log=sync.log)
+    assert sync.log().count("copy started") == 3, "a, b and b again"
+    db.execute("alter table renamed rename to b")
+    sync.wait_same()
+    wait_until(lambda: "public.b" in sync.states(), "the name is followed back")
+
+    db.execute("select aqueduck.disable_group(%s)", (sync.group,))
+    wait_until(lambda: not sync.slot_active(), "the slot is let go", log=sync.log)
     db.execute("insert into a values (7000, 'while disabled')")
-    db.execute("select aqueduck.enable_group('test')")
+    db.execute("select aqueduck.enable_group(%s)", (sync.group,))
     sync.wait_same()
 
     db.execute("select aqueduck.remove_table('public.b')")
-    published = "select tablename::text from pg_publication_tables where pubname = 'aqueduck_test'"
-    wait_until(lambda: db.query(published) == [("a",)], "b is gone", 120, log=sync.log)
-    assert list(states(db)) == ["public.a"]
+    published = f"select tablename::text from pg_publication_tables where pubname = 'aqueduck_{sync.group}' order by 1"
+    wait_until(lambda: db.query(published) == [("a",), ("anchor",)], "b is gone", log=sync.log)
+    assert "public.b" not in sync.states()
     db.execute("insert into b values (8000, 'nobody looks'); insert into a values (8000, 'somebody does')")
     sync.tables = ("public.a",)
     sync.wait_same()
     assert sync.lake("select count(*) from lake.main.b where id = 8000") == [(0,)]
 
+    process = sync.processes[-1]
+    sync.tables = ()
     second = sync.start()
-    assert second.wait(timeout=60) == 1
+    assert second.wait(timeout=120) == 1
+    sync.processes.remove(second)
     assert "[service.locked]" in sync.log()
+    assert "public.a" in sync.states(), "a service that is refused changes nothing"
     assert process.poll() is None
-    sync.stop(process)
+
+
+def enabled(db: Database, source: str) -> bool:
+    return bool(db.value("select enabled from aqueduck.status() where source = %s", (source,)))
+
+
+def test_a_table_moves_between_groups_without_a_new_copy(shared: Sync) -> None:
+    """P-S19: the new group goes on where the old one is, under load, and nothing is lost or doubled."""
+    sync, db = shared, shared.db
+    db.execute(
+        "create table moving (id int primary key, v int); create table stays (id int primary key, v int)"
+    )
+    db.execute("insert into moving select g, 0 from generate_series(1, 2000) g")
+    sync.follow("public.moving", "public.stays")
+    db.execute("select aqueduck.create_group('second')")
+    wait_until(lambda: "group=second" in sync.log(), "the second group runs", 120, log=sync.log)
+    copies = sync.log().count("copy started")
+    stop = threading.Event()
+
+    def load() -> None:
+        with db.connect() as conn:
+            number = 0
+            while not stop.wait(0.01):
+                number += 1
+                conn.execute("update moving set v = v + 1 where id = %s", (number % 2000 + 1,))
+                conn.execute("insert into moving values (%s, 0)", (10000 + number,))
+                conn.execute("insert into stays values (%s, 0)", (number,))
+
+    worker = threading.Thread(target=load)
+    worker.start()
+    try:
+        db.execute("select aqueduck.move_table('public.moving', 'second')")
+        wait_until(lambda: "table moved" in sync.log(), "it is handed over", 120, log=sync.log)
+        wait_until(
+            lambda: sync.states().get("public.moving") == "STREAMING", "it streams there", log=sync.log
+        )
+        time.sleep(1)
+    finally:
+        stop.set()
+        worker.join()
+    sync.wait_same()
+    assert sync.log().count("copy started") == copies
+    groups = dict(db.query("select source, group_name from aqueduck.status()"))
+    assert (groups["public.moving"], groups["public.stays"]) == ("second", sync.group)
+    db.execute("select aqueduck.move_table('public.moving', %s)", (sync.group,))
+    wait_until(lambda: sync.log().count("table moved") == 2, "and back", 120, log=sync.log)
+    db.execute("update moving set v = -1 where id < 10")
+    sync.wait_same()
+    db.execute("select aqueduck.drop_group('second')")
+    slots = "select from pg_replication_slots where slot_name = 'aqueduck_second'"
+    wait_until(lambda: not db.query(slots), "the group's slot is gone", 120, log=sync.log)
 
 
 @pytest.mark.slow

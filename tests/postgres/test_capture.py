@@ -14,6 +14,7 @@ from aqueduck.notes import read_note, write_tables
 from aqueduck.postgres.capture import Capture
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.embedded import EmbeddedPostgres
+from aqueduck.postgres.registry import emit_heartbeat
 from aqueduck.postgres.slots import create_slot
 from aqueduck.postgres.stage import Stage
 from aqueduck.postgres.tables import describe_table
@@ -241,3 +242,33 @@ def test_settings_with_the_connection_string_are_for_us_alone(db: Database, tmp_
     replace(settings, position=8).save(file)
     assert file.stat().st_mode & 0o077 == 0
     assert CaptureSettings.load(file) == replace(settings, position=8)
+
+
+def test_a_heartbeat_moves_the_slot(db: Database, start: Callable[..., Running]) -> None:
+    """The option for databases without traffic of their own: the message passes, and the slot follows it."""
+    run = start(db)
+    with db.connect() as conn:
+        emit_heartbeat(conn)
+    target = run.position()
+    wait_until(lambda: run.confirmed() >= target, "the slot follows")
+    run.capture.check()
+    assert run.rows() == 0
+
+
+def test_a_table_that_is_added_while_the_stream_runs_is_decoded(
+    db: Database, start: Callable[..., Running]
+) -> None:
+    """Promise 6: the capture learns of new tables from the driver's note, without a new connection."""
+    run = start(db)
+    db.execute("insert into t values (1, 'x')")
+    run.wait_seen(run.position())
+    pid = db.value("select active_pid from pg_replication_slots where slot_name = 's'")
+    db.execute("create table late (id int primary key)")
+    with db.connect() as conn:
+        tables = [describe_table(conn, f"public.{name}") for name in ("t", "late")]
+    write_tables(Path(run.settings.tables_path), [(table, None) for table in tables])
+    db.execute("alter publication p add table late")
+    db.execute("insert into late select generate_series(1, 5); insert into t values (2, 'y')")
+    run.wait_seen(run.position())
+    assert run.rows() == 7
+    assert db.value("select active_pid from pg_replication_slots where slot_name = 's'") == pid

@@ -117,3 +117,25 @@ def test_one_transaction_larger_than_the_stage_does_not_pause(stage: Stage) -> N
     for i in range(0, 1000, 10):
         stage.add(inserted(i, 10))
     assert not stage.full
+
+
+def test_too_many_changes_pause_as_well(tmp_path: Path) -> None:
+    """P-S20, P-S27: `max_queued_changes` counts changes that wait for the lake, and status shows them by table."""
+    stage = Stage(tmp_path / "stage", segment_bytes=1 << 20, bytes_max=1 << 30, position=0, rows_max=25)
+    for i in range(3):
+        stage.add(inserted(i * 10, 10))
+        stage.add(Commit(10 * i + 10, 7_000_000 + i, 1))
+        if i == 0:
+            stage.cut()
+    assert not bool(stage.full), "what is not cut yet does not count"
+    [(rows, size)] = stage.queued().values()
+    assert rows == 30
+    assert size > 0
+    assert stage.oldest_us == 7_000_000
+    stage.cut()
+    assert bool(stage.full)
+    stage.release(10)
+    assert not bool(stage.full)
+    stage.release(30)
+    assert stage.queued() == {}
+    assert stage.oldest_us is None

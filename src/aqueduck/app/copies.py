@@ -17,7 +17,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -38,13 +37,12 @@ from aqueduck.postgres.connection import connect
 from aqueduck.postgres.table_copy import ExportedSnapshot, export_snapshot, plan_chunks, snapshot_xmin
 from aqueduck.postgres.tables import describe_oid
 from aqueduck.schema import TableSchema, lsn_text
-from aqueduck.spark.copy_job import CopyItem, CopyJob, run_copy
+from aqueduck.spark.copy_job import CopyItem, CopyJob
 
 __all__ = ["Copier", "CopyProgress"]
 
 log = structlog.get_logger()
 
-CHUNK_BYTES = 32 << 20
 SMALL_BYTES = 4 << 20
 SMALL_TABLES_MAX = 25
 PROGRESS_SECONDS = 5.0
@@ -111,7 +109,8 @@ class _Copy:
 class Copier:
     """Copies for one group; all access to the lake goes through `commit_lock`."""
 
-    spark: Any
+    run_job: Callable[[CopyJob], list[ChunkFile]]
+    """`run_copy` with a Spark session."""
     dsn: str
     group: str
     run_id: str
@@ -124,6 +123,7 @@ class Copier:
     has_everything_before: Callable[[int], bool]
     """Whether the lake has (applied or parked) all that was committed before a position."""
     concurrency: int = 2
+    chunk_bytes: int = 32 << 20
 
     def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix=f"copy-{self.group}")
@@ -282,7 +282,7 @@ class Copier:
             job = CopyJob(
                 self.dsn, snapshot.name, self.lake.config.data_path, tuple(item for _, item in items)
             )
-            files = run_copy(self.spark, job)
+            files = self.run_job(job)
             again = {copy.state.oid: [] for copy in copies}  # type: dict[int, list[ChunkFile]]
             for (copy, item), file in zip(items, files, strict=True):
                 if item.note is None:
@@ -311,7 +311,7 @@ class Copier:
             planned = []
             for state in states:
                 schema = describe_oid(conn, state.oid)
-                planned.append((state, schema, plan_chunks(conn, schema, chunk_bytes=CHUNK_BYTES)))
+                planned.append((state, schema, plan_chunks(conn, schema, chunk_bytes=self.chunk_bytes)))
         with self.commit_lock:
             places = []
             for state, schema, _ in planned:

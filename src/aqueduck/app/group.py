@@ -44,6 +44,7 @@ from aqueduck.postgres.publications import ensure_publication
 from aqueduck.postgres.server import flushed_position
 from aqueduck.postgres.table_copy import export_snapshot
 from aqueduck.schema import TableName, TableSchema
+from aqueduck.spark.copy_job import run_copy
 from aqueduck.spark.sync_query import SyncQuery
 
 __all__ = ["GroupRunner", "source_name"]
@@ -106,8 +107,9 @@ class GroupRunner:
         )
         self.query = SyncQuery(spark, self.directory, writer, self.commit)
         self.copier = Copier(
-            spark, config.source.dsn, self.group.name, f"{self.run_id}c", lake, commit_lock, self.states, self.directory,
-            self._on_ready, self.has_everything_before, self.group.copy_concurrency,
+            functools.partial(run_copy, spark), config.source.dsn, self.group.name, f"{self.run_id}c", lake, commit_lock,
+            self.states, self.directory, self._on_ready, self.has_everything_before, self.group.copy_concurrency,
+            self.group.copy_chunk_bytes,
         )  # fmt: skip
 
     # -- notes for capture and tasks

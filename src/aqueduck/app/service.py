@@ -65,6 +65,7 @@ class SyncService:
         self._lake: LakeSession | None = None
         self._control: Control | None = None
         self._locks: psycopg.Connection[Any] | None = None
+        self._locked: set[str] = set()
         self._spark: Any = None
         self._observed_at = 0.0
         self._reconciled_at = 0.0
@@ -85,18 +86,35 @@ class SyncService:
     def prepare(self, *, trust_slot: bool = False) -> None:
         """Everything that can be refused is refused here, before Spark starts."""
         self._lake = open_lake(self.config.lake)
-        self._control = open_control(self.config)
         self._locks = connect(self.config.source.dsn, application_name="aqueduck lock")
+        for (
+            group
+        ) in self.config.groups:  # before the file is written into the registry that another service follows
+            self._lock(group.name)
+        self._control = open_control(self.config)
         for wanted in self._control.wanted():
             if wanted.removed:
                 self._take_down(self._control, wanted)
             elif wanted.enabled:
                 self._prepare_group(wanted, trust_slot=trust_slot)
+            else:
+                self._unlock(wanted.group.name)
+
+    def _lock(self, name: str) -> None:
+        assert self._locks is not None
+        if name not in self._locked:
+            lock_group(self._locks, name)
+            self._locked.add(name)
+
+    def _unlock(self, name: str) -> None:
+        assert self._locks is not None
+        if name in self._locked:
+            unlock_group(self._locks, name)
+            self._locked.discard(name)
 
     def _prepare_group(self, wanted: Wanted, *, trust_slot: bool = False) -> None:
-        assert self._locks is not None
         group = wanted.group
-        lock_group(self._locks, group.name)
+        self._lock(group.name)
         ready = prepare_group(self.config, group, self.lake, trust_slot=trust_slot)
         targets = [t.target for t in ready.tables.values()]
         journals = (group_dir(self.config, group) / "copies").glob("*")
@@ -187,8 +205,9 @@ class SyncService:
         except AqueduckError:
             self._locks.close()
             self._locks = connect(self.config.source.dsn, application_name="aqueduck lock")
+            self._locked.clear()
             for name in self._runners:
-                lock_group(self._locks, name)
+                self._lock(name)
 
     # -- the registry: what people want, and what is
 
@@ -345,8 +364,7 @@ class SyncService:
     def _stop_group(self, name: str) -> None:
         self._runners.pop(name).stop()
         self._ready.pop(name)
-        assert self._locks is not None
-        unlock_group(self._locks, name)
+        self._unlock(name)
         log.info("group stopped", group=name)
 
     def _forget_tables(self, control: Control, wanted: Wanted) -> None:

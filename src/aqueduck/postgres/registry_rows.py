@@ -45,6 +45,7 @@ class Settings:
     segment_bytes: int = 1 << 25
     max_queued_changes: int = 10_000_000
     copy_concurrency: int = 2
+    copy_chunk_bytes: int = 1 << 25
     inline_rows: int = 1000
     on_slot_loss: str = "stop"
     heartbeat_interval_ms: int = 0

@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from aqueduck import faults
-from aqueduck.errors import AqueduckError
+from aqueduck.errors import AqueduckError, CopyDisturbedError
 from aqueduck.lake.copy_files import ChunkFile, write_chunk
 from aqueduck.notes import write_note
 from aqueduck.postgres.table_copy import Chunk, read_chunk
@@ -89,8 +89,9 @@ def run_copy(spark: SparkSession, job: CopyJob) -> list[ChunkFile]:
     try:
         rows = numbers.mapInArrow(_copy_tasks(job, tasks), "item long, file string").collect()
     except (PySparkException, Py4JError) as exc:
-        raise AqueduckError.from_text(str(exc)) or AqueduckError(
-            f"the copy failed: {type(exc).__name__}"
+        # Without an error of ours a worker or an executor was lost: the rest is copied later.
+        raise AqueduckError.from_text(str(exc)) or CopyDisturbedError(
+            f"a task of the copy was lost: {type(exc).__name__}"
         ) from exc
     files = {row.item: ChunkFile.from_json(row.file) for row in rows}
     return [files[number] for number in range(len(job.items))]

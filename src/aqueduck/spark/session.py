@@ -46,6 +46,8 @@ _SETTINGS = {
     "spark.scheduler.mode": "FAIR",
     # Workers are forked with our modules already imported.
     "spark.python.daemon.module": "aqueduck.spark.worker_daemon",
+    # A worker that starts on a busy machine may need longer than the default of 15 s to connect back.
+    "spark.python.authenticate.socketTimeout": "120s",
     # The lake is the truth about progress, so a few batches of Spark's own log are enough.
     "spark.sql.streaming.minBatchesToRetain": "10",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from aqueduck import faults
 from aqueduck.batches import Unit
-from aqueduck.errors import AqueduckError, own_error
+from aqueduck.errors import AqueduckError, SparkQueryError, own_error
 from aqueduck.lake.units import UnitFiles, UnitWriter
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.spark.capture_source import FORMAT, CaptureSource
@@ -118,7 +118,7 @@ class SyncQuery:
 
 def _failure(exc: BaseException) -> AqueduckError:
     """Errors cross Spark as text; ours start with their code."""
-    return AqueduckError.from_text(str(exc)) or AqueduckError(
+    return AqueduckError.from_text(str(exc)) or SparkQueryError(
         f"the streaming query failed: {_first_line(str(exc))}"
     )
 
