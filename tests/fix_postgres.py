@@ -24,7 +24,12 @@ _numbers = itertools.count(1)
 
 
 def wait_until(
-    true: Callable[[], Any], what: str, seconds: float = 60.0, *, log: Callable[[], str] | None = None
+    true: Callable[[], Any],
+    what: str,
+    seconds: float = 60.0,
+    *,
+    log: Callable[[], str] | None = None,
+    pause: float = 0.02,
 ) -> None:
     """Wait for a condition; says which one when it does not come, and what the log has then."""
     deadline = time.monotonic() + seconds
@@ -32,7 +37,7 @@ def wait_until(
         if time.monotonic() > deadline:
             shown = f"\n{log()}" if log is not None else ""
             raise AssertionError(f"waited {seconds:.0f} s in vain until {what}{shown}")
-        time.sleep(0.02)
+        time.sleep(pause)
 
 
 @dataclass

@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 READ_BYTES = 4 << 20
+COPY_READ_BYTES = 1 << 20  # a good piece to decode: small enough for the cache
 CONNECT_SECONDS = 10
 
 #: how the server writes values: the same text whatever its own defaults are
@@ -305,13 +306,22 @@ class CopyOutStream:
         """Wait for bytes; what libpq hands out message by message is framed again."""
         if self._socket is None:
             return self._read_libpq(buf, at)
+        place = memoryview(buf)[at:]  # type: ignore[arg-type]
         try:
-            n = self._socket.recv_into(memoryview(buf)[at:])  # type: ignore[arg-type]
+            fill = n = self._socket.recv_into(place)
+            pauses = 0
+            while n and fill < min(COPY_READ_BYTES, len(place)) and pauses < 3:
+                try:
+                    n = self._socket.recv_into(place[fill:], 0, socket.MSG_DONTWAIT)
+                    fill += n
+                except BlockingIOError:  # let the server get ahead: many small pieces cost more than they bring
+                    pauses += 1
+                    time.sleep(0.001)
         except OSError as exc:
             raise ConnectionLostError("the connection of the copy broke") from exc
         if n == 0:
             raise ConnectionLostError("the server closed the connection of the copy")
-        return n
+        return fill
 
     def _read_libpq(self, buf: Bytes, at: int) -> int:
         start = at
