@@ -208,7 +208,9 @@ class Sync:
             )
 
     def wait_same(self, seconds: float = 180.0) -> None:
-        wait_until(lambda: not self.differing(), "source and lake are equal", seconds, log=self.log, pause=0.3)
+        wait_until(
+            lambda: not self.differing(), "source and lake are equal", seconds, log=self.log, pause=0.3
+        )
 
     # -- tables that come and go while it runs
 

@@ -25,6 +25,7 @@ from aqueduck.errors import (
 from aqueduck.lake.catalog import open_lake
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.embedded import EmbeddedPostgres
+from aqueduck.postgres.registry import call, install, manage_grants, rows_of
 from aqueduck.postgres.slots import create_slot, ensure_publication
 from aqueduck.postgres.tables import describe_table
 from tests.fix_postgres import Database
@@ -132,6 +133,44 @@ def test_each_statement_repairs_its_own_check(shop: Database, role: str, tmp_pat
         name, result = failed.popitem()
         repair(shop, {name: result})
         assert name not in failures(config)
+
+
+def registry_check(config: SyncConfig) -> CheckResult:
+    [result] = [result for result in run_checks(config) if result.name == "registry"]
+    return result
+
+
+def test_the_grants_for_the_registry_are_printed_and_enough(
+    shop: Database, role: str, tmp_path: Path
+) -> None:
+    """P-S24: a role without rights gets the exact statements; with them it manages and looks."""
+    with connect(shop.dsn) as conn:
+        install(conn)
+    config = config_for(shop.dsn_for(role), tmp_path, "orders")
+    before = registry_check(config)
+    assert before.ok, "the file alone is enough"
+    assert "the file alone" in before.detail
+    assert before.fix == "; ".join(manage_grants(role))
+    shop.execute(before.fix)
+    after = registry_check(config)
+    assert (after.ok, after.fix) == (True, None)
+    with connect(shop.dsn_for(role)) as conn:
+        call(conn, "add_table", source="public.orders")
+        assert [row["source"] for row in rows_of(conn, "status")] == ["public.orders"]
+
+
+def test_a_role_that_may_not_create_the_registry_gets_the_statement(
+    shop: Database, role: str, tmp_path: Path
+) -> None:
+    """P-S24: one statement of an administrator, and the role installs it by itself."""
+    config = config_for(shop.dsn_for(role), tmp_path, "orders")
+    before = registry_check(config)
+    assert before.fix == f'create schema aqueduck authorization "{role}"'
+    shop.execute(before.fix)
+    assert registry_check(config) == CheckResult("registry", True, "will be installed")
+    with connect(shop.dsn_for(role)) as conn:
+        assert install(conn)
+    assert registry_check(config).detail.endswith("is installed")
 
 
 def test_membership_in_the_owner_is_enough(shop: Database, role: str, tmp_path: Path) -> None:

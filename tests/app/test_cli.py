@@ -13,6 +13,7 @@ import pytest
 from aqueduck.app import cli
 from aqueduck.postgres.embedded import EmbeddedPostgres
 from tests.fix_postgres import Database
+from tests.small_service import small_service
 
 
 class Cli:
@@ -178,3 +179,80 @@ def test_a_slot_that_was_made_again_is_refused(db: Database, run: Cli) -> None:
     db.execute("insert into t values (1); select pg_switch_wal()")
     db.execute("select pg_create_logical_replication_slot('aqueduck_test', 'pgoutput')")
     assert "[pg.slot_lost]" in run.fails("init", "-c", config)[1]
+
+
+def test_verify_prints_verdicts_and_the_first_keys(db: Database, run: Cli, tmp_path: Path) -> None:
+    """Exit codes 0, 1 for a difference and 3 for a table that was not compared; keys for people and as JSON."""
+    db.execute("create table t (id int primary key, v text); create table u (id int primary key)")
+    with small_service(db, tmp_path, "public.t", "public.u") as service:
+        db.execute("insert into t select g, 'secret' from generate_series(1, 50) g")
+        service.apply()
+        verify = ("verify", "-c", tmp_path / "aqueduck.yaml", "--no-spark")
+        code, out, err = run(*verify)
+        assert (code, err) == (0, "")
+        assert "identical" in out
+        assert "secret" not in out
+        service.change_lake("update lake.main.t set v = 'x' where id = 33")
+        code, out, err = run(*verify)
+        assert code == 1
+        assert err.startswith(
+            "aqueduck: [verify.different] public.t of 2 tables: 50 rows in the source, 50 in the lake"
+        )
+        assert "different" in out
+        assert "changed   id=33" in out
+        assert "secret" not in out
+        code, out, _ = run(*verify, "--json", "--table", "public.t")
+        [result] = json.loads(out)
+        assert code == 1
+        assert result["differences"] == [{"kind": "changed", "key": {"id": "33"}}]
+        assert (result["verdict"], result["same"], result["lake_rows"]) == ("different", False, 50)
+        service.change_lake("update lake.aqueduck.tables set ready = false where source_name = 'public.u'")
+        code, out, _ = run(*verify, "--table", "u")
+        assert code == 3
+        assert "not compared" in out
+
+
+def test_tables_groups_and_settings_are_managed_and_shown(db: Database, run: Cli) -> None:
+    """Every command has a table for people and JSON for programs, on the functions of the SQL API."""
+    db.execute("create table t (id int primary key); create table later (id int primary key)")
+    config = run.config(db.dsn, "public.t")
+    assert "prepared" in json.loads(run("init", "-c", config, "--json")[1])
+    assert run("tables", "add", "public.later", "--group", "test", "-c", config)[1] == (
+        "public.later will be copied and followed\n"
+    )
+    listed = json.loads(run("tables", "list", "-c", config, "--json")[1])
+    assert [(row["source"], row["created_by_file"]) for row in listed] == [
+        ("public.later", False),
+        ("public.t", True),
+    ]
+    for command, words in (
+        (("tables", "list"), ("public.later", "main.later", "SQL")),
+        (("status",), ("public.t", "PENDING", "no service runs")),
+        (("groups", "list"), ("aqueduck_test", "keeps")),
+        (("settings", "list"), ("flush_interval_ms", "1000")),
+    ):
+        code, out, _ = run(*command, "-c", config)
+        assert code == 0
+        assert all(word in out for word in words), out
+    assert json.loads(run("status", "-c", config, "--json")[1])[1]["source"] == "public.t"
+    removed = json.loads(run("tables", "remove", "later", "-c", config, "--json")[1])
+    assert (removed["called"], removed["source"]) == ("remove_table", "later")
+    assert run("groups", "disable", "test", "-c", config)[1].startswith("the group test stops")
+    assert json.loads(run("groups", "list", "-c", config, "--json")[1])[0]["enabled"] is False
+
+
+def test_settings_are_set_read_and_taken_back(db: Database, run: Cli) -> None:
+    """P-S26: for all groups or for one; unknown names are refused with those that there are."""
+    db.execute("create table t (id int primary key)")
+    config = run.config(db.dsn, "public.t")
+    run("init", "-c", config)
+    assert run("settings", "set", "inline_rows", "7", "-c", config)[1] == "inline_rows is 7\n"
+    run("settings", "set", "inline_rows", "9", "--group", "test", "-c", config)
+    assert run("settings", "get", "inline_rows", "-c", config)[1] == "7\n"
+    got = json.loads(run("settings", "get", "inline_rows", "--group", "test", "-c", config, "--json")[1])
+    assert got["result"] == "9"
+    run("settings", "set", "inline_rows", "-c", config)
+    assert run("settings", "get", "inline_rows", "-c", config)[1] == "1000\n"
+    code, error = run.fails("settings", "set", "nonsense", "1", "-c", config)
+    assert code == 2
+    assert "known settings" in error

@@ -28,6 +28,7 @@ from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.failures import RAISE_SLOTS, RAISE_WALSENDERS, SET_WAL_LEVEL, THEN_RESTART
 from aqueduck.postgres.publications import publishes_exactly, refuse_without_identity
 from aqueduck.postgres.quoting import identifier, table_identifier
+from aqueduck.postgres.registry import check_registry
 from aqueduck.postgres.server import ServerInfo, read_server
 from aqueduck.postgres.slots import check_slot, slot_info
 from aqueduck.postgres.tables import describe_table
@@ -45,7 +46,7 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One requirement: what was found, and if it fails how to repair it."""
+    """One requirement: what was found, and how to repair it if it fails or could be better."""
 
     name: str
     ok: bool
@@ -89,6 +90,7 @@ def _source_checks(config: SyncConfig) -> Iterator[CheckResult]:
         yield _result("replication", _check_replication, server, config.source.dsn)
         yield _result("free slots", _check_slots, conn, server, config)
         yield _result("free walsenders", _check_walsenders, conn, server, config)
+        yield _registry_check(conn)
         for group in config.groups:
             yield from _group_checks(conn, server, group)
 
@@ -149,6 +151,16 @@ def _within(what: str, needed: int, used: int, limit: int, fix: str) -> str:
             hint=fix.format(used + needed) + THEN_RESTART,
         )
     return f"{limit - used} of {limit} free, {needed} needed"
+
+
+def _registry_check(conn: Connection) -> CheckResult:
+    """Without the rights the file alone is enough, so the statements that grant them are only a note."""
+    result = _result("registry", check_registry, conn)
+    if isinstance(result.error, PrivilegeError):
+        return CheckResult(
+            result.name, True, f"{result.detail}: the file alone says what is synced", result.fix
+        )
+    return result
 
 
 # -- Groups and their tables

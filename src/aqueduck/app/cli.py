@@ -6,14 +6,12 @@ Every error of ours is one line on stderr and an exit code: 2 for configuration,
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from aqueduck.errors import AqueduckError
 
@@ -26,7 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-out = Console()
+out = Console(width=None if sys.stdout.isatty() else 200)
 
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="The configuration file.", metavar="FILE")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -44,12 +42,17 @@ def demo(
 
 
 @app.command()
-def init(config: ConfigFile) -> None:
+def init(config: ConfigFile, as_json: Json = False) -> None:
     """Create publication, slot and lake; changes nothing that is already right."""
     from aqueduck.app.prepare import prepare
+    from aqueduck.app.show import print_json
     from aqueduck.config import load_config
 
-    for line in prepare(load_config(config)):
+    lines = prepare(load_config(config))
+    if as_json:
+        print_json({"prepared": list(lines)})
+        return
+    for line in lines:
         out.print(line, highlight=False)
 
 
@@ -57,18 +60,15 @@ def init(config: ConfigFile) -> None:
 def check(config: ConfigFile, as_json: Json = False) -> None:
     """Test every requirement and print the statement that fixes what is missing."""
     from aqueduck.app.check import run_checks
+    from aqueduck.app.show import print_json, show_checks
     from aqueduck.config import load_config
 
     results = run_checks(load_config(config))
-    failed = [r for r in results if not r.ok]
     if as_json:
-        print(json.dumps([{"name": r.name, "ok": r.ok, "detail": r.detail, "fix": r.fix} for r in results]))
+        print_json([{"name": r.name, "ok": r.ok, "detail": r.detail, "fix": r.fix} for r in results])
     else:
-        for r in results:
-            out.print(f"[{'green' if r.ok else 'red'}]{'ok  ' if r.ok else 'FAIL'}[/] {r.name}: ", end="")
-            out.print(r.detail, highlight=False, markup=False)
-            if r.fix:
-                out.print(f"       fix: {r.fix}", highlight=False, markup=False)
+        show_checks(out, results)
+    failed = [r for r in results if not r.ok]
     if failed:
         raise typer.Exit(failed[0].error.exit_code if failed[0].error else 1)
 
@@ -94,7 +94,7 @@ def run(
 @app.command()
 def status(config: ConfigFile, as_json: Json = False) -> None:
     """Show every table: state, position, rows, errors."""
-    _show(_registry_rows(config, "status"), as_json, STATUS_COLUMNS)
+    _show(config, "status", as_json)
 
 
 tables_app = typer.Typer(
@@ -103,11 +103,19 @@ tables_app = typer.Typer(
 groups_app = typer.Typer(no_args_is_help=True, help="Groups: list, create, drop, enable, disable.")
 app.add_typer(tables_app, name="tables")
 app.add_typer(groups_app, name="groups")
+settings_app = typer.Typer(no_args_is_help=True, help="Settings of all groups, of a group or of a table.")
+app.add_typer(settings_app, name="settings")
 
 TableArgument = Annotated[
     str, typer.Argument(help="The source table, such as public.orders.", metavar="TABLE")
 ]
 GroupArgument = Annotated[str, typer.Argument(help="The group's name.", metavar="GROUP")]
+
+
+@tables_app.command("list")
+def tables_list(config: ConfigFile, as_json: Json = False) -> None:
+    """Show what is wanted of each table."""
+    _show(config, "tables", as_json)
 
 
 @tables_app.command("add")
@@ -119,10 +127,11 @@ def tables_add(
     ] = None,
     group: Annotated[str, typer.Option(help="The group.")] = "default",
     no_copy: Annotated[bool, typer.Option("--no-copy", help="Only changes from now on.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Add a table to a group; its rows are copied beside the stream."""
-    _call(config, "add_table", source=table, target=target, group_name=group, copy=not no_copy)
-    out.print(f"{table} will be copied and followed", highlight=False)
+    said = f"{table} will be {'followed' if no_copy else 'copied and followed'}"
+    _call(config, as_json, said, "add_table", source=table, target=target, group_name=group, copy=not no_copy)
 
 
 @tables_app.command("remove")
@@ -130,116 +139,162 @@ def tables_remove(
     table: TableArgument,
     config: ConfigFile,
     drop_target: Annotated[bool, typer.Option("--drop-target", help="Drop the lake table as well.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Take a table out of its group; the lake table stays unless told otherwise."""
-    _call(config, "remove_table", source=table, drop_target=drop_target)
-    out.print(f"{table} is no longer followed", highlight=False)
+    said = f"{table} is no longer followed"
+    _call(config, as_json, said, "remove_table", source=table, drop_target=drop_target)
 
 
 @tables_app.command("resync")
-def tables_resync(table: TableArgument, config: ConfigFile) -> None:
+def tables_resync(table: TableArgument, config: ConfigFile, as_json: Json = False) -> None:
     """Copy a table again; changes meanwhile are kept."""
-    _call(config, "resync_table", source=table)
-    out.print(f"{table} will be copied again", highlight=False)
+    _call(config, as_json, f"{table} will be copied again", "resync_table", source=table)
 
 
 @tables_app.command("move")
-def tables_move(table: TableArgument, group: GroupArgument, config: ConfigFile) -> None:
+def tables_move(
+    table: TableArgument, group: GroupArgument, config: ConfigFile, as_json: Json = False
+) -> None:
     """Move a table to another group, which copies it again."""
-    _call(config, "move_table", source=table, group_name=group)
-    out.print(f"{table} moves to the group {group}", highlight=False)
+    said = f"{table} moves to the group {group}"
+    _call(config, as_json, said, "move_table", source=table, group_name=group)
 
 
 @groups_app.command("list")
 def groups_list(config: ConfigFile, as_json: Json = False) -> None:
     """Show the groups: slot, publication, WAL that the slot retains."""
-    _show(_registry_rows(config, "groups"), as_json, GROUP_COLUMNS)
+    _show(config, "groups", as_json)
 
 
 @groups_app.command("create")
-def groups_create(group: GroupArgument, config: ConfigFile) -> None:
+def groups_create(group: GroupArgument, config: ConfigFile, as_json: Json = False) -> None:
     """Create a group with its own slot and publication."""
-    _call(config, "create_group", name=group)
+    _call(config, as_json, f"the group {group} is created", "create_group", name=group)
 
 
 @groups_app.command("drop")
-def groups_drop(group: GroupArgument, config: ConfigFile) -> None:
+def groups_drop(group: GroupArgument, config: ConfigFile, as_json: Json = False) -> None:
     """Drop a group with its slot and publication; lake tables stay."""
-    _call(config, "drop_group", name=group)
+    _call(config, as_json, f"the group {group} is dropped, its lake tables stay", "drop_group", name=group)
 
 
 @groups_app.command("enable")
-def groups_enable(group: GroupArgument, config: ConfigFile) -> None:
+def groups_enable(group: GroupArgument, config: ConfigFile, as_json: Json = False) -> None:
     """Run a group again; it catches up from where it was."""
-    _call(config, "enable_group", name=group)
+    _call(config, as_json, f"the group {group} runs again", "enable_group", name=group)
 
 
 @groups_app.command("disable")
-def groups_disable(group: GroupArgument, config: ConfigFile) -> None:
+def groups_disable(group: GroupArgument, config: ConfigFile, as_json: Json = False) -> None:
     """Stop a group; the server keeps its WAL until it is enabled."""
-    _call(config, "disable_group", name=group)
+    _call(config, as_json, f"the group {group} stops; the server keeps its WAL", "disable_group", name=group)
 
 
-STATUS_COLUMNS = (
-    "group_name",
-    "source",
-    "target",
-    "state",
-    "rows_synced",
-    "applied_lsn",
-    "last_sync_at",
-    "error_message",
-)
-GROUP_COLUMNS = ("name", "enabled", "slot_name", "publication", "tables", "retained_bytes")
+SettingName = Annotated[str, typer.Argument(help="The setting, such as flush_interval_ms.", metavar="NAME")]
+ForGroup = Annotated[str | None, typer.Option("--group", help="For this group only.")]
+ForTable = Annotated[str | None, typer.Option("--table", help="For this table only.")]
 
 
-def _registry_rows(config: Path, function: str) -> list[dict[str, Any]]:
+@settings_app.command("list")
+def settings_list(config: ConfigFile, as_json: Json = False) -> None:
+    """Show all settings with their values for all groups."""
+    _show(config, "list_settings", as_json)
+
+
+@settings_app.command("get")
+def settings_get(
+    name: SettingName,
+    config: ConfigFile,
+    group: ForGroup = None,
+    table: ForTable = None,
+    as_json: Json = False,
+) -> None:
+    """Print the value that holds, for all groups, a group or a table."""
+    _call(config, as_json, "{}", "get_setting", name=name, group_name=group, source=table)
+
+
+@settings_app.command("set")
+def settings_set(
+    name: SettingName,
+    value: Annotated[str | None, typer.Argument(help="Its value; without, it is taken back.")] = None,
+    *,
+    config: ConfigFile,
+    group: ForGroup = None,
+    table: ForTable = None,
+    as_json: Json = False,
+) -> None:
+    """Set a value, for all groups, a group or a table."""
+    said = f"{name} is {value}" if value is not None else f"{name} is no longer set here"
+    _call(config, as_json, said, "set_setting", name=name, value=value, group_name=group, source=table)
+
+
+def _show(config: Path, function: str, as_json: bool) -> None:
+    from aqueduck.app import show
     from aqueduck.config import load_config
     from aqueduck.postgres.connection import connect
     from aqueduck.postgres.registry import rows_of
 
     with connect(load_config(config).source.dsn) as conn:
-        return rows_of(conn, function)
+        rows = rows_of(conn, function)
+    if as_json:
+        show.print_json(rows)
+        return
+    views = {
+        "status": show.show_status,
+        "groups": show.show_groups,
+        "tables": show.show_tables,
+        "list_settings": show.show_settings,
+    }
+    views[function](out, rows)
 
 
-def _call(config: Path, function: str, **arguments: Any) -> None:
+def _call(config: Path, as_json: bool, said: str, function: str, **arguments: Any) -> None:
+    """Call a function of the registry; `said` is for people, with {} for what it returned."""
+    from aqueduck.app.show import print_json
     from aqueduck.config import load_config
     from aqueduck.postgres.connection import connect
     from aqueduck.postgres.registry import call
 
     with connect(load_config(config).source.dsn) as conn:
-        call(conn, function, **arguments)
-
-
-def _show(rows: list[dict[str, Any]], as_json: bool, wanted: tuple[str, ...]) -> None:
+        result = call(conn, function, **arguments)
     if as_json:
-        print(json.dumps(rows, default=str))
-        return
-    columns = [name for name in wanted if rows and name in rows[0]]
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*("" if row[name] is None else str(row[name]) for name in columns))
-    out.print(table if rows else "nothing yet")
+        print_json({"called": function, **arguments, "result": result or None})
+    else:
+        out.print(said.replace("{}", str(result)), highlight=False, markup=False)
 
 
 @app.command()
-def verify(config: ConfigFile, as_json: Json = False) -> None:
-    """Compare source and lake table by table; exits 1 on a difference."""
+def verify(
+    config: ConfigFile,
+    table: Annotated[list[str] | None, typer.Option(help="Only this table; may be given again.")] = None,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the lake to catch up.")] = 60.0,
+    no_spark: Annotated[bool, typer.Option("--no-spark", help="Read in this process: small tables.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare source and lake table by table; exits 1 on a difference, 3 if a table was not compared."""
+    from aqueduck.app import show
     from aqueduck.app.verify import verify_tables
     from aqueduck.config import load_config
+    from aqueduck.spark.session import build_session
 
-    results = verify_tables(load_config(config))
-    if as_json:
-        print(json.dumps([r.to_dict() for r in results]))
-    else:
-        table = Table("table", "source rows", "lake rows", "content")
-        for r in results:
-            table.add_row(
-                r.table, f"{r.source_rows:,}", f"{r.lake_rows:,}", "identical" if r.same else "DIFFERENT"
+    file = load_config(config)
+    spark = None if no_spark else build_session(file.spark.master, file.spark.conf, "aqueduck verify")
+    try:
+        with show.verify_progress(Console(stderr=True)) as progress:
+            results = verify_tables(
+                file, spark=spark, tables=table or (), wait_seconds=wait, progress=progress
             )
-        out.print(table)
-    if not all(r.same for r in results):
-        raise typer.Exit(1)
+    finally:
+        if spark is not None:
+            spark.stop()
+    if as_json:
+        show.print_json([r.to_dict() for r in results])
+    else:
+        show.show_verdicts(out, results)
+    show.raise_verdict(results)
+    if any(r.verdict == "not compared" for r in results):
+        raise typer.Exit(show.NOT_COMPARED)
 
 
 @app.command()

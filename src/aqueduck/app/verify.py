@@ -1,83 +1,169 @@
 """
-Compare source and lake, table by table: counts, then content.
+`aqueduck verify`: compare source and lake table by table, also while both are busy.
 
-The source is read through DuckDB's own PostgreSQL extension, on a connection that shares nothing
-with the capture, as text; the lake is read as it is.  Both sides get the same order-independent
-hash per row, summed.  Meant for a source that is quiet, such as after the demo's load: rows that
-change between the two reads differ.
+Counts and content hashes first, then the first keys that differ.  A round compares everything that
+stood still (`verify_rounds`); what was in motion is compared in the next, a few times.  Reading is
+done by Spark, or in this process for callers that have a small lake in hand.
 """
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from aqueduck.config import SyncConfig, TableConfig
+import psycopg
+
+from aqueduck.app.verify_reads import Progress, Sides, Work
+from aqueduck.app.verify_rounds import Round
+from aqueduck.config import SyncConfig
+from aqueduck.errors import AqueduckError, ConfigError, TableMissingError
 from aqueduck.lake.catalog import LakeSession, open_lake
-from aqueduck.lake.engine import load_extension, new_connection
-from aqueduck.lake.sql import ident, lake_table, literal
+from aqueduck.lake.table_states import TableState
+from aqueduck.lake.versions import current_version, tables_at
 from aqueduck.postgres.connection import connect
-from aqueduck.postgres.quoting import identifier, table_identifier
+from aqueduck.postgres.registry import rows_of
 from aqueduck.postgres.tables import describe_table
-from aqueduck.schema import TableSchema
-from aqueduck.typemap import cast_sql
+from aqueduck.schema import TableName, lsn_text, parse_table_name
+from aqueduck.spark.verify_job import InProcess, OnSpark, Reader
 
 __all__ = ["TableComparison", "verify_tables"]
+
+ROUNDS = 5
+WAIT_SECONDS = 60.0
+KEYS_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
 class TableComparison:
-    """One table's verdict."""
+    """One table's verdict: identical, different, or not compared."""
 
     table: str
     target: str
+    verdict: str
     source_rows: int
     lake_rows: int
-    same: bool
+    position: str | None
+    """Of the source's state that was compared last."""
+    lake_snapshot: int | None
+    in_motion: int
+    """Keys that changed in every round, and were not compared."""
+    differing: int
+    """Keys that differ; more than this if `more`."""
+    more: bool
+    differences: tuple[dict[str, Any], ...]
+    """The first of them: kind and key."""
+    note: str | None
+
+    @property
+    def same(self) -> bool:
+        return self.verdict == "identical"
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return {**fields, "differences": list(self.differences), "same": self.same}
 
 
-def verify_tables(config: SyncConfig, *, session: LakeSession | None = None) -> list[TableComparison]:
-    """Compare all tables; `session` is for callers whose own process holds the catalog."""
+def verify_tables(
+    config: SyncConfig,
+    *,
+    session: LakeSession | None = None,
+    spark: Any = None,
+    tables: Sequence[str] = (),
+    wait_seconds: float = WAIT_SECONDS,
+    progress: Progress | None = None,
+) -> list[TableComparison]:
+    """
+    Compare all tables that the lake has or the file names, or only `tables`.
+
+    `session` is for callers whose own process holds the catalog; without `spark`, this process reads.
+    """
     with contextlib.ExitStack() as stack:
         lake = session or stack.enter_context(contextlib.closing(open_lake(config.lake, read_only=True)))
         conn = stack.enter_context(connect(config.source.dsn))
-        source = stack.enter_context(contextlib.closing(new_connection()))
-        load_extension(source, "postgres_scanner")
-        source.execute(f"attach {literal(config.source.dsn)} as source (type postgres, read_only)")
-        return [
-            _compare(lake, source, describe_table(conn, table.source), table)
-            for group in config.groups
-            for table in group.tables
-        ]
+        reader: Reader = InProcess(lake) if spark is None else OnSpark(spark, lake)
+        works = _chosen(_works(config, lake, conn), tables)
+        slots = _slots(config, conn, {work.group for work in works})
+        say = progress or (lambda _table, _doing, _share: None)
+        comparison = Round(Sides(config.source.dsn, conn, lake, reader, say), slots, wait_seconds)
+        for _ in range(ROUNDS):
+            left = [work for work in works if work.verdict is None]
+            if not left:
+                break
+            comparison.run(left)
+    return [_result(work) for work in works]
 
 
-def _compare(lake: LakeSession, source: Any, schema: TableSchema, table: TableConfig) -> TableComparison:
-    target = table.target_table
-    theirs = source.execute(source_digest_sql(schema)).fetchone()
-    ours = lake.query(lake_digest_sql(schema, lake_table(target)))[0][0]
+def _works(config: SyncConfig, lake: LakeSession, conn: psycopg.Connection[Any]) -> list[Work]:
+    """Tables that the lake knows, however they came there, and those of the file that it does not know yet."""
+    known = tables_at(lake, current_version(lake))
+    works = [Work(group, state) for group, states in known.items() for state in states.values()]
+    names, oids = {work.state.source for work in works}, {work.state.oid for work in works}
+    for group in config.groups:
+        for table in group.tables:
+            if table.source_table.qualified in names or _oid(conn, table.source) in oids:
+                continue
+            state = TableState(0, table.source_table.qualified, table.target_table, False, 0)
+            note = "it is not in the lake yet"
+            works.append(Work(group.name, state, verdict="not compared", note=note))
+    return works
+
+
+def _oid(conn: psycopg.Connection[Any], source: str) -> int | None:
+    try:
+        return describe_table(conn, source, need_key=False).oid
+    except TableMissingError:
+        return None
+
+
+def _chosen(works: list[Work], tables: Sequence[str]) -> list[Work]:
+    if not tables:
+        return works
+    wanted = {name: _name(name).qualified for name in tables}
+    known = {work.state.source for work in works}
+    for text, name in wanted.items():
+        if name not in known:
+            hint = f"tables of this lake: {', '.join(sorted(known))}"
+            raise ConfigError(f"{text} is no table that the lake follows", hint=hint)
+    return [work for work in works if work.state.source in wanted.values()]
+
+
+def _name(text: str) -> TableName:
+    try:
+        return parse_table_name(text, default_schema="public")
+    except ValueError as exc:
+        raise ConfigError(f"{text} is no name of a table: it {exc}") from None
+
+
+def _slots(config: SyncConfig, conn: psycopg.Connection[Any], groups: set[str]) -> dict[str, str]:
+    """The slot of each group, as the registry has it, or else the file."""
+    slots = {group: f"aqueduck_{group}" for group in groups}
+    slots |= {group.name: group.slot_name for group in config.groups}
+    with contextlib.suppress(AqueduckError):  # there need not be a registry
+        slots |= {row["name"]: row["slot_name"] for row in rows_of(conn, "groups")}
+    return slots
+
+
+def _result(work: Work) -> TableComparison:
+    verdict, note, in_motion = work.verdict, work.note, 0
+    if verdict is None and work.keys is not None and note is None:
+        verdict, in_motion = "identical", len(work.keys)
+        note = f"{in_motion:,} keys changed all the time and were not compared"
     return TableComparison(
-        schema.qualified, target.qualified, int(theirs[0]), int(ours[0]), tuple(theirs) == tuple(ours)
+        table=work.state.source,
+        target=work.state.target.qualified,
+        verdict=verdict or "not compared",
+        source_rows=work.source_rows,
+        lake_rows=work.lake_rows,
+        position=None if work.position is None else lsn_text(work.position),
+        lake_snapshot=work.version,
+        in_motion=in_motion,
+        differing=len(work.differences),
+        more=work.more,
+        differences=tuple(
+            {"kind": d.kind, "key": dict(zip(work.key_names, d.key, strict=True))}
+            for d in work.differences[:KEYS_SHOWN]
+        ),
+        note=note,
     )
-
-
-def source_digest_sql(schema: TableSchema) -> str:
-    """Count and content hash of the source's rows, typed as the lake types them."""
-    texts = ", ".join(f"{_as_text(c.name)} as c{i}" for i, c in enumerate(schema.columns))
-    remote = f"select {texts} from {table_identifier(schema)}"
-    typed = ", ".join(f"{cast_sql(c, f'c{i}')} as v{i}" for i, c in enumerate(schema.columns))
-    values = ", ".join(f"v{i}" for i in range(len(schema.columns)))
-    return f"select count(*), sum(hash({values})::hugeint) from (select {typed} from postgres_query('source', {literal(remote)}))"
-
-
-def lake_digest_sql(schema: TableSchema, target: str) -> str:
-    values = ", ".join(ident(c.name) for c in schema.columns)
-    return f"select count(*), sum(hash({values})::hugeint) from {target}"
-
-
-def _as_text(name: str) -> str:
-    # format() uses the type's output function, as pgoutput does; a cast to text would strip char(n) padding.
-    return f"case when {identifier(name)} is not null then format('%s', {identifier(name)}) end"

@@ -110,6 +110,17 @@ class LakeSession:
                     self.con.execute("rollback")
                 raise
 
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A second connection to the same lake: long reads on it keep no commit waiting."""
+        with self._lock:
+            con = self.con.cursor()
+        try:
+            con.execute("set TimeZone = 'UTC'")
+            yield con
+        finally:
+            con.close()
+
     def reopen(self) -> None:
         """Replace the connection by a new one, whatever state the old one is in."""
         with self._lock:

@@ -15,7 +15,7 @@ import psycopg
 from aqueduck.errors import ServiceLockedError
 from aqueduck.postgres.connection import translate_errors
 
-__all__ = ["lock_group", "lock_key", "try_lock_group", "unlock_group"]
+__all__ = ["group_runs", "lock_group", "lock_key", "try_lock_group", "unlock_group"]
 
 Connection = psycopg.Connection[Any]
 
@@ -45,6 +45,12 @@ def lock_group(conn: Connection, name: str) -> None:
         f"another service already runs the group {name}{where}",
         hint="stop that service, or leave out the group here; the lock goes with the service that has it",
     )
+
+
+def group_runs(conn: Connection, name: str) -> bool:
+    """Whether any service has the group."""
+    with translate_errors(f"look who runs the group {name}", conn=conn):
+        return conn.execute(_HOLDER, {"key": lock_key(name)}).fetchone() is not None
 
 
 def unlock_group(conn: Connection, name: str) -> None:

@@ -131,7 +131,7 @@ def plan_chunks(conn: psycopg.Connection[Any], table: TableSchema, *, chunk_byte
     return chunks
 
 
-def copy_sql(table: TableSchema, chunk: Chunk) -> str:
+def copy_sql(table: TableSchema, chunk: Chunk, condition: str | None = None) -> str:
     columns = ", ".join(identifier(c.name) for c in table.columns)
     source = table_identifier(TableName(chunk.schema, chunk.table))
     where = f"ctid >= '({chunk.first_page},0)'::tid"
@@ -139,17 +139,21 @@ def copy_sql(table: TableSchema, chunk: Chunk) -> str:
         where += f" and ctid < '({chunk.end_page},0)'::tid"
     if chunk.since is not None:
         where += f" and age(xmin) <= age('{chunk.since}'::xid)"
+    if condition is not None:
+        where += f" and {condition}"
     return f"copy (select {columns} from only {source} where {where}) to stdout"
 
 
-def read_chunk(dsn: str, snapshot: str, table: TableSchema, chunk: Chunk) -> Iterator[pa.RecordBatch]:
-    """The rows of one chunk as string columns named n0, n1 and so on."""
+def read_chunk(
+    dsn: str, snapshot: str, table: TableSchema, chunk: Chunk, condition: str | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one chunk, where `condition` holds, as string columns named n0, n1 and so on."""
     pgconn = connect_wire(dsn)
     with contextlib.closing(CopyOutStream(pgconn)) as stream:
         stream.execute(
             f"begin isolation level repeatable read read only; set transaction snapshot {literal(snapshot)}"
         )
-        stream.start(copy_sql(table, chunk))
+        stream.start(copy_sql(table, chunk, condition))
         yield from _decode(stream, len(table.columns))
 
 

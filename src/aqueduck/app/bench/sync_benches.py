@@ -97,7 +97,7 @@ def _measure(
         bench.service.hold("bench", False)
         bench.wait_for(target)
     console.print("comparing source and lake …")
-    results = verify_tables(bench.service.config, session=bench.service.lake)
+    results = verify_tables(bench.service.config, session=bench.service.lake, spark=bench.service.spark)
     if not all(r.same for r in results):
         raise VerifyDifferenceError("source and lake differ after the bench", table="public.sbtest")
     return {

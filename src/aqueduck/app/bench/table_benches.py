@@ -97,7 +97,10 @@ def _alternative_seconds(bench: Workbench) -> float:
 
 
 def _verify(bench: Workbench) -> None:
-    if not all(r.same for r in verify_tables(bench.service.config, session=bench.service.lake)):
+    if not all(
+        r.same
+        for r in verify_tables(bench.service.config, session=bench.service.lake, spark=bench.service.spark)
+    ):
         raise VerifyDifferenceError("source and lake differ after the bench", table="public.sbtest")
 
 
