@@ -61,6 +61,7 @@ class Sync:
             "groups": [group],
             "state_dir": f"{self.directory}/state",
             "spark": self.spark,
+            "server": {"port": 0},  # several services run side by side
         }
         self.config_file.write_text(json.dumps(config))  # JSON is YAML
 

@@ -69,6 +69,25 @@ def test_relative_paths_start_at_the_directory_of_the_file() -> None:
     assert config.state_dir == "/srv/shop/.aqueduck"
 
 
+def test_the_files_of_a_certificate_are_found_beside_the_file() -> None:
+    """Paths of the server start there as well."""
+    server = parse({**SMALLEST, "server": {"tls_cert": "tls/cert.pem", "tls_key": "/etc/key.pem"}}).server
+    assert (server.tls_cert, server.tls_key) == ("/srv/shop/tls/cert.pem", "/etc/key.pem")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "[::1]", "localhost"])
+def test_a_loopback_address_needs_no_token(host: str) -> None:
+    """Only this machine can connect."""
+    assert parse({**SMALLEST, "server": {"host": host}}).server.is_loopback
+
+
+def test_a_token_in_the_place_of_its_variable_is_never_shown() -> None:
+    """Who writes the token itself into the file does not find it in a log."""
+    text = problem({**SMALLEST, "server": {"token_env": "s3cret-token!"}})
+    assert "server.token_env: must be the name of an environment variable" in text
+    assert "s3cret" not in text
+
+
 @pytest.mark.parametrize(
     ("catalog", "expected"),
     [
@@ -125,7 +144,10 @@ def test_the_connection_string_comes_from_the_environment() -> None:
             group(tables=[{"source": "a", "copi": 1}]),
             "groups[0].tables[0].copi: unknown key (did you mean copy?)",
         ),
-        ({**SMALLEST, "server": {"zzz": 1}}, "server.zzz: unknown key (known here: host, port)"),
+        (
+            {**SMALLEST, "server": {"zzz": 1}},
+            "server.zzz: unknown key (known here: enabled, host, port, token_env,",
+        ),
         ({key: SMALLEST[key] for key in ("source", "groups")}, "lake: is missing"),
         ({**SMALLEST, "source": {}}, "source.dsn: is missing (or dsn_env)"),
         ({**SMALLEST, "source": {"dsn": "a", "dsn_env": "B"}}, "source: has both dsn and dsn_env"),
@@ -153,6 +175,12 @@ def test_the_connection_string_comes_from_the_environment() -> None:
         (lake(data_path=""), "lake.data_path: string should have at least 1 character"),
         (lake(inline_rows=-1), "lake.inline_rows: input should be greater than or equal to 0"),
         ({**SMALLEST, "server": {"port": 99999}}, "server.port: input should be less than or equal to 65535"),
+        ({**SMALLEST, "server": {"host": "0.0.0.0"}}, "server: host is not a loopback address, so token_env"),
+        ({**SMALLEST, "server": {"tls_cert": "a.pem"}}, "server: needs both tls_cert and tls_key"),
+        (
+            {**SMALLEST, "server": {"stall_seconds": 0}},
+            "server.stall_seconds: input should be greater than or equal",
+        ),
         ({**SMALLEST, "spark": {"master": "nonsense"}}, "spark.master: must be local[*]"),
         ("source: [", "is not valid YAML in line 1"),
         ("a: 1\na: 2", "key 'a' stands twice"),

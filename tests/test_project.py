@@ -19,7 +19,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # A package may import from those to the right of it; "" is the top level.
 LAYERS = {
-    "app": {"app", "spark", "postgres", "lake", "sinks", ""},
+    "app": {"app", "web", "spark", "postgres", "lake", "sinks", ""},
+    "web": {"web", ""},
     "spark": {"spark", "postgres", "lake", "sinks", ""},
     "postgres": {"postgres", ""},
     "lake": {"lake", ""},

@@ -9,6 +9,7 @@ tables exist and paths can be written is for `app` to check.
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 import re
 from collections import Counter
@@ -197,10 +198,39 @@ class SparkConfig(Section):
 
 
 class ServerConfig(Section):
-    """Where the status page and the metrics listen."""
+    """Where the page, the API and the metrics listen, and who may use them."""
 
+    enabled: bool = True
     host: Text = "127.0.0.1"
     port: int = Field(default=8642, ge=0, le=65535)
+    token_env: str | None = None
+    """Name of the variable that holds the token; the token itself is never in here."""
+    tls_cert: Text | None = None
+    tls_key: Text | None = None
+    stall_seconds: int = Field(default=120, ge=1, le=86_400)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @field_validator("token_env")
+    @classmethod
+    def _is_a_variable(cls, value: str | None) -> str | None:
+        if value is not None and not _VARIABLE.fullmatch(value):  # it may be a token: never show it
+            raise ValueError("must be the name of an environment variable")
+        return value
+
+    @model_validator(mode="after")
+    def _is_whole_and_safe(self) -> ServerConfig:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("needs both tls_cert and tls_key, or neither")
+        if self.enabled and not self.is_loopback and self.token_env is None:
+            raise ValueError("host is not a loopback address, so token_env is needed")
+        return self
 
 
 class SyncConfig(Section):
@@ -316,7 +346,16 @@ def _with_absolute_paths(config: SyncConfig, base_dir: Path) -> SyncConfig:
     data_path = lake.data_path if "://" in lake.data_path else _absolute(lake.data_path, base_dir)
     paths = {"catalog": _absolute_catalog(lake.catalog, base_dir), "data_path": data_path}
     state_dir = _absolute(config.state_dir, base_dir)
-    return config.model_copy(update={"lake": lake.model_copy(update=paths), "state_dir": state_dir})
+    server = config.server
+    if server.tls_cert is not None and server.tls_key is not None:
+        tls = {
+            "tls_cert": _absolute(server.tls_cert, base_dir),
+            "tls_key": _absolute(server.tls_key, base_dir),
+        }
+        server = server.model_copy(update=tls)
+    return config.model_copy(
+        update={"lake": lake.model_copy(update=paths), "state_dir": state_dir, "server": server}
+    )
 
 
 def _absolute_catalog(catalog: str, base_dir: Path) -> str:

@@ -27,6 +27,13 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   └── SchemaChangeError        lake.schema_change
     ├── CopyDisturbedError           copy.disturbed      retried
     ├── TableDisabledError           table.disabled
+    ├── HttpError                    (family: the HTTP server and its API)
+    │   ├── ServerStartError         http.start
+    │   ├── BadRequestError          http.request
+    │   ├── TokenError               http.token
+    │   ├── ReadOnlyError            http.read_only
+    │   ├── NotFoundError            http.not_found
+    │   └── MethodError              http.method
     ├── SparkStartError              spark.start
     ├── SparkQueryError              spark.query         retried
     ├── StageFullError               stage.full
@@ -48,21 +55,27 @@ from typing import Any, ClassVar
 __all__ = [
     "AqueduckError",
     "AuthenticationError",
+    "BadRequestError",
     "CatalogUnreachableError",
     "ConfigError",
     "ConnectionLostError",
     "CopyDisturbedError",
     "DataPathError",
+    "HttpError",
     "IllegalMoveError",
     "LakeBusyError",
     "LakeError",
     "LakeWriteError",
+    "MethodError",
     "NoKeyError",
+    "NotFoundError",
     "PrivilegeError",
     "ProtocolError",
     "PublicationError",
+    "ReadOnlyError",
     "Retry",
     "SchemaChangeError",
+    "ServerStartError",
     "ServiceLockedError",
     "SlotActiveError",
     "SlotConflictError",
@@ -76,6 +89,7 @@ __all__ = [
     "StageFullError",
     "TableDisabledError",
     "TableMissingError",
+    "TokenError",
     "ValueCastError",
     "VerifyDifferenceError",
     "WalLevelError",
@@ -318,6 +332,54 @@ class TableDisabledError(AqueduckError):
     """Somebody disabled the table: its changes are parked until it is enabled again."""
 
     code = "table.disabled"
+
+
+class HttpError(AqueduckError):
+    """The family of errors about the HTTP server; never raised itself."""
+
+    status: ClassVar[int] = 500
+    """Of the answer."""
+
+
+class ServerStartError(HttpError):
+    """The HTTP server cannot listen where it should."""
+
+    code = "http.start"
+
+
+class BadRequestError(HttpError):
+    """A request that does not make sense as it stands."""
+
+    code = "http.request"
+    status = 400
+
+
+class TokenError(HttpError):
+    """A request needs the server's token and has none, or a wrong one."""
+
+    code = "http.token"
+    status = 401
+
+
+class ReadOnlyError(HttpError):
+    """A request wants to change something, and the server has no token that would permit it."""
+
+    code = "http.read_only"
+    status = 403
+
+
+class NotFoundError(HttpError):
+    """There is nothing at this address."""
+
+    code = "http.not_found"
+    status = 404
+
+
+class MethodError(HttpError):
+    """What is at this address does not take this method."""
+
+    code = "http.method"
+    status = 405
 
 
 class SparkStartError(AqueduckError):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import structlog
 
-from aqueduck import faults
+from aqueduck import faults, metrics
 from aqueduck.app.copy_journal import CopyJournal, CopySession, journaled_files
 from aqueduck.errors import AqueduckError, CopyDisturbedError, own_error
 from aqueduck.lake.apply import make_target, table_directory
@@ -266,6 +266,7 @@ class Copier:
                 return
             for state in states:
                 self.failed(state.oid, error)
+                metrics.count_error(error.code, flow="sync", group=self.group)
                 log.warning("table not ready", group=self.group, table=state.source, error=str(error))
         else:
             for oid in oids:

@@ -22,12 +22,16 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 
+from aqueduck.app.actions import RegistryActions
+from aqueduck.app.overviews import SyncOverviews
 from aqueduck.app.service import SyncService
 from aqueduck.app.shop import TABLES, ShopLoad, create_shop
 from aqueduck.app.verify import TableComparison, verify_tables
 from aqueduck.config import SyncConfig, parse_config
+from aqueduck.errors import ServerStartError
 from aqueduck.postgres.embedded import EmbeddedPostgres
 from aqueduck.postgres.server import flushed_position
+from aqueduck.web.server import serve
 
 __all__ = ["run_demo"]
 
@@ -90,8 +94,10 @@ def _demo(console: Console, directory: Path, seconds: float, keep: bool) -> int:
         console.print("[bold]2/4[/] starting Spark and the streaming query …")
         service = SyncService(config)
         load = ShopLoad(server.dsn)
+        page = contextlib.ExitStack()
         try:
             service.prepare()
+            _show_page(console, page, service)
             service.start()
             with console.status("copying the rows that are already there …"):
                 service.wait_until_streaming("shop", seconds=120)
@@ -110,10 +116,24 @@ def _demo(console: Console, directory: Path, seconds: float, keep: bool) -> int:
             _show_answer(console, service)
         finally:
             load.stop()
+            page.close()
             service.stop()
     same = all(r.same for r in results)
     _say_next(console, directory, config, keep)
     return 0 if same else 1
+
+
+def _show_page(console: Console, stack: contextlib.ExitStack, service: SyncService) -> None:
+    """The page of the demo; a port that is taken is no reason to go without."""
+    wanted = service.config.server
+    overviews, actions = SyncOverviews(service), RegistryActions(service.config.source.dsn)
+    try:
+        address = stack.enter_context(serve(wanted, overviews, actions))
+    except ServerStartError as exc:
+        console.print(f"[yellow]{exc.message}; taking a free port[/]", highlight=False)
+        free = wanted.model_copy(update={"port": 0})
+        address = stack.enter_context(serve(free, overviews, actions))
+    console.print(f"    live in your browser while the demo runs: [bold cyan]{address}[/]", highlight=False)
 
 
 def _watch(console: Console, service: SyncService, load: ShopLoad, seconds: float) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 import structlog
 from pyspark.sql import SparkSession
 
+from aqueduck import metrics
 from aqueduck.app.copies import Copier
 from aqueduck.app.prepare import PreparedGroup, PreparedTable, describe_tables, group_dir, prepare_tables
 from aqueduck.app.status import GroupStatus, Parked, TableCounts
@@ -198,6 +199,7 @@ class GroupRunner:
         """Called by the query for each batch: one lake transaction."""
         paths = [s.path for unit, _ in units for s in unit.segments if s.path] if self.on_commit else []
         end = Position(self.group.name, position, time_us, self.ready.system_identifier, self.ready.timeline)
+        began = time.monotonic()
         with self.commit_lock:
             # A table that was removed may still have changes on the way.
             ours = [(unit, files) for unit, files in units if unit.table_oid in self.states]
@@ -207,6 +209,14 @@ class GroupRunner:
             note_position(self.directory / "durable", position)
             self._count(ours, position, time_us)
             self._tell_tasks()
+        seconds = time.monotonic() - began
+        metrics.observe_batch(
+            self.group.name,
+            phase_seconds={"fold": self.query.fold_seconds, "commit": seconds},
+            commit_seconds=seconds,
+            changes=sum(s.rows for unit, _ in ours if not unit.bucket for s in unit.segments),
+            freshness_seconds=self.status.freshness_seconds,
+        )
         remove_scratch(units)
 
     def _commit_or_isolate(self, units: Units, end: Position) -> None:
@@ -228,6 +238,7 @@ class GroupRunner:
                 self.states[failed.oid] = replace(state, ready=False, error=str(failed.error))
                 changed.append(self.states[failed.oid])
                 self.copier.failed(failed.oid, failed.error)
+                metrics.count_error(failed.error.code, flow="sync", group=self.group.name)
             else:
                 break
         for segment in parked:

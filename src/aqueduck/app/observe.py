@@ -16,7 +16,7 @@ from aqueduck.lifecycle import TableState as Life
 from aqueduck.lifecycle import classify
 from aqueduck.postgres.registry import GroupObservation, TableObservation, TableRow
 
-__all__ = ["RequestsDone", "observe_group", "observe_tables", "table_state"]
+__all__ = ["RequestsDone", "observe_group", "observe_table", "observe_tables", "table_state"]
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ def observe_tables(runner: GroupRunner, wanted: Wanted) -> list[TableObservation
     for oid, table in runner.tables.items():
         row = wanted.rows.get(source_name(table))
         if row is not None:
-            found.append(_observe_table(runner, wanted, oid, row))
+            found.append(observe_table(runner, wanted.id, oid, row))
     for name, error in runner.refused.items():
         row = wanted.rows.get(name)
         if row is not None:
@@ -71,7 +71,8 @@ def observe_group(runner: GroupRunner, id: int) -> GroupObservation:  # noqa: A0
     )
 
 
-def _observe_table(runner: GroupRunner, wanted: Wanted, oid: int, row: TableRow) -> TableObservation:
+def observe_table(runner: GroupRunner, group_id: int | None, oid: int, row: TableRow) -> TableObservation:
+    """A table as the registry and the page show it."""
     before = row.observed
     state = runner.states[oid]
     counts = runner.status.tables[runner.tables[oid].schema.qualified]
@@ -83,7 +84,7 @@ def _observe_table(runner: GroupRunner, wanted: Wanted, oid: int, row: TableRow)
         before,
         state=table_state(runner, oid),
         source_oid=oid,
-        active_group_id=wanted.id,
+        active_group_id=group_id,
         resync_done=max(before.resync_done, done.resync),
         retry_done=max(before.retry_done, done.retry),
         snapshot_lsn=state.copy_position or before.snapshot_lsn,

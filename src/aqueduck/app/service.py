@@ -17,10 +17,13 @@ from typing import Any
 import psycopg
 import structlog
 
+from aqueduck import metrics
+from aqueduck.app.actions import RegistryActions
 from aqueduck.app.control import Control, Wanted, open_control
 from aqueduck.app.copy_journal import journaled_files
 from aqueduck.app.group import GroupRunner, source_name
 from aqueduck.app.observe import RequestsDone, observe_group, observe_tables
+from aqueduck.app.overviews import SyncOverviews
 from aqueduck.app.prepare import PreparedGroup, group_dir, prepare_group
 from aqueduck.app.status import GroupStatus
 from aqueduck.config import GroupConfig, SyncConfig
@@ -44,6 +47,7 @@ from aqueduck.postgres.publications import drop_publication
 from aqueduck.postgres.slots import drop_slot
 from aqueduck.schema import lsn_text
 from aqueduck.spark.session import build_session
+from aqueduck.web.server import serve
 
 __all__ = ["SyncService", "run_service"]
 
@@ -160,6 +164,7 @@ class SyncService:
             runner.query.check()
         except AqueduckError as exc:
             runner.status.last_error = str(exc)
+            metrics.count_error(exc.code, flow="sync", group=runner.group.name)
             if isinstance(exc, SlotLostError) and runner.group.on_slot_loss == "resync":
                 self._begin_again(runner.group.name)
                 return
@@ -168,6 +173,7 @@ class SyncService:
             delay = BACKOFF_SECONDS[min(runner.failures, len(BACKOFF_SECONDS) - 1)]
             runner.failures += 1
             runner.status.restarts += 1
+            metrics.count_retry(flow="sync", group=runner.group.name)
             runner.status.state = "retrying"
             log.warning("group stopped", group=runner.group.name, error=str(exc), retry_in_seconds=delay)
             if stopping.wait(delay):
@@ -508,11 +514,13 @@ def run_service(config: SyncConfig, *, once: bool, trust_slot: bool = False) -> 
     service = SyncService(config)
     try:
         service.prepare(trust_slot=trust_slot)
-        service.start(once=once)
         if once:
+            service.start(once=True)
             service.run_once(stopping)
-        else:
+            return
+        with serve(config.server, SyncOverviews(service), RegistryActions(config.source.dsn)):
+            service.start()
             service.supervise(stopping)
     finally:
         service.stop()
-    log.info("stopped")
+        log.info("stopped")

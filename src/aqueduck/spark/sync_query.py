@@ -45,6 +45,8 @@ class SyncQuery:
         self._committing = threading.Lock()
         self._stopping = False
         self._failure: AqueduckError | None = None
+        self.fold_seconds = 0.0
+        """How long the job of the last batch took."""
 
     def start(self, settings: CaptureSettings, *, once: bool = False) -> None:
         """Start at `settings.position`; with `once`, end when everything committed by now is in the lake."""
@@ -66,7 +68,9 @@ class SyncQuery:
             if self._stopping:
                 # Returning would tell Spark, and through it the slot, that this batch is durable.
                 raise AqueduckError("stopped before this batch was committed")
+            began = time.monotonic()
             rows = batch.collect()
+            self.fold_seconds = time.monotonic() - began
             faults.point("batch.files_written")
             if not rows:
                 return

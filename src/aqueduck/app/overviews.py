@@ -1,0 +1,246 @@
+"""
+The picture of a running sync service: `overview.Overviews` from what the service and its groups know.
+
+Quick enough for once a second.  What takes longer (the lake's files, the slots, the processes) is looked at less
+often, and the lake only while nobody commits.  The service is only read here, never changed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import psutil
+from psycopg.conninfo import conninfo_to_dict
+
+from aqueduck import __version__
+from aqueduck.app.group import GroupRunner, source_name
+from aqueduck.app.observe import observe_table, table_state
+from aqueduck.errors import AqueduckError
+from aqueduck.lake.health import read_health
+from aqueduck.lifecycle import TableState
+from aqueduck.overview import (
+    CopyOverview,
+    FlowOverview,
+    GroupOverview,
+    GroupState,
+    LakeOverview,
+    Overview,
+    Problem,
+    ProcessUsage,
+    TableOverview,
+)
+from aqueduck.postgres.connection import connect
+from aqueduck.postgres.registry import TableObservation, TableRow, rows_of
+from aqueduck.schema import lsn_text
+
+if TYPE_CHECKING:  # the service starts the server that shows it
+    from aqueduck.app.service import SyncService
+
+__all__ = ["SyncOverviews"]
+
+FLOW = "sync"
+SLOW_SECONDS = 15.0
+ERRORS_KEPT = 200
+
+
+class SyncOverviews:
+    """Overviews of one service; `overview` is for one thread."""
+
+    def __init__(self, service: SyncService) -> None:
+        self._service = service
+        self._started_at = datetime.now(UTC)
+        self._errors: deque[Problem] = deque(maxlen=ERRORS_KEPT)
+        self._seen: dict[tuple[str, str | None], tuple[str, Problem]] = {}
+        self._database = conninfo_to_dict(service.config.source.dsn).get("dbname") or ""
+        self._slow_at = -SLOW_SECONDS
+        self._lake: LakeOverview | None = None
+        self._retained: dict[str, int | None] = {}
+        self._processes: tuple[ProcessUsage, ...] = ()
+
+    def overview(self) -> Overview:
+        groups = tuple(self._groups())
+        if time.monotonic() - self._slow_at >= SLOW_SECONDS:
+            self._look_slowly(groups)
+        groups = tuple(replace(g, retained_bytes=self._retained.get(g.name)) for g in groups)
+        return Overview(
+            at=datetime.now(UTC),
+            version=__version__,
+            started_at=self._started_at,
+            flows=(FlowOverview(name=FLOW, kind="sync", source=str(self._database), groups=groups),),
+            lake=self._lake,
+            errors=tuple(self._errors),
+            processes=self._processes,
+        )
+
+    def _look_slowly(self, groups: tuple[GroupOverview, ...]) -> None:
+        self._slow_at = time.monotonic()
+        self._processes = tuple(_processes())
+        service = self._service
+        if service.commit_lock.acquire(blocking=False):
+            try:
+                self._lake = read_health(service.lake)
+            finally:
+                service.commit_lock.release()
+        if groups and all(g.state == "streaming" for g in groups):  # the source can be reached
+            with connect(service.config.source.dsn) as conn:
+                self._retained = {row["name"]: row["retained_bytes"] for row in rows_of(conn, "groups")}
+
+    def _groups(self) -> Iterator[GroupOverview]:
+        service = self._service
+        runners = dict(service._runners)
+        for name, wanted in dict(service._wanted).items():
+            runner = runners.get(name)
+            if runner is not None:
+                yield self._running(runner, wanted.rows)
+            else:
+                state: GroupState = "starting" if name in service._ready else "disabled"
+                rows = [row for row in wanted.rows.values() if not row.removed]
+                tables = tuple(_table(name, row, row.observed) for row in rows)
+                yield GroupOverview(name=name, state=state, slot_name=wanted.group.slot_name, tables=tables)
+
+    def _running(self, runner: GroupRunner, rows: dict[str, TableRow]) -> GroupOverview:
+        status, report, name = runner.refresh(), runner.report(), runner.group.name
+        state: GroupState = "retrying" if status.state == "retrying" else "streaming"
+        error = self._problem(name, None, status.last_error if state == "retrying" else None)
+        tables = tuple(self._tables(runner, rows))
+        return GroupOverview(
+            name=name,
+            state=state,
+            capture=runner.group.capture,
+            slot_name=runner.group.slot_name,
+            position=lsn_text(status.position),
+            seen=lsn_text(status.seen),
+            lag_bytes=status.lag_bytes,
+            lag_seconds=status.lag_seconds,
+            freshness_seconds=status.freshness_seconds,
+            batches=status.batches,
+            transactions=status.transactions,
+            changes=int(report.get("rows", 0)),
+            received_bytes=int(report.get("received_bytes", 0)),
+            decode_seconds=float(report.get("decode_seconds", 0.0)),
+            staged_bytes=status.staged_bytes,
+            paused=status.paused,
+            held=status.held,
+            restarts=status.restarts,
+            last_sync_at=max((t.last_sync_at for t in tables if t.last_sync_at), default=None),
+            error=error,
+            tables=tables,
+        )
+
+    def _tables(self, runner: GroupRunner, rows: dict[str, TableRow]) -> Iterator[TableOverview]:
+        for oid, table in dict(runner.tables).items():
+            counts = runner.status.tables.get(table.schema.qualified)
+            if oid not in runner.states or counts is None:
+                continue  # it is just being removed
+            source = source_name(table)
+            row = rows.get(source)
+            if row is None:  # no registry: the file alone says what is wanted
+                made = TableOverview(
+                    group=runner.group.name,
+                    source=source,
+                    target=str(table.target),
+                    state=table_state(runner, oid),
+                    rows_synced=counts.changes,
+                )
+            else:
+                seen = observe_table(runner, row.observed.active_group_id, oid, row)
+                made = _table(runner.group.name, row, seen)
+                made = replace(made, error=self._problem(made.group, source, seen.error_message))
+            yield replace(
+                made,
+                inserts=counts.inserts,
+                updates=counts.updates,
+                deletes=counts.deletes,
+                truncates=counts.truncates,
+            )
+
+    def _problem(self, group: str, table: str | None, text: str | None) -> Problem | None:
+        """The error that a text holds; one that was not there before is kept as a recent one."""
+        if text is None:
+            self._seen.pop((group, table), None)
+            return None
+        before = self._seen.get((group, table))
+        if before is not None and before[0] == text:
+            return before[1]
+        found = AqueduckError.from_text(text) or AqueduckError(text)
+        problem = Problem(
+            code=found.code,
+            message=found.message,
+            hint=found.hint,
+            at=datetime.now(UTC),
+            flow=FLOW,
+            group=group,
+            table=table,
+        )
+        self._seen[group, table] = (text, problem)
+        self._errors.appendleft(problem)
+        return problem
+
+
+def _table(group: str, row: TableRow, seen: TableObservation) -> TableOverview:
+    return TableOverview(
+        group=group,
+        source=str(row.source),
+        target=str(row.target),
+        mode=row.mode,
+        state=seen.state,
+        state_since=row.state_since,
+        enabled=row.enabled,
+        rows_synced=seen.rows_synced,
+        queued_changes=seen.queued_changes,
+        queued_bytes=seen.queued_bytes,
+        last_sync_at=seen.last_sync_at,
+        failures=seen.consecutive_failures,
+        retry_at=seen.retry_at,
+        copy_lsn=None if seen.snapshot_lsn is None else lsn_text(seen.snapshot_lsn),
+        applied_lsn=None if seen.applied_lsn is None else lsn_text(seen.applied_lsn),
+        lag_bytes=seen.lag_bytes,
+        lag_seconds=seen.lag_seconds,
+        copy=_copy(seen),
+        parked_rows=seen.parked_rows,
+        parked_bytes=seen.parked_bytes,
+        parked_since=seen.parked_since,
+    )
+
+
+def _copy(seen: TableObservation) -> CopyOverview | None:
+    if seen.copy_bytes_total is None:
+        return None
+    done = seen.state not in (TableState.PENDING, TableState.SNAPSHOT)
+    share = 1.0 if done else min(1.0, seen.copy_bytes / max(1, seen.copy_bytes_total))
+    seconds = None
+    if seen.copy_started_at is not None:
+        seconds = ((seen.copy_finished_at or datetime.now(UTC)) - seen.copy_started_at).total_seconds()
+    return CopyOverview(
+        rows=seen.copy_rows,
+        bytes=seen.copy_bytes,
+        bytes_total=seen.copy_bytes_total,
+        share=share,
+        seconds=seconds,
+        seconds_left=seconds * (1 - share) / share if seconds and share and not done else None,
+        done=done,
+    )
+
+
+def _processes() -> Iterator[ProcessUsage]:
+    """The driver, the JVM below it, and the Python processes below that."""
+    driver = psutil.Process()
+    memory = {"driver": 0, "jvm": 0, "workers": 0}
+    cpu = dict.fromkeys(memory, 0.0)
+    for process in (driver, *driver.children(recursive=True)):
+        try:
+            with process.oneshot():
+                kind = "driver" if process == driver else "jvm" if "java" in process.name() else "workers"
+                used = process.cpu_times()
+                memory[kind] += process.memory_info().rss
+                cpu[kind] += used.user + used.system
+        except psutil.Error:
+            continue  # it ended meanwhile
+    for name, size in memory.items():
+        if size:
+            yield ProcessUsage(name=name, memory_bytes=size, cpu_seconds=round(cpu[name], 2))

@@ -1,0 +1,1 @@
+"""The HTTP server of the service: page, API, probes, metrics."""

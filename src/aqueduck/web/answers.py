@@ -1,0 +1,195 @@
+"""
+What requests hold and what answers look like, as models: they check the requests and make the OpenAPI document.
+
+A request with a field that does not exist is refused.  Answers are mostly the values of `overview`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StringConstraints
+
+from aqueduck.overview import DestinationOverview, FlowOverview, GroupOverview, Problem, TableOverview
+from aqueduck.readiness import Stalled
+
+__all__ = [
+    "Accepted",
+    "AddTable",
+    "CreateGroup",
+    "Destinations",
+    "DestinationsQuery",
+    "DropGroup",
+    "ErrorAnswer",
+    "ErrorBody",
+    "Errors",
+    "ErrorsQuery",
+    "Flows",
+    "GroupPath",
+    "Groups",
+    "Health",
+    "MoveTable",
+    "Readiness",
+    "RemoveTable",
+    "SetSetting",
+    "SettingPath",
+    "Settings",
+    "TablePath",
+    "TableQuery",
+    "Tables",
+    "TablesQuery",
+]
+
+# No control characters: they are in no name, and PostgreSQL takes no NUL.
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+
+class Request(BaseModel):
+    """What requests share: no fields that we do not know, and no values in errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+# -- addresses and their queries
+
+
+class GroupPath(Request):
+    name: Name
+
+
+class DropGroup(GroupPath):
+    with_tables: bool = Field(default=False, description="Take its tables out as well; lake tables stay.")
+
+
+class TablePath(Request):
+    source: Name = Field(description="The source table, written as in SQL, such as public.orders.")
+
+
+class TableQuery(TablePath):
+    group: Name | None = Field(default=None, description="Needed only where the table is in several groups.")
+
+
+class RemoveTable(TableQuery):
+    drop_target: bool = Field(default=False, description="Drop the lake table as well.")
+
+
+class SettingPath(Request):
+    name: Name
+
+
+class TablesQuery(Request):
+    group: Name | None = None
+    state: Literal["PENDING", "SNAPSHOT", "CATCHUP", "STREAMING", "ERRORED"] | None = None
+
+
+class DestinationsQuery(Request):
+    flow: Name | None = None
+    state: Literal["pending", "seeding", "live", "errored"] | None = None
+    limit: int = Field(default=10_000, ge=1, le=10_000)
+    offset: int = Field(default=0, ge=0, le=10_000_000)
+
+
+class ErrorsQuery(Request):
+    limit: int = Field(default=100, ge=1, le=1000)
+
+
+# -- bodies
+
+
+class CreateGroup(Request):
+    name: Name
+    publication: Name | None = None
+    slot_name: Name | None = None
+    capture: Literal["stream", "poll", "auto"] | None = None
+
+
+class AddTable(Request):
+    source: Name = Field(description="The source table, written as in SQL, such as public.orders.")
+    target: Name | None = Field(
+        default=None, description="The lake table; by default main and the same name."
+    )
+    group: Name = "default"
+    mode: Literal["upsert", "append"] = "upsert"
+    initial_copy: StrictBool = Field(default=True, alias="copy", description="Copy the rows that are there.")
+
+
+class MoveTable(Request):
+    group: Name = Field(description="The group that takes the table.")
+    from_group: Name | None = None
+
+
+class SetSetting(Request):
+    value: Name | StrictInt | None = Field(description="The value; null takes it back.")
+    group: Name | None = None
+    source: Name | None = None
+
+
+# -- answers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorBody:
+    code: str
+    message: str
+    hint: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorAnswer:
+    error: ErrorBody
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    status: Literal["ok"]
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """`stalled` names what has work and does not move; `errored` are tables that failed while the rest goes on."""
+
+    ready: bool
+    stalled: tuple[Stalled, ...]
+    errored: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """It is wanted now; a running service acts within a second."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flows:
+    flows: tuple[FlowOverview, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    groups: tuple[GroupOverview, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    tables: tuple[TableOverview, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destinations:
+    total: int
+    destinations: tuple[DestinationOverview, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    errors: tuple[Problem, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """As `aqueduck.list_settings()` gives them."""
+
+    settings: tuple[dict[str, Any], ...]
