@@ -2,8 +2,8 @@
 Fixtures around a real PostgreSQL server.
 
 `pg18` and `pg16` are servers for the whole run, `pg` is the one that tests use by default, `db` a
-fresh database of their own.  Whoever needs other settings or wants to break the server makes
-one with `new_server`.
+fresh database of their own, `system_db` one on the machine's own PostgreSQL.  Whoever needs other
+settings or wants to break the server makes one with `new_server`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -102,6 +103,28 @@ def pg18() -> Iterator[EmbeddedPostgres]:
 def pg16() -> Iterator[EmbeddedPostgres]:
     with EmbeddedPostgres(version=16) as server:
         yield server
+
+
+class _SystemPostgres(EmbeddedPostgres):
+    """A server of the machine's own installation, with all that comes with it."""
+
+    def bin(self, name: str) -> Path:
+        return _system_programs()[-1] / name
+
+
+def _system_programs() -> list[Path]:
+    return sorted(Path("/usr/lib/postgresql").glob("*/bin"))  # where Debian puts them
+
+
+@pytest.fixture
+def system_db() -> Iterator[Database]:
+    """A database on the machine's own PostgreSQL, which has XML and the contributed extensions; skipped without one."""
+    if not _system_programs():
+        pytest.skip("no PostgreSQL is installed on this machine")
+    with _SystemPostgres() as server:
+        database = _new_database(server)
+        yield database
+        database.drop()
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,12 @@ class Column:
     type_name: str = ""
     """What `format_type` says; empty where it is not known."""
     not_null: bool = False
+    base_oid: int = 0
+    """For a domain, the type below it; 0 for other types, and where it is not known."""
+    element_oid: int = 0
+    """For an array of a type that is not built in, the type of its elements, below their domains; else 0."""
+    delimiter: str = ","
+    """What stands between the elements of an array."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from aqueduck.postgres.registry import emit_heartbeat
 from aqueduck.postgres.slots import create_slot
 from aqueduck.postgres.stage import Stage
 from aqueduck.postgres.tables import describe_table
-from aqueduck.schema import parse_lsn
+from aqueduck.schema import TableSchema, parse_lsn
+from aqueduck.typemap import cast_sql, lake_type
 from tests.fix_postgres import Database, wait_until
 from tests.tls_proxy import make_certificates, tls_proxy
 
@@ -162,6 +163,27 @@ def test_a_transaction_is_offered_only_when_it_is_whole(db: Database, start: Cal
         long.execute("commit")
     run.wait_seen(run.position())
     assert run.rows() == 5001
+
+
+def test_columns_that_the_stream_announces_are_mapped_as_the_catalog_would(
+    db: Database, start: Callable[..., Running]
+) -> None:
+    """P-S12: a column of a domain or of an array of an enum, added on the way, gets the type that a new copy would give it."""
+    run = start(db)
+    db.execute("create type mood as enum ('ok'); create domain amount as numeric(10, 2)")
+    db.execute("alter table t add a amount, add b mood[], add c amount[], add d int[], add e mood")
+    db.execute("insert into t values (1, 'x', 1.5, '{ok}', '{2}', '{3}', 'ok')")
+    run.wait_seen(run.position())
+    run.stage.cut()
+    [segment] = [s for cut in run.stage.between(0, 1 << 62) for s in cut.segments]
+    announced = TableSchema.from_json(segment.schema_json)
+    with db.connect() as conn:
+        described = describe_table(conn, "t")
+    mapped = [(c.name, lake_type(c), cast_sql(c, "x")) for c in described.columns]
+    assert [(c.name, lake_type(c), cast_sql(c, "x")) for c in announced.columns] == mapped
+    assert [kind for _, kind, _ in mapped] == [
+        "INTEGER", "VARCHAR", "DECIMAL(10,2)", "JSON", "JSON", "JSON", "VARCHAR"
+    ]  # fmt: skip
 
 
 def test_a_held_capture_lets_go_of_the_slot_and_misses_nothing(

@@ -163,6 +163,34 @@ def test_a_changed_relation_is_a_new_version() -> None:
     assert second.batch.to_pylist()[0]["n3"] == "5"
 
 
+@pytest.mark.parametrize(
+    ("described_as", "sent", "same"),
+    [
+        (Column("x", 1700, 655366), (1700, 655366), True),
+        (Column("x", 1700, 655366), (1700, 655368), False),
+        (Column("x", 1700, 655366), (1700, -1), False),
+        (Column("x", 20_001, 655366, "numeric(10,2)", True, base_oid=1700), (20_001, -1), True),
+        (Column("x", 20_001, 655366, "numeric(10,2)", base_oid=1700), (20_002, -1), False),
+        (Column("x", 20_001, 655366, "numeric(10,2)", base_oid=1700), (1700, 655366), False),
+        (Column("x", 20_003, -1, "mood[]", element_oid=20_004), (20_003, -1), True),
+        (Column("x", 20_005, 3, "vector(3)"), (20_005, 3), True),
+        (Column("x", 20_005, 3, "vector(3)"), (20_005, -1), False),
+    ],
+)
+def test_what_the_catalog_knows_holds_until_the_stream_tells_of_another_type(
+    described_as: Column, sent: tuple[int, int], same: bool
+) -> None:
+    """P-S12: facts about domains and arrays survive a Relation message that agrees, and no change of a type is missed."""
+    table = EncodedTable(16_402, "public", "t", "d", (("x", True, *sent),))
+    decoder = Decoder({16_402: TableSchema(16_402, "public", "t", (described_as,), ("x",), "d")})
+    (rows,) = (
+        r
+        for r in decode(decoder, *transaction(encode.relation(table), encode.insert(16_402, ["1"])))
+        if isinstance(r, Rows)
+    )
+    assert rows.layout.table.columns == (described_as if same else Column("x", *sent),)
+
+
 def test_messages_that_carry_no_rows_are_passed_over() -> None:
     """Origin, Type and logical messages and unpublished tables change nothing."""
     other = EncodedTable(99, "public", "other", "d", (("id", True, 23, -1),))

@@ -44,6 +44,7 @@ def ensure_target(session: LakeSession, target: TableName, schema: TableSchema) 
 def make_target(session: LakeSession, target: TableName, schema: TableSchema) -> None:
     """Make the target if it is missing."""
     _refuse_names_that_differ_by_case(target, schema)
+    _refuse_reserved_names(session, target, schema)
     columns = ", ".join(f"{ident(c.name)} {lake_type(c)}" for c in schema.columns)
     doing = "making the target"
     session.execute(f"create schema if not exists {ident(LAKE)}.{ident(target.schema)}", doing=doing)
@@ -78,6 +79,21 @@ def _refuse_names_that_differ_by_case(target: TableName, schema: TableSchema) ->
                 f"the columns {other} and {column.name} of {schema.qualified} differ by case only,"
                 " which a lake cannot hold",
                 hint="rename one of them",
+                table=target.qualified,
+            )
+
+
+def _refuse_reserved_names(session: LakeSession, target: TableName, schema: TableSchema) -> None:
+    """Inlined rows are in tables of the catalog, where DuckLake has columns of its own, and SQLite has another."""
+    if session.config.inline_rows == 0:
+        return
+    reserved = {"row_id", "begin_snapshot", "end_snapshot", *(["rowid"] if session.kind == "sqlite" else [])}
+    for column in schema.columns:
+        if column.name.lower() in reserved:
+            raise SchemaChangeError(
+                f"the column {column.name} of {schema.qualified} has a name that DuckLake keeps for itself"
+                " where it inlines rows in the catalog",
+                hint="set lake.inline_rows: 0, or rename the column",
                 table=target.qualified,
             )
 

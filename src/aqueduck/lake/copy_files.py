@@ -51,10 +51,12 @@ def write_chunk(
     if first is None:
         return ChunkFile(chunk, None, 0)
     typed = ", ".join(f"{cast_sql(c, f'n{i}')} as {ident(c.name)}" for i, c in enumerate(schema.columns))
-    with task_engine(data_path) as con:
+    with task_engine(data_path, len(schema.columns)) as con:
         con.register("aqueduck_chunk", pa.RecordBatchReader.from_batches(first.schema, rest))
         query = f"select {typed} from aqueduck_chunk"
-        [file] = write_files(con, query, directory, f"{name}.parquet", table=schema.qualified)
+        [file] = write_files(
+            con, query, directory, f"{name}.parquet", columns=len(schema.columns), table=schema.qualified
+        )
     return ChunkFile(chunk, file.path, file.rows)
 
 

@@ -16,10 +16,12 @@ from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.sql import literal
 from aqueduck.lake.storage import join, make_directory, remove_file, sync_file
 
-__all__ = ["WrittenFile", "file_name", "file_prefix", "write_files"]
+__all__ = ["WrittenFile", "file_name", "file_prefix", "parquet_limits", "write_files"]
 
 # Measured on a sysbench-like table of 1 M rows: half the size of snappy or lz4, in no more time.
 _OPTIONS = "format parquet, compression zstd, compression_level 1, write_empty_file false, return_stats"
+ROW_GROUP_BYTES = 32 << 20
+DICTIONARY_BYTES, DICTIONARIES_BYTES = 1 << 20, 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +43,34 @@ def file_name(group: str, run_id: str, batch: str | int, unit: str | int) -> str
     return f"{file_prefix(group)}{run_id}-{batch}-{unit}.parquet"
 
 
+def parquet_limits(columns: int) -> str:
+    """
+    Options that keep a writer of so many columns within a task's memory.
+
+    A row group is held until it is written, so wide or large rows make small ones.  Each text column
+    has a dictionary, 1 MiB unless there are many.
+    """
+    dictionary = min(DICTIONARY_BYTES, DICTIONARIES_BYTES // max(columns, 1))
+    return f"row_group_size_bytes {ROW_GROUP_BYTES}, string_dictionary_page_size_limit {dictionary}"
+
+
 def write_files(
-    con: duckdb.DuckDBPyConnection, query: str, directory: str, name: str, *, table: str | None = None
+    con: duckdb.DuckDBPyConnection,
+    query: str,
+    directory: str,
+    name: str,
+    *,
+    columns: int = 1,
+    table: str | None = None,
 ) -> list[WrittenFile]:
-    """Write the rows of a query as a file, safe on disk; no file if there are no rows."""
+    """Write the rows of a query with so many columns as a file, safe on disk; no file if there are no rows."""
     path = join(directory, name)
     try:
         make_directory(directory)
         with lake_errors("writing a data file", table=table):
-            rows = con.execute(f"copy ({query}) to {literal(path)} ({_OPTIONS})").fetchall()
+            rows = con.execute(
+                f"copy ({query}) to {literal(path)} ({_OPTIONS}, {parquet_limits(columns)})"
+            ).fetchall()
         files = [WrittenFile(path, int(row[1]), int(row[2])) for row in rows if row[1]]
         for file in files:
             sync_file(file.path)

@@ -22,7 +22,7 @@ from aqueduck.changes import SegmentRef
 from aqueduck.lake.commit import BatchPlan, RunPlan, TablePlan
 from aqueduck.lake.engine import open_kernel
 from aqueduck.lake.failures import lake_errors
-from aqueduck.lake.files import file_prefix, write_files
+from aqueduck.lake.files import file_prefix, parquet_limits, write_files
 from aqueduck.lake.fold import folded
 from aqueduck.lake.progress import Position
 from aqueduck.lake.sql import literal
@@ -41,7 +41,8 @@ __all__ = [
     "task_engine",
 ]
 
-TASK_MEMORY = "160MB"
+TASK_MEGABYTES = 160
+COLUMNS_PER_MEGABYTE = 5  # what each column takes in vectors on its way, however few rows there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class UnitWriter:
         attempt = uuid.uuid4().hex[:8]
         name = f"{file_prefix(self.group)}{self.run_id}-{unit.table_oid}-{first}-{unit.bucket}-{attempt}"
         with (
-            task_engine(self.data_path) as con,
+            task_engine(self.data_path, len(schema.columns)) as con,
             folded(
                 con,
                 unit.segments,
@@ -110,7 +111,10 @@ class UnitWriter:
             data = None
             rows = 0
             if fold.upsert_rows != 0:
-                for file in write_files(con, fold.upserts, place, f"{name}.parquet", table=schema.qualified):
+                for file in write_files(
+                    con, fold.upserts, place, f"{name}.parquet",
+                    columns=len(schema.columns), table=schema.qualified,
+                ):  # fmt: skip
                     data, rows = file.path, file.rows
             make_directory(self.scratch)
             deletes = self._aside(con, fold.deletes, f"{name}-deletes", schema)
@@ -123,25 +127,25 @@ class UnitWriter:
         if query is None:
             return None
         path = join(self.scratch, f"{name}.parquet")
-        _write(con, query, path, schema.qualified)
+        _write(con, query, path, schema)
         return path
 
 
 @contextlib.contextmanager
-def task_engine(data_path: str) -> Iterator[duckdb.DuckDBPyConnection]:
-    """An engine for one task; a new one costs 20 ms, an old one keeps its memory."""
-    con = open_kernel(data_path, threads=1, memory_limit=TASK_MEMORY)
+def task_engine(data_path: str, columns: int) -> Iterator[duckdb.DuckDBPyConnection]:
+    """An engine for one task on a table of so many columns; a new one costs 20 ms, an old one keeps its memory."""
+    megabytes = TASK_MEGABYTES + columns // COLUMNS_PER_MEGABYTE
+    con = open_kernel(data_path, threads=1, memory_limit=f"{megabytes}MB")
     try:
         yield con
     finally:
         con.close()
 
 
-def _write(con: duckdb.DuckDBPyConnection, query: str, path: str, table: str) -> int:
-    with lake_errors("writing a file", table=table):
-        row = con.execute(
-            f"copy ({query}) to {literal(path)} (format parquet, compression snappy)"
-        ).fetchone()
+def _write(con: duckdb.DuckDBPyConnection, query: str, path: str, schema: TableSchema) -> int:
+    options = f"format parquet, compression snappy, {parquet_limits(2 * len(schema.columns))}"
+    with lake_errors("writing a file", table=schema.qualified):
+        row = con.execute(f"copy ({query}) to {literal(path)} ({options})").fetchone()
     return int(row[0]) if row else 0
 
 

@@ -22,10 +22,12 @@ import numpy as np
 from aqueduck.errors import SlotActiveError
 from aqueduck.notes import note_position, read_note, read_tables
 from aqueduck.postgres.capture_settings import CaptureSettings
+from aqueduck.postgres.connection import connect
 from aqueduck.postgres.decoder import Commit, Decoder, warm_up
 from aqueduck.postgres.stage import Stage
+from aqueduck.postgres.tables import resolve_type
 from aqueduck.postgres.wire import READ_BYTES, ReplicationStream, other_message_error, start_stream
-from aqueduck.schema import TableSchema
+from aqueduck.schema import Column, TableSchema
 
 STATUS_SECONDS = 1.0
 LINGER_SECONDS = 0.004  # after a short read, so that the next one is worth its cost
@@ -42,6 +44,7 @@ class Capture(threading.Thread):
         self._failure: BaseException | None = None
         self._buf = np.empty(2 * READ_BYTES, np.uint8)
         self._fill = 0
+        self._frame_bytes = 0
         self._seen = settings.position
         self._confirmed = settings.position
         self._next_ord = (
@@ -103,7 +106,7 @@ class Capture(threading.Thread):
         s = self._settings
         start = max(self._committed, self._confirmed)
         stream = self._acquire(lambda: start_stream(s.dsn, s.slot, s.publication, start))
-        decoder = Decoder(self._tables(), first_ord=self._next_ord, more=self._tables)
+        decoder = Decoder(self._tables(), first_ord=self._next_ord, more=self._tables, resolve=self._resolve)
         try:
             self._read(stream, decoder)
         finally:
@@ -113,6 +116,10 @@ class Capture(threading.Thread):
 
     def _tables(self) -> dict[int, TableSchema]:
         return {oid: schema for oid, (schema, _) in read_tables(Path(self._settings.tables_path)).items()}
+
+    def _resolve(self, column: Column) -> Column:
+        with connect(self._settings.dsn) as conn:
+            return resolve_type(conn, column)
 
     def _acquire(self, start: Callable[[], ReplicationStream]) -> ReplicationStream:
         """The slot may still belong to a connection that is going away: wait for it, within bounds."""
@@ -127,7 +134,7 @@ class Capture(threading.Thread):
         raise AssertionError("unreachable")
 
     def _read(self, stream: ReplicationStream, decoder: Decoder) -> None:
-        self._fill = 0
+        self._fill = self._frame_bytes = 0
         sent_at = 0.0
         while not self._stopping.is_set():
             now = time.monotonic()
@@ -169,7 +176,7 @@ class Capture(threading.Thread):
     def _fill_buffer(self, stream: ReplicationStream) -> None:
         """Read until there is a good piece to decode, or nothing more comes for the moment."""
         deadline = 0.0
-        while self._fill < READ_BYTES:
+        while self._fill < max(READ_BYTES, self._frame_bytes):
             if self._fill == self._buf.size:
                 self._buf = np.concatenate([self._buf, np.empty(self._buf.size, np.uint8)])
             n = stream.read_into(self._buf, self._fill, 0.1 if deadline == 0.0 else 0.0)
@@ -202,8 +209,11 @@ class Capture(threading.Thread):
         if used and rest:
             self._buf[:rest] = self._buf[used : self._fill].copy()
         self._fill = rest
-        if rest >= 5 and self._buf[0] == ord("d"):  # a frame larger than the buffer
-            need = 1 + int.from_bytes(bytes(self._buf[1:5]), "big")
+        self._frame_bytes = 0
+        if rest >= 5 and self._buf[0] == ord(
+            "d"
+        ):  # a row may be larger than what one read wants, or the buffer
+            need = self._frame_bytes = 1 + int.from_bytes(bytes(self._buf[1:5]), "big")
             if need > self._buf.size:
                 self._buf = np.concatenate([self._buf[:rest], np.empty(need + READ_BYTES - rest, np.uint8)])
 

@@ -98,7 +98,8 @@ class Decoder:
     `tables` are the tables we want, as the catalog describes them: rows of others are
     skipped, and keys of tables with a full replica identity come from here (the wire
     marks all their columns as key).  `more` is asked again when the stream describes one that is not
-    among them: it may have been added meanwhile.
+    among them: it may have been added meanwhile.  `resolve` completes a column that the catalog did not
+    have like this: what lies below a type that is not built in is not on the wire.
     """
 
     def __init__(
@@ -107,9 +108,11 @@ class Decoder:
         *,
         first_ord: int = 0,
         more: Callable[[], Mapping[int, TableSchema]] | None = None,
+        resolve: Callable[[Column], Column] = lambda column: column,
     ) -> None:
         self._known = dict(tables)
         self._more = more
+        self._resolve = resolve
         self._layouts: dict[int, Layout | None] = {}
         self._index = wireformat.FrameIndex.allocate()
         self._state = np.zeros(wireformat.STATE_SLOTS, np.int64)
@@ -194,7 +197,7 @@ class Decoder:
         if known is None:
             self._layouts[relation.oid] = None
             return
-        table = _merge(known, relation)
+        table = _merge(known, relation, self._resolve)
         current = self._layouts.get(relation.oid)
         if current is None:
             self._layouts[relation.oid] = make_layout(table, 0)
@@ -281,11 +284,13 @@ def _unchanged(cells: wireformat.Cells) -> pa.Array:
 
 def _same_type(column: Column, wired: messages.WireColumn) -> bool:
     # The catalog describes a domain by its base type's modifier, the wire by none.
-    is_domain = column.type_oid >= FIRST_USER_OID and wired.typmod == -1
-    return column.type_oid == wired.type_oid and (is_domain or column.typmod == wired.typmod)
+    typmod = -1 if column.base_oid else column.typmod
+    return (column.type_oid, typmod) == (wired.type_oid, wired.typmod)
 
 
-def _merge(known: TableSchema, relation: messages.WireRelation) -> TableSchema:
+def _merge(
+    known: TableSchema, relation: messages.WireRelation, resolve: Callable[[Column], Column]
+) -> TableSchema:
     """The catalog's description brought up to date with what the wire says."""
     by_name = {c.name: c for c in known.columns}
     columns = []
@@ -293,6 +298,8 @@ def _merge(known: TableSchema, relation: messages.WireRelation) -> TableSchema:
         column = by_name.get(wired.name)
         if column is None or not _same_type(column, wired):
             column = Column(wired.name, wired.type_oid, wired.typmod)
+            if column.type_oid >= FIRST_USER_OID:
+                column = resolve(column)
         columns.append(column)
     names = {c.name for c in columns}
     if relation.identity == "f":

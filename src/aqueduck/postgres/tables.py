@@ -7,6 +7,7 @@ through a change.  The same things as the stream tells them are in `decoder`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -17,7 +18,7 @@ from aqueduck.postgres.connection import translate_errors
 from aqueduck.postgres.quoting import identifier, table_identifier
 from aqueduck.schema import Column, TableName, TableSchema, parse_table_name
 
-__all__ = ["describe_oid", "describe_table"]
+__all__ = ["describe_oid", "describe_table", "resolve_type"]
 
 Connection = psycopg.Connection[Any]
 
@@ -55,6 +56,17 @@ def describe_oid(conn: Connection, oid: int, *, need_key: bool = True) -> TableS
             f"the table with OID {oid} does not exist", hint="remove it from the configuration"
         )
     return _described(row, need_key)
+
+
+def resolve_type(conn: Connection, column: Column) -> Column:
+    """A column that the stream announced, with what only the catalog knows about its type, if it still does."""
+    given = {"oid": column.type_oid, "typmod": column.typmod}
+    with (
+        translate_errors("look up a type", conn=conn),
+        conn.cursor(row_factory=dict_row) as cursor,
+    ):
+        row = cursor.execute(_COLUMN_QUERY.encode(), given).fetchone()
+    return column if row is None else replace(column, **row)
 
 
 def _described(row: dict[str, Any], need_key: bool) -> TableSchema:
@@ -121,8 +133,43 @@ def _names(name: TableName) -> dict[str, str]:
 
 def _find(conn: Connection, condition: str, parameters: dict[str, Any]) -> dict[str, Any] | None:
     with conn.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(_QUERY.format(condition=condition).encode(), parameters).fetchone()
+        return cursor.execute(
+            _QUERY.format(condition=condition, type_facts=_TYPE_FACTS).encode(), parameters
+        ).fetchone()
 
+
+# What lies below a type `given` (oid, typmod): a domain's base type, and the elements of an array that is
+# not built in; what the built-in ones consist of is known without asking.
+_TYPE_FACTS = """
+    cross join lateral (
+        with recursive below (oid, typmod, kind, parent, parent_typmod, not_null, depth) as (
+            select y.oid, given.typmod, y.typtype, y.typbasetype, y.typtypmod, y.typnotnull, 0
+            from pg_type y where y.oid = given.oid
+            union all
+            select y.oid, b.parent_typmod, y.typtype, y.typbasetype, y.typtypmod, b.not_null or y.typnotnull, b.depth + 1
+            from below b join pg_type y on y.oid = b.parent and b.kind = 'd'
+        )
+        select oid, typmod, not_null, case when depth > 0 then oid::int8 else 0 end as base_oid
+        from below order by depth desc limit 1
+    ) base
+    cross join lateral (
+        with recursive below (oid, delimiter, kind, parent, depth) as (
+            select y.oid, y.typdelim, y.typtype, y.typbasetype, 0
+            from pg_type y where y.typarray = base.oid and base.oid >= 16384
+            union all
+            select y.oid, b.delimiter, y.typtype, y.typbasetype, b.depth + 1
+            from below b join pg_type y on y.oid = b.parent and b.kind = 'd'
+        )
+        select coalesce(max(oid::int8), 0) as oid, coalesce(max(delimiter::text), ',') as delimiter
+        from (select oid, delimiter from below order by depth desc limit 1) deepest
+    ) element
+"""
+
+_COLUMN_QUERY = f"""
+    select base.typmod, format_type(base.oid, base.typmod) as type_name, base.base_oid,
+           element.oid as element_oid, element.delimiter
+    from (select %(oid)s::oid as oid, %(typmod)s::int as typmod) given {_TYPE_FACTS}
+"""
 
 # A domain's columns have the domain's OID, as in the stream, but the name and modifier of the
 # type below it.  Generated columns are not published.
@@ -153,19 +200,11 @@ _QUERY = """
            array(
                select json_build_object(
                    'name', a.attname, 'type_oid', a.atttypid::int8, 'typmod', base.typmod,
-                   'type_name', format_type(base.oid, base.typmod), 'not_null', a.attnotnull or base.not_null)
+                   'type_name', format_type(base.oid, base.typmod), 'not_null', a.attnotnull or base.not_null,
+                   'base_oid', base.base_oid, 'element_oid', element.oid, 'delimiter', element.delimiter)
                from pg_attribute a
-               cross join lateral (
-                   with recursive below (oid, typmod, kind, parent, parent_typmod, not_null, depth) as (
-                       select y.oid, a.atttypmod, y.typtype, y.typbasetype, y.typtypmod, y.typnotnull, 0
-                       from pg_type y where y.oid = a.atttypid
-                       union all
-                       select y.oid, b.parent_typmod, y.typtype, y.typbasetype, y.typtypmod,
-                              b.not_null or y.typnotnull, b.depth + 1
-                       from below b join pg_type y on y.oid = b.parent and b.kind = 'd'
-                   )
-                   select oid, typmod, not_null from below order by depth desc limit 1
-               ) base
+               cross join lateral (select a.atttypid as oid, a.atttypmod as typmod) given
+               {type_facts}
                where a.attrelid = t.oid and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
                order by a.attnum
            ) as columns,

@@ -1,0 +1,164 @@
+"""
+The whole way from source tables to a lake without Spark: what its tasks and its driver do, one after the other.
+
+`Flow` captures tables of a database for real, commits batches for real, and copies tables chunk by chunk.
+Stream and copy go to targets of their own, so that they can be compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from aqueduck.batches import plan_units
+from aqueduck.config import LakeConfig
+from aqueduck.lake.apply import add_files, empty_target, ensure_target, table_directory
+from aqueduck.lake.catalog import open_lake
+from aqueduck.lake.commit import commit_batch
+from aqueduck.lake.copy_files import write_chunk
+from aqueduck.lake.parking import ensure_parking
+from aqueduck.lake.progress import Position, write_position
+from aqueduck.lake.table_states import TableState, ensure_table_states
+from aqueduck.lake.units import UnitWriter, plan_batch
+from aqueduck.notes import write_tables
+from aqueduck.postgres.capture import Capture
+from aqueduck.postgres.capture_settings import CaptureSettings
+from aqueduck.postgres.slots import create_slot
+from aqueduck.postgres.stage import Stage
+from aqueduck.postgres.table_copy import export_snapshot, plan_chunks, read_chunk
+from aqueduck.postgres.tables import describe_table
+from aqueduck.schema import TableName, TableSchema, parse_lsn
+from tests.fix_postgres import Database, wait_until
+
+GROUP = "flow"
+_numbers = itertools.count(1)
+
+
+class Flow:
+    """Tables on their way into a lake; `tables` are written as in a configuration."""
+
+    def __init__(
+        self, db: Database, directory: Path, tables: Sequence[str], *, catalog: str = "", inline_rows: int = 5
+    ) -> None:
+        self.db = db
+        self.directory = directory
+        db.execute(f"create publication flow for table {', '.join(tables)}")
+        with db.connect() as conn:
+            position = create_slot(conn, "flow")
+            self.schemas = {name: describe_table(conn, name) for name in tables}
+        self.lake = LakeConfig(
+            catalog=catalog or f"sqlite:{directory / 'catalog.sqlite'}",
+            data_path=str(directory / "data"),
+            inline_rows=inline_rows,
+        )
+        self.session = open_lake(self.lake, threads=2)
+        self._observer = open_lake(self.lake, read_only=True)
+        self.states = {
+            s.oid: TableState(s.oid, s.qualified, TableName("stream", s.name), True, 0)
+            for s in self.schemas.values()
+        }
+        self.position = Position(GROUP, position, None, "1", 1)
+        try:
+            self._prepare()
+        except BaseException:
+            self._observer.close()
+            self.session.close()
+            raise
+        self._write_tables()
+        settings = CaptureSettings(
+            dsn=db.dsn, slot="flow", publication="flow", position=position,
+            tables_path=str(directory / "tables.json"), stage_dir=str(directory / "stage"),
+            report_path=str(directory / "report"), hold_path=str(directory / "hold"),
+            confirmed_path=str(directory / "confirmed"), durable_path=str(directory / "durable"),
+        )  # fmt: skip
+        self.stage = Stage(directory / "stage", segment_bytes=1 << 20, bytes_max=1 << 30, position=position)
+        self.capture = Capture(settings, self.stage)
+        self.capture.start()
+
+    def _prepare(self) -> None:
+        ensure_table_states(self.session)
+        ensure_parking(self.session)
+        with self.session.transaction():
+            write_position(self.session, self.position)
+        for schema in self.schemas.values():
+            with self.session.transaction():
+                ensure_target(self.session, self.states[schema.oid].target, schema)
+
+    def close(self) -> None:
+        self.capture.stop()
+        self._observer.close()
+        self.session.close()
+
+    def __enter__(self) -> Flow:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def catch_up(self, *, tasks: bool) -> None:
+        """Bring everything committed so far into the lake, by the files of tasks or by the driver alone."""
+        end = parse_lsn(self.db.value("select pg_current_wal_flush_lsn()::text"))
+
+        def seen() -> bool:
+            self.capture.check()
+            self.capture.ask_position()
+            return self.capture.seen >= end
+
+        wait_until(seen, "the capture has seen it", 60)
+        self.stage.cut()
+        upto = self.stage.furthest(self.position.position, 1 << 40)
+        cuts = self.stage.between(self.position.position, upto)
+        if not cuts:
+            return
+        segments = [segment for cut in cuts for segment in cut.segments]
+        for segment in segments:
+            described = {s.oid: s for s in self.schemas.values()}[segment.table_oid]
+            announced = TableSchema.from_json(segment.schema_json)
+            assert announced.columns == described.columns
+            assert sorted(announced.key) == sorted(described.key)  # the stream does not tell the key's order
+        units = plan_units(segments, direct_bytes_max=-1 if tasks else 1 << 40)
+        files = [(unit, None if unit.direct else self._writer().write(unit)) for unit in units]
+        position = Position(GROUP, upto, cuts[-1].time_us, "1", 1)
+        plan = plan_batch(files, self.states, position, before=self.position.position)
+        assert commit_batch(self.session, plan)
+        self.position = position
+        self.stage.release(upto)
+
+    def _writer(self) -> UnitWriter:
+        paths = (str(self.directory / name) for name in ("scratch", "tables.json", "skips"))
+        return UnitWriter(GROUP, f"run{next(_numbers)}", self.lake.data_path, *paths)
+
+    def _write_tables(self) -> None:
+        places = [
+            (s, table_directory(self.session, self.states[s.oid].target)) for s in self.schemas.values()
+        ]
+        write_tables(self.directory / "tables.json", places)
+
+    def copy(self, table: str, *, chunk_bytes: int = 8192) -> None:
+        """Copy a table into its target of copies, which is emptied first."""
+        schema = self.schemas[table]
+        target = TableName("copied", schema.name)
+        with self.session.transaction():
+            ensure_target(self.session, target, schema)
+        with self.db.connect() as conn:
+            snapshot = export_snapshot(self.db.dsn)
+            try:
+                files = [
+                    write_chunk(
+                        read_chunk(self.db.dsn, snapshot.name, schema, chunk), schema,
+                        data_path=self.lake.data_path, directory=table_directory(self.session, target),
+                        name=f"aqueduck-{GROUP}-copy{next(_numbers)}", chunk=chunk.number,
+                    )
+                    for chunk in plan_chunks(conn, schema, chunk_bytes=chunk_bytes)
+                ]  # fmt: skip
+            finally:
+                snapshot.close()
+        with self.session.transaction():
+            empty_target(self.session, target, schema)
+            add_files(self.session, target, [file.path for file in files if file.path])
+
+    def read(self, statement: str) -> list[tuple[Any, ...]]:
+        """What an independent observer sees in the lake."""
+        return self._observer.query(statement)[0]
