@@ -98,13 +98,19 @@ class Sync:
 
     @contextlib.contextmanager
     def one_batch(self) -> Iterator[None]:
-        """What happens inside reaches a running service as one batch."""
+        """What happens inside reaches a running service as one batch; then source and lake are equal."""
+        with self.held():
+            yield
+        self.wait_same()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """What happens inside waits in WAL, and then comes as one batch."""
         hold = self.directory / "state" / self.group / "hold"
         hold.touch()
         wait_until(lambda: not self.slot_active(), "the capture lets go of the slot")
         yield
         hold.unlink()
-        self.wait_same()
 
     def once(self, *, fault: str | None = None) -> int:
         """`aqueduck run --once`; the exit code."""

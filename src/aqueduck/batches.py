@@ -81,7 +81,7 @@ def _table_runs(oid: int, segments: Sequence[SegmentRef]) -> list[Run]:
     last_truncate = max((i for i, s in enumerate(segments) if s.kind == "truncate"), default=-1)
     runs: list[list[SegmentRef]] = []
     for segment in segments[last_truncate + 1 :]:
-        if runs and runs[-1][-1].version == segment.version:
+        if runs and _same_version(runs[-1][-1], segment):
             runs[-1].append(segment)
         else:
             runs.append([segment])
@@ -89,6 +89,11 @@ def _table_runs(oid: int, segments: Sequence[SegmentRef]) -> list[Run]:
     if truncated and not runs:
         return [Run(oid, 0, True, (segments[last_truncate],))]
     return [Run(oid, n, truncated and n == 0, tuple(run)) for n, run in enumerate(runs)]
+
+
+def _same_version(one: SegmentRef, other: SegmentRef) -> bool:
+    # Versions are counted by each run of the service, and parked segments may be of several.
+    return one.version == other.version and one.schema_json == other.schema_json
 
 
 def plan_units(

@@ -152,6 +152,7 @@ class GroupConfig(Section):
     copy_concurrency: int = Field(default=2, ge=1, le=64)
     copy_chunk_bytes: Bytes = ByteSize(32 * MIB)
     on_slot_loss: Literal["stop", "resync"] = "stop"
+    on_type_change: Literal["resync", "stop"] = "resync"
     heartbeat_interval_ms: int = Field(default=0, ge=0, le=3_600_000)
     slot_name: str = ""
     """By default `aqueduck_` and the group's name."""

@@ -24,7 +24,8 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── LakeBusyError            lake.conflict       retried
     │   ├── LakeWriteError           lake.write          retried
     │   ├── ValueCastError           lake.value
-    │   └── SchemaChangeError        lake.schema_change
+    │   ├── SchemaChangeError        lake.schema_change
+    │   └── ResyncNeededError        lake.resync_needed
     ├── CopyDisturbedError           copy.disturbed      retried
     ├── TableDisabledError           table.disabled
     ├── HttpError                    (family: the HTTP server and its API)
@@ -73,6 +74,7 @@ __all__ = [
     "ProtocolError",
     "PublicationError",
     "ReadOnlyError",
+    "ResyncNeededError",
     "Retry",
     "SchemaChangeError",
     "ServerStartError",
@@ -319,6 +321,12 @@ class SchemaChangeError(LakeError):
     """A change of the source table's columns cannot be applied to its lake table."""
 
     code = "lake.schema_change"
+
+
+class ResyncNeededError(LakeError):
+    """A change of the source table can only be followed by copying the table again."""
+
+    code = "lake.resync_needed"
 
 
 class CopyDisturbedError(AqueduckError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 __all__ = ["Column", "TableName", "TableSchema", "lsn_text", "parse_lsn", "parse_table_name"]
@@ -36,6 +36,12 @@ class Column:
     """For an array of a type that is not built in, the type of its elements, below their domains; else 0."""
     delimiter: str = ","
     """What stands between the elements of an array."""
+    number: int = field(default=0, compare=False)
+    """Its number in the catalog, which no other column of the table ever gets; 0 where it is not known."""
+    missing: str | None = field(default=None, compare=False)
+    """The value, as text, of rows that are older than the column."""
+    computed: bool = field(default=False, compare=False)
+    """Whether rows that were there before the column got values that the stream did not bring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,24 @@ class TableSchema:
         """Where the key's columns are among `columns`, in the key's order."""
         places = {column.name: index for index, column in enumerate(self.columns)}
         return tuple(places[name] for name in self.key)
+
+    def numbered(self, now: TableSchema | None, before: TableSchema | None) -> TableSchema:
+        """
+        The same version with the numbers of its columns, which the stream does not tell.
+
+        `now` is the table as the catalog has it.  If that has the same columns, it is this version; else more
+        changes are on their way, and names that the target has already (`before`) are still the same columns.
+        """
+        current = {c.name: c for c in now.columns} if now is not None else {}
+        settled = now is not None and [_shape(c) for c in now.columns] == [_shape(c) for c in self.columns]
+        known = {} if settled or before is None else {c.name: c for c in before.columns}
+        columns = []
+        for column in self.columns:
+            found = known.get(column.name) or current.get(column.name)
+            if found is not None:
+                column = replace(column, number=found.number, missing=found.missing, computed=found.computed)
+            columns.append(column)
+        return replace(self, columns=tuple(columns))
 
     def to_json(self) -> str:
         """The schema as one line of JSON, the same text for equal schemas."""
@@ -125,6 +149,10 @@ def parse_lsn(text: str) -> int:
     if not found:
         raise ValueError("a position is written as two hexadecimal numbers, such as 0/16A4F88")
     return int(found[1], 16) << 32 | int(found[2], 16)
+
+
+def _shape(column: Column) -> tuple[str, int]:
+    return column.name, column.type_oid
 
 
 def _quote_where_needed(name: str) -> str:

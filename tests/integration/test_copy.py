@@ -246,29 +246,3 @@ def _drop_slot(db: Database) -> bool:
     except psycopg.Error:
         return False
     return True
-
-
-@pytest.mark.slow
-def test_a_table_that_changed_while_the_service_was_stopped_waits_for_a_new_copy(
-    db: Database, sync_of: Any
-) -> None:
-    """Hazard 5, P-S12: DDL while stopped, and a target that somebody dropped, stop only their table; a resync heals both."""
-    for name in ("good", "altered", "dropped"):
-        db.execute(f"create table {name} (id int primary key, v int); insert into {name} values (1, 1)")
-    sync = sync_of("public.good", "public.altered", "public.dropped", copy=True)
-    sync.catch_up()
-    db.execute(
-        "insert into altered values (2, 2); alter table altered drop column v; alter table altered add column v text"
-    )
-    db.execute(
-        "insert into altered values (3, 'three'); insert into dropped values (2, 2); insert into good values (2, 2)"
-    )
-    sync.change_lake("drop table lake.main.dropped")
-    process = sync.started()
-    wait_until(lambda: not sync.differing(("public.good",)), "good goes on", 120, log=sync.log)
-    db.execute(
-        "select aqueduck.resync_table('public.altered'); select aqueduck.resync_table('public.dropped')"
-    )
-    wait_until(lambda: sync.log().count("copy finished") == 5, "both are copied again", 120, log=sync.log)
-    sync.wait_same()
-    sync.stop(process)

@@ -22,7 +22,8 @@ import structlog
 
 from aqueduck import faults, metrics
 from aqueduck.app.copy_journal import CopyJournal, CopySession, journaled_files
-from aqueduck.errors import AqueduckError, CopyDisturbedError, own_error
+from aqueduck.changes import SegmentRef
+from aqueduck.errors import AqueduckError, CopyDisturbedError, ResyncNeededError, own_error
 from aqueduck.lake.apply import make_target, table_directory
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import set_lineage
@@ -122,6 +123,9 @@ class Copier:
     on_ready: Callable[[list[int]], None]
     has_everything_before: Callable[[int], bool]
     """Whether the lake has (applied or parked) all that was committed before a position."""
+    version: Callable[[SegmentRef], TableSchema] = lambda s: TableSchema.from_json(s.schema_json)
+    """The columns of a segment, with their numbers."""
+    on_resync_needed: Callable[[int], None] = lambda oid: None
     concurrency: int = 2
     chunk_bytes: int = 32 << 20
 
@@ -265,6 +269,8 @@ class Copier:
                 self._alone.update(oids)
                 return
             for state in states:
+                if isinstance(error, ResyncNeededError):
+                    self.on_resync_needed(state.oid)
                 self.failed(state.oid, error)
                 metrics.count_error(error.code, flow="sync", group=self.group)
                 log.warning("table not ready", group=self.group, table=state.source, error=str(error))
@@ -351,7 +357,9 @@ class Copier:
     def _land(self, copies: list[_Copy], again: dict[int, list[ChunkFile]], position: int) -> dict[int, int]:
         """Copies, parked changes and states in one lake transaction; returns the rows by table."""
         ready = [replace(c.state, ready=True, copy_position=position, error=None) for c in copies]
-        rows, parked = {}, []
+        rows: dict[int, int] = {}
+        parked: list[SegmentRef] = []
+        landed: list[TableState] = []
         with self.commit_lock:
             if any(c.state.oid not in self.states for c in copies):
                 raise CopyDisturbedError("a table was removed while it was copied")
@@ -363,12 +371,14 @@ class Copier:
                         SessionFiles(s.position, tuple(f.path for f in found if f.path))
                         for s, found in zip(copy.journal.sessions, files, strict=True)
                     ]
-                    parked += land_copy(self.lake, self.group, state, copy.schema, sessions)
+                    done, waiting = land_copy(self.lake, self.group, state, copy.schema, sessions)
+                    landed.append(done)
+                    parked += waiting
                     rows[state.oid] = sum(f.rows for found in files for f in found)
                 names = ", ".join(c.schema.qualified for c in copies[:3]) + (", …" if len(copies) > 3 else "")
                 set_lineage(self.lake, f"copy of {names}", {"group": self.group, "lsn": lsn_text(position)})
-            self.states.update((state.oid, state) for state in ready)
-            self.on_ready([state.oid for state in ready])
+            self.states.update((state.oid, state) for state in landed)
+            self.on_ready([state.oid for state in landed])
         remove_parked_files(parked)
         return rows
 
@@ -393,7 +403,7 @@ class Copier:
         """Apply what was parked and mark the table as ready; `also` is done in the same lake transaction."""
         parked = parked_segments(self.lake, self.group, ready.oid)
         with self.lake.transaction():
-            replay_parked(self.lake, self.group, ready, parked)
+            ready = replay_parked(self.lake, self.group, ready, parked, self.version)
             if also is not None:
                 also()
             set_lineage(self.lake, message, {"group": self.group})

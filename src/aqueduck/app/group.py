@@ -28,15 +28,17 @@ from aqueduck.app.copies import Copier
 from aqueduck.app.prepare import PreparedGroup, PreparedTable, describe_tables, group_dir, prepare_tables
 from aqueduck.app.status import GroupStatus, Parked, TableCounts
 from aqueduck.batches import Unit
+from aqueduck.changes import SegmentRef
 from aqueduck.config import GroupConfig, SyncConfig, TableConfig
-from aqueduck.errors import AqueduckError, SchemaChangeError, TableDisabledError
+from aqueduck.errors import AqueduckError, LakeError, ResyncNeededError, SchemaChangeError, TableDisabledError
 from aqueduck.lake.apply import table_directory
 from aqueduck.lake.catalog import LakeSession
-from aqueduck.lake.commit import TableFailed, commit_batch
+from aqueduck.lake.commit import BatchPlan, TableFailed, commit_batch
+from aqueduck.lake.evolve import same_columns, widen, wider_columns
 from aqueduck.lake.parking import copy_to_parking, forget_parked, parked_totals
 from aqueduck.lake.progress import Position, read_position
 from aqueduck.lake.sql import lake_table
-from aqueduck.lake.table_states import TableState, forget_state, read_states
+from aqueduck.lake.table_states import TableState, forget_state, read_states, write_state
 from aqueduck.lake.units import UnitFiles, UnitWriter, parked_units, plan_batch, remove_scratch, skips_of
 from aqueduck.notes import note_position, write_skips, write_tables
 from aqueduck.postgres.capture_settings import CaptureSettings
@@ -44,6 +46,7 @@ from aqueduck.postgres.connection import connect
 from aqueduck.postgres.publications import ensure_publication
 from aqueduck.postgres.server import flushed_position
 from aqueduck.postgres.table_copy import export_snapshot
+from aqueduck.postgres.tables import describe_oid
 from aqueduck.schema import TableName, TableSchema
 from aqueduck.spark.copy_job import run_copy
 from aqueduck.spark.sync_query import SyncQuery
@@ -85,6 +88,7 @@ class GroupRunner:
         self.status = GroupStatus(ready.group.name, position=ready.position)
         self.run_id = uuid.uuid4().hex[:8]
         self.failures = 0
+        self._versions: dict[tuple[int, int, str], TableSchema] = {}
         self.requests_done: dict[int, Any] = {}
         """Requests about tables that were begun, see `observe`."""
         self.rows_before: dict[int, int] = {}
@@ -109,8 +113,8 @@ class GroupRunner:
         self.query = SyncQuery(spark, self.directory, writer, self.commit)
         self.copier = Copier(
             functools.partial(run_copy, spark), config.source.dsn, self.group.name, f"{self.run_id}c", lake, commit_lock,
-            self.states, self.directory, self._on_ready, self.has_everything_before, self.group.copy_concurrency,
-            self.group.copy_chunk_bytes,
+            self.states, self.directory, self._on_ready, self.has_everything_before, self._version, self._resync_needed,
+            self.group.copy_concurrency, self.group.copy_chunk_bytes,
         )  # fmt: skip
 
     # -- notes for capture and tasks
@@ -150,6 +154,7 @@ class GroupRunner:
         for name in ("durable", "capture.json", "hold"):
             (self.directory / name).unlink(missing_ok=True)
         self.status.position = self.stored_position()
+        self._versions.clear()  # the capture counts them anew
         self._tell_tables()
         self._tell_tasks()
         self.copier.start()
@@ -226,24 +231,68 @@ class GroupRunner:
             refs = parked_units(units, self.states)
             parked = copy_to_parking(self.config.lake.data_path, self.group.name, self.run_id, refs)
             plan = plan_batch(
-                units, self.states, end, before=self.status.position, parked=parked, changed=changed
+                units, self.states, end, before=self.status.position, parked=parked, version=self._version
             )
             try:
+                plan, evolved = self._evolved(plan)
+                plan = replace(plan, changed=(*changed, *evolved))
                 commit_batch(self.lake, plan)
+                self.states.update((state.oid, state) for state in evolved)
             except TableFailed as failed:
                 state = self.states[failed.oid]
-                log.warning(
-                    "table failed", group=self.group.name, table=state.source, error=str(failed.error)
-                )
-                self.states[failed.oid] = replace(state, ready=False, error=str(failed.error))
+                again = isinstance(failed.error, ResyncNeededError) and self.group.on_type_change == "resync"
+                what = "table is copied again" if again else "table failed"
+                log.warning(what, group=self.group.name, table=state.source, error=str(failed.error))
+                error = None if again else str(failed.error)
+                position = 0 if again else state.copy_position
+                self.states[failed.oid] = replace(state, ready=False, error=error, copy_position=position)
                 changed.append(self.states[failed.oid])
-                self.copier.failed(failed.oid, failed.error)
+                if not again:
+                    self.copier.failed(failed.oid, failed.error)
                 metrics.count_error(failed.error.code, flow="sync", group=self.group.name)
             else:
                 break
         for segment in parked:
             before = self.parked.get(segment.table_oid, Parked(0, 0, datetime.now(UTC)))
             self.parked[segment.table_oid] = before.plus(segment.rows, segment.bytes)
+
+    def _evolved(self, plan: BatchPlan) -> tuple[BatchPlan, list[TableState]]:
+        """The plan after wider types, which come first and by themselves; and states of tables whose columns change."""
+        tables, evolved = [], []
+        for table in plan.tables:
+            state, versions = self.states[table.oid], [run.schema for run in table.runs]
+            old = state.schema
+            if old is not None and any(not same_columns(old, version) for version in versions):
+                try:
+                    wider, versions = wider_columns(old, versions)
+                    if wider != old:
+                        state = replace(state, schema=wider)
+                        with self.lake.transaction():
+                            widen(self.lake, table.target, old, wider)
+                            write_state(self.lake, self.group.name, [state])
+                        self.states[table.oid] = state
+                except LakeError as exc:
+                    raise TableFailed(table.oid, exc) from exc
+                evolved.append(replace(state, schema=versions[-1]))
+                log.info("columns changed", group=self.group.name, table=state.source)
+            runs = tuple(replace(run, schema=v) for run, v in zip(table.runs, versions, strict=True))
+            tables.append(replace(table, schema=state.schema, runs=runs))
+        return replace(plan, tables=tuple(tables)), evolved
+
+    def _version(self, segment: SegmentRef) -> TableSchema:
+        """The columns of a segment, with their numbers in the catalog; asked once for each version."""
+        key = (segment.table_oid, segment.version, segment.schema_json)
+        if key not in self._versions:
+            state = self.states.get(segment.table_oid)
+            schema = TableSchema.from_json(segment.schema_json)
+            now = None
+            try:
+                with connect(self.config.source.dsn) as conn:
+                    now = describe_oid(conn, segment.table_oid, need_key=False)
+            except AqueduckError:  # it is gone, or cannot be asked: names have to do
+                log.debug("table not described", table=schema.qualified)
+            self._versions[key] = schema.numbered(now, None if state is None else state.schema)
+        return self._versions[key]
 
     def _count(self, units: Units, position: int, time_us: int) -> None:
         status = self.status
@@ -389,7 +438,7 @@ class GroupRunner:
                 self.copier.handovers.pop(state.oid, None)
                 return
             position = max(snapshot.position, giver.status.position)
-            ready = replace(state, ready=True, copy_position=position, error=None)
+            ready = replace(state, ready=True, copy_position=position, error=None, schema=theirs.schema)
             self.copier.finish_locked(
                 ready,
                 f"{state.source} moves from {giver.group.name} to {self.group.name}",
@@ -401,6 +450,11 @@ class GroupRunner:
         with connect(self.config.source.dsn) as conn:
             ensure_publication(conn, giver.group.publication, [t.schema for t in giver.tables.values()])
         log.info("table moved", table=state.source, group=self.group.name, came_from=giver.group.name)
+
+    def _resync_needed(self, oid: int) -> None:
+        if self.group.on_type_change == "resync":
+            with self.commit_lock:
+                self.copier.set_state(replace(self.states[oid], ready=False, copy_position=0, error=None))
 
     def resync(self, oid: int) -> None:
         """Have a table copied again; its changes are parked from the next batch on."""

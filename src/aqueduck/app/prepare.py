@@ -184,7 +184,8 @@ def _make_tables(lake: LakeSession, group: str, tables: Mapping[int, PreparedTab
             ensure_target(lake, table.target, table.schema)
             position = 0 if table.initial_copy else now
             ready = not table.initial_copy
-            write_state(lake, group, [TableState(oid, table.schema.qualified, table.target, ready, position)])
+            state = TableState(oid, table.schema.qualified, table.target, ready, position, None, table.schema)
+            write_state(lake, group, [state])
 
 
 def _lost_slot(
@@ -262,9 +263,9 @@ def _begin_at(
 
 
 def _broken(lake: LakeSession, state: TableState, table: PreparedTable) -> TableState | None:
-    """The state of a table that streamed and whose columns, here or there, changed since: it waits for a new copy."""
+    """The state of a table that streamed and whose target was changed or dropped since by somebody else."""
     try:
-        check_target(lake, table.target, table.schema)
+        check_target(lake, table.target, state.schema or table.schema)
     except (SchemaChangeError, LakeWriteError) as exc:
         return replace(state, ready=False, error=str(exc)) if state.ready else None
     return None

@@ -18,6 +18,7 @@ from aqueduck.changes import SegmentRef
 from aqueduck.errors import CatalogUnreachableError, DataPathError, LakeBusyError, LakeError, LakeWriteError
 from aqueduck.lake.apply import apply_files, apply_fold, check_target, truncate_target
 from aqueduck.lake.catalog import LakeSession
+from aqueduck.lake.evolve import evolve, plan_changes, same_columns
 from aqueduck.lake.fold import folded
 from aqueduck.lake.inlined import flush_where_due
 from aqueduck.lake.parking import record_parked
@@ -50,6 +51,8 @@ class TablePlan:
     runs: tuple[RunPlan, ...]
     skip_before: int = 0
     """Changes that were committed before it are part of the table's copy."""
+    schema: TableSchema | None = None
+    """The columns that the target was made for; runs with others change it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +133,11 @@ def _transaction(session: LakeSession, plan: BatchPlan, before: int) -> None:
 
 def _apply_table(session: LakeSession, table: TablePlan, group: str) -> None:
     try:
+        current = table.schema
         for run in table.runs:
-            apply_run(session, table.target, run, skip_before=table.skip_before, group=group)
+            current = apply_run(
+                session, table.target, run, current=current, skip_before=table.skip_before, group=group
+            )
     except (LakeBusyError, CatalogUnreachableError, DataPathError):
         raise  # not the table's fault
     except LakeError as exc:
@@ -143,11 +149,18 @@ def apply_run(
     target: TableName,
     run: RunPlan,
     *,
+    current: TableSchema | None = None,
     skip_before: int = 0,
     group: str | None = None,
-) -> None:
-    """Apply one run inside an open transaction; changes committed before `skip_before` are left out."""
-    check_target(session, target, run.schema)
+) -> TableSchema:
+    """
+    Apply one run inside an open transaction; changes committed before `skip_before` are left out.
+
+    The target has the columns of `current`, and afterwards those of the run, which are returned.
+    """
+    check_target(session, target, current or run.schema)
+    if current is not None and not same_columns(current, run.schema):
+        evolve(session, target, plan_changes(current, run.schema))
     if run.truncate_first:
         truncate_target(session, target)
     if any(s.kind == "rows" for s in run.segments):
@@ -156,6 +169,7 @@ def apply_run(
     apply_files(
         session, target, run.schema, data=run.data, deletes=run.deletes, patches=run.patches, group=group
     )
+    return run.schema
 
 
 def _lineage(position: Position, before: int) -> dict[str, Any]:

@@ -8,15 +8,16 @@ session read takes their place: it read every row that has come or changed since
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from aqueduck.batches import plan_runs
 from aqueduck.changes import SegmentRef
-from aqueduck.errors import LakeBusyError
+from aqueduck.errors import CopyDisturbedError, LakeBusyError
 from aqueduck.lake.apply import add_files, delete_keys, empty_target
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import RunPlan, apply_run
+from aqueduck.lake.evolve import same_columns
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.parking import forget_parked, parked_segments
 from aqueduck.lake.segments import Scans
@@ -42,14 +43,21 @@ def land_copy(
     ready: TableState,
     schema: TableSchema,
     sessions: Sequence[SessionFiles],
-) -> list[SegmentRef]:
+) -> tuple[TableState, list[SegmentRef]]:
     """
     Inside a transaction: fill the target and mark the table as ready.
 
     The lake must have (parked) every change that was committed before the last session's position,
-    if there are several.  Returns what was parked, for `remove_parked_files` after the transaction.
+    if there are several.  Returns the state, and what was parked, for `remove_parked_files` after the transaction.
     """
     parked = parked_segments(session, group, ready.oid)
+    for segment in parked:
+        known = TableSchema.from_json(segment.schema_json)
+        if segment.last_lsn >= ready.copy_position and not same_columns(known, schema):
+            raise CopyDisturbedError(
+                "the table's columns changed while it was copied", table=schema.qualified
+            )
+    ready = replace(ready, schema=schema)
     empty_target(session, ready.target, schema)
     for before, now in zip([None, *sessions], sessions, strict=False):
         if before is not None:
@@ -57,18 +65,31 @@ def land_copy(
             _remove_touched(session, ready, schema, between, before.position, now.position)
             _remove_read(session, ready, schema, now.paths)
         add_files(session, ready.target, now.paths)
-    replay_parked(session, group, ready, parked)
-    return parked
+    return replay_parked(session, group, ready, parked), parked
 
 
-def replay_parked(session: LakeSession, group: str, ready: TableState, parked: Sequence[SegmentRef]) -> None:
-    """Inside a transaction: apply what was parked after the copy, and mark the table as ready."""
+def replay_parked(
+    session: LakeSession,
+    group: str,
+    ready: TableState,
+    parked: Sequence[SegmentRef],
+    version: Callable[[SegmentRef], TableSchema] = lambda s: TableSchema.from_json(s.schema_json),
+) -> TableState:
+    """
+    Inside a transaction: apply what was parked after the copy, and mark the table as ready.
+
+    `version` tells the columns of a segment.  Returns the state with the columns that the target has then.
+    """
+    current = ready.schema
     for run in plan_runs(segment for segment in parked if segment.last_lsn >= ready.copy_position):
-        columns = TableSchema.from_json(run.segments[0].schema_json)
-        plan = RunPlan(columns, run.truncate_first, run.segments)
-        apply_run(session, ready.target, plan, skip_before=ready.copy_position, group=group)
+        plan = RunPlan(version(run.segments[0]), run.truncate_first, run.segments)
+        current = apply_run(
+            session, ready.target, plan, current=current, skip_before=ready.copy_position, group=group
+        )
     forget_parked(session, group, ready.oid)
+    ready = replace(ready, schema=current)
     write_state(session, group, [ready])
+    return ready
 
 
 def _remove_touched(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from aqueduck.lake.catalog import OWN_SCHEMA, LakeSession
 from aqueduck.lake.progress import forget_position
 from aqueduck.lake.sql import LAKE, qualified
-from aqueduck.schema import TableName
+from aqueduck.schema import TableName, TableSchema
 
 __all__ = ["TableState", "ensure_table_states", "forget_group", "forget_state", "read_states", "write_state"]
 
@@ -31,12 +31,15 @@ class TableState:
     copy_position: int
     """Changes that were committed before it are part of the copy."""
     error: str | None = None
+    schema: TableSchema | None = None
+    """The source's columns that the target was made for."""
 
 
 def ensure_table_states(session: LakeSession) -> None:
     session.execute(
         f"create table if not exists {TABLE} (group_name varchar, source_oid ubigint, source_name varchar,"
         " target_schema varchar, target_table varchar, ready boolean, copy_position ubigint, error varchar,"
+        " columns varchar,"
         " updated_at timestamptz)",
         doing="preparing the lake",
     )
@@ -44,13 +47,22 @@ def ensure_table_states(session: LakeSession) -> None:
 
 def read_states(session: LakeSession, group: str) -> dict[int, TableState]:
     rows, _ = session.query(
-        f"select source_oid, source_name, target_schema, target_table, ready, copy_position, error from {TABLE}"
+        f"select source_oid, source_name, target_schema, target_table, ready, copy_position, error, columns"
+        f" from {TABLE}"
         " where group_name = ?",
         [group],
     )
     return {
-        oid: TableState(oid, source, TableName(schema, table), ready, position, error)
-        for oid, source, schema, table, ready, position, error in rows
+        oid: TableState(
+            oid,
+            source,
+            TableName(schema, table),
+            ready,
+            position,
+            error,
+            None if columns is None else TableSchema.from_json(columns),
+        )
+        for oid, source, schema, table, ready, position, error, columns in rows
     }
 
 
@@ -59,7 +71,7 @@ def write_state(session: LakeSession, group: str, states: Iterable[TableState]) 
     for state in states:
         forget_state(session, group, state.oid)
         session.execute(
-            f"insert into {TABLE} values (?, ?, ?, ?, ?, ?, ?, ?, now())",
+            f"insert into {TABLE} values (?, ?, ?, ?, ?, ?, ?, ?, ?, now())",
             [
                 group,
                 state.oid,
@@ -69,6 +81,7 @@ def write_state(session: LakeSession, group: str, states: Iterable[TableState]) 
                 state.ready,
                 state.copy_position,
                 state.error,
+                None if state.schema is None else state.schema.to_json(),
             ],
             doing="writing a table's state",
         )

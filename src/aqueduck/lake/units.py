@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -197,12 +197,13 @@ def plan_batch(
     before: int,
     parked: Iterable[SegmentRef] = (),
     changed: Iterable[TableState] = (),
+    version: Callable[[SegmentRef], TableSchema] = lambda s: TableSchema.from_json(s.schema_json),
 ) -> BatchPlan:
     """
     One batch as a plan: ready tables with their runs in order, and for each its segments or its files.
 
     `before` is where the batch begins; `parked` are the segments of the other tables, already in the
-    parking.
+    parking; `version` tells the columns of a segment.
     """
     tables: dict[int, dict[int, list[tuple[Unit, UnitFiles | None]]]] = {}
     for unit, files in units:
@@ -211,7 +212,8 @@ def plan_batch(
     return BatchPlan(
         position,
         tuple(
-            _table(states[oid], [p for _, p in sorted(runs.items())], before) for oid, runs in tables.items()
+            _table(states[oid], [p for _, p in sorted(runs.items())], before, version)
+            for oid, runs in tables.items()
         ),
         tuple(parked),
         tuple(changed),
@@ -219,24 +221,34 @@ def plan_batch(
     )
 
 
-def _table(state: TableState, runs: list[list[tuple[Unit, UnitFiles | None]]], before: int) -> TablePlan:
+def _table(
+    state: TableState,
+    runs: list[list[tuple[Unit, UnitFiles | None]]],
+    before: int,
+    version: Callable[[SegmentRef], TableSchema],
+) -> TablePlan:
     skip_before = state.copy_position if state.copy_position > before else 0
-    return TablePlan(state.oid, state.target, tuple(_run(p, skip_before) for p in runs), skip_before)
+    plans = tuple(_run(p, skip_before, version) for p in runs)
+    return TablePlan(state.oid, state.target, plans, skip_before, state.schema)
 
 
-def _run(pieces: list[tuple[Unit, UnitFiles | None]], skip_before: int) -> RunPlan:
+def _run(
+    pieces: list[tuple[Unit, UnitFiles | None]],
+    skip_before: int,
+    version: Callable[[SegmentRef], TableSchema],
+) -> RunPlan:
     first = pieces[0][0]
     files = [f for _, f in pieces if f is not None]
     if len(files) < len(pieces) or any(f.skip_before != skip_before for f in files):
         # Left to us, or folded before the table's copy came in: all segments of the run, once each.
         segments = {s.first_ord: s for unit, _ in pieces for s in unit.segments}
         return RunPlan(
-            schema=TableSchema.from_json(first.segments[0].schema_json),
+            schema=version(first.segments[0]),
             truncate_first=first.truncate_first,
             segments=tuple(segments[o] for o in sorted(segments)),
         )
     return RunPlan(
-        schema=TableSchema.from_json(first.segments[0].schema_json),
+        schema=version(first.segments[0]),
         truncate_first=first.truncate_first,
         segments=(),
         data=tuple(f.data for f in files if f.data),

@@ -50,6 +50,7 @@ class Capture(threading.Thread):
         self._next_ord = (
             settings.position
         )  # a row takes more WAL than one byte: larger than in any earlier run
+        self._next_version = 0
         self._committed = settings.position
         self._paused = False
         self._held = False
@@ -106,11 +107,17 @@ class Capture(threading.Thread):
         s = self._settings
         start = max(self._committed, self._confirmed)
         stream = self._acquire(lambda: start_stream(s.dsn, s.slot, s.publication, start))
-        decoder = Decoder(self._tables(), first_ord=self._next_ord, more=self._tables, resolve=self._resolve)
+        decoder = Decoder(
+            self._tables(),
+            first_ord=self._next_ord,
+            first_version=self._next_version,
+            more=self._tables,
+            resolve=self._resolve,
+        )
         try:
             self._read(stream, decoder)
         finally:
-            self._next_ord = decoder.next_ord
+            self._next_ord, self._next_version = decoder.next_ord, decoder.next_version
             self._stage.abandon_open()
             stream.close()
 

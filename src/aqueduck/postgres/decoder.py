@@ -109,6 +109,7 @@ class Decoder:
         first_ord: int = 0,
         more: Callable[[], Mapping[int, TableSchema]] | None = None,
         resolve: Callable[[Column], Column] = lambda column: column,
+        first_version: int = 0,
     ) -> None:
         self._known = dict(tables)
         self._more = more
@@ -117,6 +118,7 @@ class Decoder:
         self._index = wireformat.FrameIndex.allocate()
         self._state = np.zeros(wireformat.STATE_SLOTS, np.int64)
         self.next_ord = first_ord
+        self.next_version = first_version
 
     @property
     def wal_end(self) -> int:
@@ -198,11 +200,10 @@ class Decoder:
             self._layouts[relation.oid] = None
             return
         table = _merge(known, relation, self._resolve)
-        current = self._layouts.get(relation.oid)
-        if current is None:
-            self._layouts[relation.oid] = make_layout(table, 0)
-        elif current.table != table:
-            self._layouts[relation.oid] = make_layout(table, current.version + 1)
+        # Also when it looks the same: the server describes a relation again after it was altered, and a
+        # column that was dropped and added again has the same name.
+        self._layouts[relation.oid] = make_layout(table, self.next_version)
+        self.next_version += 1
 
     def _layout(self, oid: int, at: int) -> Layout | None:
         try:

@@ -48,6 +48,7 @@ class Settings:
     copy_chunk_bytes: int = 1 << 25
     inline_rows: int = 1000
     on_slot_loss: str = "stop"
+    on_type_change: str = "resync"
     heartbeat_interval_ms: int = 0
 
 

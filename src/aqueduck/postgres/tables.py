@@ -201,7 +201,9 @@ _QUERY = """
                select json_build_object(
                    'name', a.attname, 'type_oid', a.atttypid::int8, 'typmod', base.typmod,
                    'type_name', format_type(base.oid, base.typmod), 'not_null', a.attnotnull or base.not_null,
-                   'base_oid', base.base_oid, 'element_oid', element.oid, 'delimiter', element.delimiter)
+                   'base_oid', base.base_oid, 'element_oid', element.oid, 'delimiter', element.delimiter,
+                   'number', a.attnum, 'missing', (a.attmissingval::text::text[])[1],
+                   'computed', (a.atthasdef or a.attidentity <> '') and not a.atthasmissing)
                from pg_attribute a
                cross join lateral (select a.atttypid as oid, a.atttypmod as typmod) given
                {type_facts}

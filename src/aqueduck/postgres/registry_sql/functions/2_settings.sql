@@ -23,6 +23,8 @@ language sql immutable as $$
          'A batch with at most this many rows for a table is stored in the catalog in place of a small file.'),
         ('on_slot_loss', 'choice', '"stop"', null, null, '{stop,resync}', '{global,group}',
          'What happens when the slot is gone: stop with an error, or copy the tables again.'),
+        ('on_type_change', 'choice', '"resync"', null, null, '{resync,stop}', '{global,group}',
+         'What happens after a change of a source table that cannot be applied: copy the table again, or stop it with an error.'),
         ('heartbeat_interval_ms', 'integer', '0', 0, 3600000, null, '{global,group}',
          'How often a small message is written to WAL, so that the slot moves while only other databases are busy; 0 never.')
 $$;
