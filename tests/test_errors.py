@@ -150,4 +150,6 @@ def test_errors_that_pass_by_themselves_are_retried() -> None:
         "lake.write",
         "copy.disturbed",
         "spark.query",
+        "sink.write",
+        "sink.unreachable",
     }

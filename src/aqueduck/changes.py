@@ -44,6 +44,13 @@ class SegmentRef:
     """Time of that commit, in microseconds since the Unix epoch."""
     schema_json: str
     """The `TableSchema` that the segment's columns follow."""
+    last_ord: int = 0
+    """The place of its last change in the order of the stream."""
+    commit_lsn: int = 0
+    """Of a truncate, what the rows of a segment have as `_lsn`, `_ts`, `_xid` and `_seq`."""
+    commit_ts: int = 0
+    xid: int = 0
+    seq: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """The reference as plain values, as JSON and Spark rows hold them."""

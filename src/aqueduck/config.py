@@ -258,7 +258,9 @@ class SyncConfig(Section):
         return self
 
 
-_SECTIONS: Mapping[tuple[str, ...], type[Section]] = {
+Sections = Mapping[tuple[str, ...], type[Section]]
+
+_SECTIONS: Sections = {
     (): SyncConfig,
     ("source",): SourceConfig,
     ("lake",): LakeConfig,
@@ -375,7 +377,7 @@ def _refuse_repeated(what: str, names: Iterable[str]) -> None:
             raise ValueError(f"the {what} {name} stands {count} times under groups")
 
 
-def _describe(problem: ErrorDetails) -> str:
+def _describe(problem: ErrorDetails, sections: Sections = _SECTIONS) -> str:
     """One problem in the words of the file: the key's path, and what is wrong with it."""
     location = problem["loc"]
     match problem["type"]:
@@ -384,7 +386,7 @@ def _describe(problem: ErrorDetails) -> str:
         case "missing":
             text = "is missing"
         case "extra_forbidden":
-            text = "unknown key" + _suggestion(location)
+            text = "unknown key" + _suggestion(location, sections)
         case "literal_error":
             text = f"must be {problem['ctx']['expected']}"
         case "value_error":
@@ -399,9 +401,9 @@ def _path(location: tuple[int | str, ...]) -> str:
     return text.removeprefix(".")
 
 
-def _suggestion(location: tuple[int | str, ...]) -> str:
+def _suggestion(location: tuple[int | str, ...], sections: Sections) -> str:
     *path, key = location
-    section = _SECTIONS.get(tuple(part for part in path if isinstance(part, str)))
+    section = sections.get(tuple(part for part in path if isinstance(part, str)))
     known = [_key(section, field) for field in section.model_fields] if section else []
     close = difflib.get_close_matches(str(key), known, n=1)
     return f" (did you mean {close[0]}?)" if close else f" (known here: {', '.join(known)})"

@@ -35,6 +35,14 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── ReadOnlyError            http.read_only
     │   ├── NotFoundError            http.not_found
     │   └── MethodError              http.method
+    ├── EventError                   (family: change events)
+    │   ├── EventValueError          events.value
+    │   ├── TransactionTooLargeError events.too_large
+    │   ├── BookmarkError            events.bookmark
+    │   ├── SinkPathError            sink.path
+    │   ├── SinkWriteError           sink.write          retried
+    │   ├── SinkRejectedError        sink.rejected
+    │   └── SinkUnreachableError     sink.unreachable    retried
     ├── SparkStartError              spark.start
     ├── SparkQueryError              spark.query         retried
     ├── StageFullError               stage.full
@@ -57,11 +65,14 @@ __all__ = [
     "AqueduckError",
     "AuthenticationError",
     "BadRequestError",
+    "BookmarkError",
     "CatalogUnreachableError",
     "ConfigError",
     "ConnectionLostError",
     "CopyDisturbedError",
     "DataPathError",
+    "EventError",
+    "EventValueError",
     "HttpError",
     "IllegalMoveError",
     "LakeBusyError",
@@ -79,6 +90,10 @@ __all__ = [
     "SchemaChangeError",
     "ServerStartError",
     "ServiceLockedError",
+    "SinkPathError",
+    "SinkRejectedError",
+    "SinkUnreachableError",
+    "SinkWriteError",
     "SlotActiveError",
     "SlotConflictError",
     "SlotLimitError",
@@ -92,6 +107,7 @@ __all__ = [
     "TableDisabledError",
     "TableMissingError",
     "TokenError",
+    "TransactionTooLargeError",
     "ValueCastError",
     "VerifyDifferenceError",
     "WalLevelError",
@@ -388,6 +404,54 @@ class MethodError(HttpError):
 
     code = "http.method"
     status = 405
+
+
+class EventError(AqueduckError):
+    """The family of errors about change events and their sinks; never raised itself."""
+
+
+class EventValueError(EventError):
+    """The text of a value is not what PostgreSQL writes for its type."""
+
+    code = "events.value"
+
+
+class TransactionTooLargeError(EventError):
+    """A transaction has more changes than `max_staged_records` allows."""
+
+    code = "events.too_large"
+
+
+class BookmarkError(EventError):
+    """The bookmark cannot be read or written, or does not fit the sink or the source."""
+
+    code = "events.bookmark"
+
+
+class SinkPathError(EventError):
+    """A file of the sink or the state cannot be opened or made."""
+
+    code = "sink.path"
+
+
+class SinkWriteError(EventError):
+    """Writing to the sink failed, such as on a full disk; nothing of the batch counts as delivered."""
+
+    code = "sink.write"
+    retry = Retry.AUTO
+
+
+class SinkRejectedError(EventError):
+    """The sink answered that it will not take an event, now or later."""
+
+    code = "sink.rejected"
+
+
+class SinkUnreachableError(EventError):
+    """The sink did not answer, or answered that it cannot take events now."""
+
+    code = "sink.unreachable"
+    retry = Retry.AUTO
 
 
 class SparkStartError(AqueduckError):

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from aqueduck.app.events_cli import add_commands
 from aqueduck.errors import AqueduckError
 
 __all__ = ["app", "main"]
@@ -25,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 out = Console(width=None if sys.stdout.isatty() else 200)
+add_commands(app)
 
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="The configuration file.", metavar="FILE")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -47,8 +49,14 @@ def init(config: ConfigFile, as_json: Json = False) -> None:
     from aqueduck.app.prepare import prepare
     from aqueduck.app.show import print_json
     from aqueduck.config import load_config
+    from aqueduck.events_config import load_events
 
-    lines = prepare(load_config(config))
+    if (events := load_events(config)) is not None:
+        from aqueduck.app.events import init_events
+
+        lines = iter([init_events(events)])
+    else:
+        lines = prepare(load_config(config))
     if as_json:
         print_json({"prepared": list(lines)})
         return
@@ -60,10 +68,13 @@ def init(config: ConfigFile, as_json: Json = False) -> None:
 def check(config: ConfigFile, as_json: Json = False) -> None:
     """Test every requirement and print the statement that fixes what is missing."""
     from aqueduck.app.check import run_checks
+    from aqueduck.app.check_events import run_event_checks
     from aqueduck.app.show import print_json, show_checks
     from aqueduck.config import load_config
+    from aqueduck.events_config import load_events
 
-    results = run_checks(load_config(config))
+    events = load_events(config)
+    results = run_checks(load_config(config)) if events is None else run_event_checks(events)
     if as_json:
         print_json([{"name": r.name, "ok": r.ok, "detail": r.detail, "fix": r.fix} for r in results])
     else:
@@ -84,7 +95,15 @@ def run(
         typer.Option("--trust-slot", help="Nobody touched the slot, although state_dir was lost."),
     ] = False,
 ) -> None:
-    """Run the service until it is stopped."""
+    """Run the service until it is stopped; the file's keys say which flow it is."""
+    from aqueduck.events_config import load_events
+
+    if (events := load_events(config)) is not None:
+        from aqueduck.app.events import run_events
+
+        run_events(events, once=once, trust_slot=trust_slot)
+        return
+
     from aqueduck.app.service import run_service
     from aqueduck.config import load_config
 
@@ -299,7 +318,7 @@ def verify(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="drain, mixed, big, copy or freshness.")],
+    name: Annotated[str, typer.Argument(help="drain, mixed, big, copy, freshness or events.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
     rows: Annotated[int | None, typer.Option(help="Fewer or more rows than the standard run.")] = None,
 ) -> None:

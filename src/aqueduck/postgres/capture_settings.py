@@ -22,13 +22,13 @@ class CaptureSettings:
     slot: str
     publication: str
     position: int
-    tables_path: str
-    """The group's tables, see `notes`; read again when the stream names one that we do not know."""
     stage_dir: str
     report_path: str
     hold_path: str
     confirmed_path: str
     durable_path: str
+    tables_path: str = ""
+    """The group's tables, see `notes`; read again when the stream names one that we do not know."""
     segment_bytes: int = 32 << 20
     stage_bytes_max: int = 1 << 30
     max_queued_changes: int = 10_000_000

@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from aqueduck.errors import AqueduckError, ConfigError, ConnectionLostError
 from aqueduck.postgres.failures import classify_connect_failure, classify_server_error, may_show
 
-__all__ = ["classify_connect_failure", "connect", "redact", "translate_errors"]
+__all__ = ["classify_connect_failure", "connect", "connection_parameters", "redact", "translate_errors"]
 
 _HIDDEN = "***"
 _SECRET = ("password", "secret", "token")
@@ -42,7 +42,7 @@ def connect(
     What the string says wins over our defaults.  Statements are not prepared behind the scenes,
     so that poolers which share server connections work.
     """
-    given = _parameters(dsn)
+    given = connection_parameters(dsn)
     defaults = {**_DEFAULTS, "application_name": application_name, "prepare_threshold": None}
     missing = {name: value for name, value in defaults.items() if name not in given}
     try:
@@ -55,7 +55,7 @@ def connect(
 def redact(dsn: str) -> str:
     """The connection string as keywords, fit to be shown; one that cannot be read is hidden whole."""
     try:
-        parameters = _parameters(dsn)
+        parameters = connection_parameters(dsn)
     except ConfigError:
         return _HIDDEN
     hidden = {name for name in parameters if any(part in name for part in _SECRET)}
@@ -106,7 +106,8 @@ def _role(conn: psycopg.Connection[Any] | None) -> str | None:
     return conn.info.user
 
 
-def _parameters(dsn: str) -> dict[str, Any]:
+def connection_parameters(dsn: str) -> dict[str, Any]:
+    """The keywords of a connection string of either form."""
     try:
         return conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:

@@ -53,6 +53,10 @@ class Rows:
 class Truncate:
     layout: Layout
     ord: int
+    lsn: int = 0
+    time_us: int = 0
+    xid: int = 0
+    seq: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +187,12 @@ class Decoder:
         if kind == _RELATION:
             self._learn(messages.parse_relation(raw))
         elif kind == _TRUNCATE:
-            for oid in messages.parse_truncate(raw):
+            tx = int(index.control_tx[c])
+            common = (int(index.tx_lsn[tx]), int(index.tx_ts[tx]), int(index.tx_xid[tx]))
+            for n, oid in enumerate(messages.parse_truncate(raw)):
                 layout = self._layout(oid, int(index.control_at[c]))
                 if layout is not None:
-                    yield Truncate(layout, self._take_ords(1))
+                    yield Truncate(layout, self._take_ords(1), *common, int(index.control_seq[c]) + n)
         else:
             raise ProtocolError(
                 f"stream message {chr(kind)!r} is not part of protocol version 1", offset=None

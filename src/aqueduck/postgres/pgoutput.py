@@ -97,6 +97,7 @@ class FrameIndex:
     control_end: Ints
     control_rows: Ints  # rows indexed before this message
     control_tx: Ints
+    control_seq: Ints  # changes of its transaction before this message
 
     @classmethod
     def allocate(cls, rows: int = 65_536, controls: int = 4_096) -> FrameIndex:
@@ -134,7 +135,7 @@ def _index_frames(
     buf, start, end, streams, state,
     row_kind, row_at, row_end, row_rel, row_tx, row_seq,
     tx_lsn, tx_ts, tx_xid, tx_end, tx_rows,
-    control_kind, control_at, control_end, control_rows, control_tx,
+    control_kind, control_at, control_end, control_rows, control_tx, control_seq,
 ):  # fmt: skip
     rows = 0
     txs = 0
@@ -235,9 +236,10 @@ def _index_frames(
             control_end[controls] = stop
             control_rows[controls] = rows
             control_tx[controls] = txs - 1
+            control_seq[controls] = state[4]
             controls += 1
-            if what == 84:
-                state[4] += 1
+            if what == 84 and p + 4 <= stop:
+                state[4] += _u32(buf, p)  # one change a relation
         elif what == 79 or what == 89 or what == 77:  # O, Y, M carry nothing we keep
             pass
         elif what == 83 or what == 69 or what == 99 or what == 65:  # S, E, c, A: protocol version 2
@@ -273,6 +275,7 @@ def index_frames(
         index.row_kind, index.row_at, index.row_end, index.row_rel, index.row_tx, index.row_seq,
         index.tx_lsn, index.tx_ts, index.tx_xid, index.tx_end, index.tx_rows,
         index.control_kind, index.control_at, index.control_end, index.control_rows, index.control_tx,
+        index.control_seq,
     )  # fmt: skip
     if status == BAD:
         raise protocol_error(int(state[BAD_WHY]), int(state[BAD_AT]))

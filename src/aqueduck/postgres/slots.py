@@ -28,6 +28,7 @@ __all__ = [
     "drop_publication",
     "drop_slot",
     "ensure_publication",
+    "list_slots",
     "read_server",
     "slot_info",
 ]
@@ -66,6 +67,14 @@ def slot_info(conn: Connection, name: str) -> SlotInfo | None:
         return None
     positions = {column: _position(row[column]) for column in ("restart_lsn", "confirmed_flush_lsn")}
     return SlotInfo(**{**row, **positions})
+
+
+def list_slots(conn: Connection) -> list[SlotInfo]:
+    """Every slot of the server, by name."""
+    with translate_errors("list the slots", conn=conn):
+        rows = conn.execute("select slot_name::text from pg_replication_slots order by 1").fetchall()
+    found = (slot_info(conn, name) for (name,) in rows)
+    return [info for info in found if info is not None]
 
 
 def create_slot(conn: Connection, name: str) -> int:

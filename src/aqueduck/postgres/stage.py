@@ -48,11 +48,13 @@ class _Draft:
     key_changes: int = 0
     unchanged: int = 0
     first_ord: int = -1
+    last_ord: int = -1
 
     def add(self, rows: Rows) -> int:
         size = rows.batch.get_total_buffer_size()
         if self.first_ord < 0:
             self.first_ord = rows.first_ord
+        self.last_ord = rows.batch.column("_ord")[-1].as_py()
         self.batches.append(rows.batch)
         self.bytes += size
         self.rows += rows.batch.num_rows
@@ -104,6 +106,7 @@ class _Bucket:
             self.drafts[draft.layout.table.oid] = draft
             return
         mine.batches += draft.batches
+        mine.last_ord = draft.last_ord
         for name in ("bytes", "rows", "inserts", "updates", "deletes", "key_changes", "unchanged"):
             setattr(mine, name, getattr(mine, name) + getattr(draft, name))
 
@@ -170,9 +173,10 @@ class Stage:
     def _add_truncate(self, run: Truncate) -> None:
         self._open.close(run.layout.table.oid)
         self._write(self._open)
-        self._open.written.append(
-            _ref(run.layout, kind="truncate", path="", draft=_Draft(run.layout, first_ord=run.ord))
-        )
+        draft = _Draft(run.layout, first_ord=run.ord, last_ord=run.ord)
+        ref = _ref(run.layout, kind="truncate", path="", draft=draft)
+        where = replace(ref, commit_lsn=run.lsn, commit_ts=run.time_us, xid=run.xid, seq=run.seq)
+        self._open.written.append(where)
 
     def _add_commit(self, run: Commit) -> None:
         self.transactions += run.transactions
@@ -323,4 +327,5 @@ def _ref(layout: Layout, *, kind: str, path: str, draft: _Draft) -> SegmentRef:
         last_lsn=0,
         last_ts=0,
         schema_json=layout.table.to_json(),
+        last_ord=draft.last_ord,
     )

@@ -99,15 +99,23 @@ def _connected(conninfo: str, seconds: float) -> pq.abc.PGconn:
 
 
 def start_stream(
-    dsn: str, slot: str, publication: str, position: int, *, protocol_version: int = 1
+    dsn: str,
+    slot: str,
+    publication: str,
+    position: int,
+    *,
+    protocol_version: int = 1,
+    before: str | None = None,
 ) -> ReplicationStream:
-    """Start streaming the slot after `position`."""
+    """Start streaming the slot after `position`; `before` is run first, such as to make a temporary slot."""
     pgconn = connect_replication(dsn)
     command = (
         f'START_REPLICATION SLOT "{slot}" LOGICAL {lsn_text(position)} '
         f"(proto_version '{protocol_version}', publication_names '\"{publication}\"')"
     )
     try:
+        if before is not None:
+            raise_failed(pgconn.exec_(before.encode()), pq.ExecStatus.TUPLES_OK)
         if pgconn.ssl_in_use:
             return _LibpqStream(pgconn, command)
         return _SocketStream(pgconn, command)

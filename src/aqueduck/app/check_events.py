@@ -1,0 +1,101 @@
+"""The preflight of an events flow: what `check` does for `sync`, without touching the stream."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from aqueduck.app.check import (
+    CheckResult,
+    Connection,
+    _check_replication,
+    _check_version,
+    _check_wal_level,
+    _result,
+)
+from aqueduck.app.events_wiring import open_bookmarks, source_dsn
+from aqueduck.app.prepare_events import check_publication, check_slot_position
+from aqueduck.errors import AqueduckError, SinkPathError
+from aqueduck.events_config import (
+    EventsConfig,
+    FileStateConfig,
+    HttpSinkConfig,
+    JsonlSinkConfig,
+    KafkaSinkConfig,
+)
+from aqueduck.notes import read_note
+from aqueduck.postgres.connection import connect
+from aqueduck.postgres.server import ServerInfo, read_server
+from aqueduck.postgres.slots import slot_info
+
+__all__ = ["run_event_checks"]
+
+
+def run_event_checks(config: EventsConfig) -> list[CheckResult]:
+    """Check everything that can be checked; what depends on a failed connection is left out."""
+    results = list(_source_checks(config))
+    results.append(_result("state", _check_state, config))
+    results.append(_result("sink", _check_sink, config))
+    return results
+
+
+def _source_checks(config: EventsConfig) -> Iterator[CheckResult]:
+    with contextlib.ExitStack() as stack:
+        try:
+            dsn = source_dsn(config.source)
+            conn = stack.enter_context(connect(dsn))
+            server = read_server(conn)
+        except AqueduckError as exc:
+            yield CheckResult("connection", False, exc.message, exc.hint, exc)
+            return
+        yield CheckResult("connection", True, f"database {server.database} as {server.role}")
+        yield _result("server version", _check_version, server)
+        yield _result("wal_level", _check_wal_level, server)
+        yield _result("replication", _check_replication, server, dsn)
+        name = config.source.publication_name
+        yield _result(f"publication {name}", check_publication, conn, name)
+        yield _result(f"slot {config.source.slot_name}", _check_slot, conn, server, config, dsn)
+
+
+def _check_slot(conn: Connection, server: ServerInfo, config: EventsConfig, dsn: str) -> str:
+    source = config.source
+    info = slot_info(conn, source.slot_name)
+    if source.slot_type == "temporary":
+        return "is made for each run"
+    note = read_note(Path(config.state_dir) / source.slot_name / "confirmed")
+    with contextlib.closing(open_bookmarks(config, dsn)) as bookmarks:
+        check_slot_position(source, server, info, bookmarks.load(), note)
+    if info is None:
+        return "will be created"
+    return f"exists, keeps {info.retained_bytes / (1 << 20):.1f} MiB of WAL"
+
+
+def _check_state(config: EventsConfig) -> str:
+    if isinstance(config.state, FileStateConfig):
+        return _writable(Path(config.state.path), "state.config.path")
+    with contextlib.closing(open_bookmarks(config, source_dsn(config.source))) as bookmarks:
+        return "has a bookmark" if bookmarks.load() else "has no bookmark yet"
+
+
+def _check_sink(config: EventsConfig) -> str:
+    sink = config.sink
+    if isinstance(sink, JsonlSinkConfig):
+        path = Path(sink.path)
+        if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
+            raise SinkPathError(
+                "sink.config.path cannot be written", hint="name a file that this user may write"
+            )
+        return _writable(path.parent, "sink.config.path")
+    if isinstance(sink, HttpSinkConfig):
+        return "webhook"  # asking it would be a delivery
+    return "kafka" if isinstance(sink, KafkaSinkConfig) else "standard output"
+
+
+def _writable(directory: Path, key: str) -> str:
+    """Whether files can be made in a directory, or the directory itself can."""
+    existing = next(d for d in (directory, *directory.parents) if d.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise SinkPathError(f"{key} cannot be written", hint=f"let this user write in {existing}")
+    return f"{directory} can be written"

@@ -1,0 +1,317 @@
+"""
+The service of the events flow: prepares the slot, recovers the bookmark, runs the query, delivers.
+
+`EventsService` is the same object for `aqueduck run`, the tests and the bench.  A failure that may pass by itself restarts
+the query from the bookmark, with backoff; any other ends the service with its error.  What is needed of the server is in
+`prepare_events`, sinks and stores are made in `events_wiring`.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import structlog
+
+from aqueduck import faults
+from aqueduck.app.events_wiring import open_bookmarks, open_sink, source_dsn
+from aqueduck.app.prepare_events import PreparedSource, prepare_source
+from aqueduck.bookmarks import Bookmark, BookmarkStore
+from aqueduck.errors import AqueduckError, Retry, SinkUnreachableError
+from aqueduck.event_parts import EventPart
+from aqueduck.events_config import EventsConfig, PostgresStateConfig
+from aqueduck.notes import note_position
+from aqueduck.postgres.capture_settings import CaptureSettings
+from aqueduck.postgres.connection import connect
+from aqueduck.postgres.events_capture import EventsSettings
+from aqueduck.postgres.group_lock import lock_group
+from aqueduck.schema import lsn_text, parse_table_name
+from aqueduck.sinks import Sink
+from aqueduck.spark.events_query import EventsQuery
+from aqueduck.spark.local_events import LocalEventsQuery
+from aqueduck.spark.part_writer import PartWriter
+from aqueduck.spark.session import build_session
+
+__all__ = ["EventsService", "init_events", "run_events"]
+
+log = structlog.get_logger()
+
+BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+class EventsService:
+    """One slot, one sink, one bookmark."""
+
+    def __init__(self, config: EventsConfig, *, with_spark: bool = True) -> None:
+        self.config = config
+        self._with_spark = with_spark
+        self.dsn = source_dsn(config.source)
+        self.directory = Path(config.state_dir) / config.source.slot_name
+        self.delivered_events = 0
+        self.batches = 0
+        self.failures = 0
+        self._changed_at = time.monotonic()
+        self._rows_seen = 0
+        self._lock_conn: psycopg.Connection[Any] | None = None
+        self._bookmarks: BookmarkStore | None = None
+        self._sink: Sink | None = None
+        self._source: PreparedSource | None = None
+        self._bookmark: Bookmark | None = None
+        self._query: EventsQuery | LocalEventsQuery | None = None
+        self._spark: Any = None
+        self._saving = threading.Lock()
+        self._ending = threading.Event()
+
+    # -- starting
+
+    def prepare(self, *, trust_slot: bool = False) -> None:
+        """Everything that can be refused is refused here, before Spark starts."""
+        self._lock_conn = connect(self.dsn, application_name="aqueduck lock")
+        lock_group(self._lock_conn, f"events {self.config.source.slot_name}")
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._bookmarks = open_bookmarks(self.config, self.dsn)
+        self._sink = open_sink(self.config, self._pause)
+        self._recover(trust_slot=trust_slot)
+
+    def _pause(self, seconds: float) -> None:
+        """What a sink does between two tries; whoever stops us does not wait for it."""
+        if self._ending.wait(seconds):
+            raise SinkUnreachableError("stopped while the sink was tried again")
+
+    def _recover(self, *, trust_slot: bool = False) -> None:
+        """The bookmark, the sink as the bookmark knows it, and a slot that still has what comes next."""
+        assert self._bookmarks is not None
+        assert self._sink is not None
+        known = self._bookmarks.load()
+        self._source = prepare_source(
+            self.config.source, self.dsn, known, self.directory / "confirmed", trust_slot=trust_slot
+        )
+        self._sink.recover(known)
+        position = self._source.position
+        time_us = known.time_us if known is not None else None
+        # Saved before the first event is written: without it, a crash would leave events that nobody knows of.
+        self._save(Bookmark(position, self._source.system_identifier, time_us, self._sink.place()))
+
+    def _save(self, bookmark: Bookmark) -> None:
+        assert self._bookmarks is not None
+        assert self._sink is not None
+        self._bookmarks.save(bookmark)
+        self._bookmark = bookmark
+        faults.point("bookmark.saved")
+        self._sink.settle(bookmark.position)
+
+    def start(self, *, once: bool = False) -> None:
+        for name in ("durable", "capture.json", "hold"):
+            (self.directory / name).unlink(missing_ok=True)
+        self._query = self._make_query()
+        self._query.start(self._settings(), once=once)
+        self._changed_at = time.monotonic()
+        log.info("events started", slot=self.config.source.slot_name, position=lsn_text(self.position))
+
+    @property
+    def spark(self) -> Any:
+        if self._spark is None:
+            conf = {"spark.python.daemon.module": "aqueduck.spark.events_daemon", **self.config.spark.conf}
+            self._spark = build_session(self.config.spark.master, conf, "aqueduck events")
+        return self._spark
+
+    def _make_query(self) -> EventsQuery | LocalEventsQuery:
+        assert self._sink is not None
+        assert self._source is not None
+        writer = PartWriter(
+            str(self.directory / "parts"), self.config.envelope, self._source.database, self._sink.part_format
+        )
+        if not self._with_spark:
+            return LocalEventsQuery(self.directory, writer, self._deliver)
+        return EventsQuery(self.spark, self.directory, writer, self._deliver)
+
+    def _settings(self) -> EventsSettings:
+        assert self._source is not None
+        assert self._sink is not None
+        c, s, d = self.config, self.config.source, self.directory
+        most = self._sink.batch_bytes_max
+        capture = CaptureSettings(
+            dsn=self.dsn,
+            slot=s.slot_name,
+            publication=s.publication_name,
+            position=self.position,
+            stage_dir=str(d / "stage"),
+            report_path=str(d / "capture.json"),
+            hold_path=str(d / "hold"),
+            confirmed_path=str(d / "confirmed"),
+            durable_path=str(d / "durable"),
+            segment_bytes=min(c.segment_bytes, most or c.segment_bytes),
+            stage_bytes_max=c.stage_bytes_max,
+            batch_bytes_max=min(c.batch_bytes_max, most or c.batch_bytes_max),
+            flush_interval_seconds=c.flush_interval_ms / 1000,
+            slot_retries=s.slot_acquire_retries,
+        )
+        own = c.state.table if isinstance(c.state, PostgresStateConfig) else None
+        excluded = () if own is None else (parse_table_name(own, default_schema="public").qualified,)
+        return EventsSettings(
+            capture,
+            tables=tuple(t.to_json() for t in self._source.tables),
+            temporary=s.slot_type == "temporary",
+            max_messages=s.max_messages,
+            max_staged_records=s.max_staged_records,
+            excluded=excluded,
+        )
+
+    # -- running
+
+    @property
+    def position(self) -> int:
+        """Everything before it is in the sink."""
+        assert self._bookmark is not None
+        return self._bookmark.position
+
+    def _deliver(self, parts: Sequence[EventPart], position: int, time_us: int) -> None:
+        """Called by the query for each batch: the sink first, then the bookmark, then the slot."""
+        assert self._sink is not None
+        assert self._source is not None
+        with self._saving:
+            self._sink.write(parts, position)
+            faults.point("sink.flushed")
+            identity = self._source.system_identifier
+            self._save(Bookmark(position, identity, time_us, self._sink.place()))
+        note_position(self.directory / "durable", position)
+        self.delivered_events += sum(part.events for part in parts)
+        self.batches += 1
+        self.failures = 0
+        self._changed_at = time.monotonic()
+
+    def check(self) -> None:
+        """Raise what ended the query, if anything did."""
+        if self._query is not None:
+            self._query.check()
+
+    def supervise(self, stopping: threading.Event) -> None:
+        """Keep the query running until told to stop, or until the limits of the run are reached."""
+        while not stopping.wait(0.1):
+            assert self._query is not None
+            if not self._query.active:
+                self._restart(stopping)
+            elif self._is_done():
+                self._tick(final=True)
+                return
+            self._tick()
+
+    def _restart(self, stopping: threading.Event) -> None:
+        try:
+            self.check()
+        except AqueduckError as exc:
+            if exc.retry is not Retry.AUTO:
+                raise
+            delay = BACKOFF_SECONDS[min(self.failures, len(BACKOFF_SECONDS) - 1)]
+            self.failures += 1
+            log.warning("events failed, trying again", error=str(exc), seconds=delay)
+            if stopping.wait(delay):
+                return
+        try:
+            self._recover()
+            self.start()
+        except AqueduckError as exc:
+            if exc.retry is not Retry.AUTO:
+                raise
+            log.warning("events cannot start yet", error=str(exc))
+
+    def _is_done(self) -> bool:
+        source = self.config.source
+        if source.max_messages is not None and self.delivered_events >= source.max_messages:
+            log.info("max_messages reached", events=self.delivered_events)
+            return True
+        if source.idle_timeout is None:
+            return False
+        report = self.report()
+        rows = int(report.get("rows", 0))
+        if not report or report.get("pending") or rows != self._rows_seen:
+            self._rows_seen, self._changed_at = rows, time.monotonic()
+        if time.monotonic() - self._changed_at < source.idle_timeout:
+            return False
+        log.info("idle_timeout reached", seconds=source.idle_timeout)
+        return True
+
+    def _tick(self, *, final: bool = False) -> None:
+        """A file may have to be rotated although nothing happens, and is when a run ends by itself."""
+        assert self._sink is not None
+        if not self._saving.acquire(blocking=final):
+            return
+        try:
+            if self._bookmark is not None and self._sink.tick(self.position, final=final):
+                b = self._bookmark
+                self._save(Bookmark(b.position, b.system_identifier, b.time_us, self._sink.place()))
+        finally:
+            self._saving.release()
+
+    def run_once(self, stopping: threading.Event) -> None:
+        """Until the query has caught up and ended, or we are told to stop."""
+        assert self._query is not None
+        while not self._query.wait(1):
+            if stopping.is_set():
+                return
+        self.check()
+        self._tick(final=True)
+
+    def stop(self) -> None:
+        """Finish the delivery that is under way, then end."""
+        self._ending.set()
+        if self._query is not None:
+            self._query.stop()
+            self._query = None
+        if self._sink is not None:
+            self._sink.close()
+            self._sink = None
+        if self._spark is not None:
+            self._spark.stop()
+            self._spark = None
+        for connection in (self._bookmarks, self._lock_conn):
+            if connection is not None:
+                connection.close()
+        self._bookmarks = self._lock_conn = None
+
+    # -- for the bench
+
+    def report(self) -> dict[str, Any]:
+        """What the capture last reported."""
+        try:
+            report: dict[str, Any] = json.loads((self.directory / "capture.json").read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+        return report
+
+
+def init_events(config: EventsConfig) -> str:
+    """`aqueduck init` for the flow `events`: the slot and the first bookmark; a line for people."""
+    service = EventsService(config)
+    try:
+        service.prepare()
+        return f"slot {config.source.slot_name}, bookmark {lsn_text(service.position)}"
+    finally:
+        service.stop()
+
+
+def run_events(config: EventsConfig, *, once: bool, trust_slot: bool = False) -> None:
+    """`aqueduck run` for the flow `events`: until SIGTERM, ctrl-C or a limit, or with `once` until caught up."""
+    # Standard output belongs to the events.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    stopping = threading.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda *_: stopping.set())
+    service = EventsService(config)
+    try:
+        service.prepare(trust_slot=trust_slot)
+        service.start(once=once)
+        if once:
+            service.run_once(stopping)
+        else:
+            service.supervise(stopping)
+    finally:
+        service.stop()
+    log.info("stopped")

@@ -1,0 +1,167 @@
+"""
+Make the source of an events flow ready: publication, slot, and the position to begin at.
+
+Nothing but the slot is ever created.  A slot that no longer has what comes after the bookmark is refused before
+anything is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import structlog
+
+from aqueduck.bookmarks import Bookmark
+from aqueduck.errors import (
+    BookmarkError,
+    PublicationError,
+    SlotLostError,
+    TableMissingError,
+    WalLevelError,
+)
+from aqueduck.events_config import PostgresCdcConfig
+from aqueduck.notes import read_note
+from aqueduck.postgres.connection import connect, translate_errors
+from aqueduck.postgres.failures import SET_WAL_LEVEL, THEN_RESTART
+from aqueduck.postgres.quoting import identifier, literal
+from aqueduck.postgres.server import ServerInfo, read_server
+from aqueduck.postgres.slots import SlotInfo, check_slot, create_slot, slot_info
+from aqueduck.postgres.tables import describe_table
+from aqueduck.schema import TableName, TableSchema, lsn_text, parse_lsn
+
+__all__ = ["PreparedSource", "check_publication", "check_slot_position", "prepare_source", "published_tables"]
+
+log = structlog.get_logger()
+
+Connection = psycopg.Connection[Any]
+_AGAIN = "remove the bookmark to begin anew with what the slot has; changes before that are gone"
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSource:
+    """What the query needs to know of the source."""
+
+    database: str
+    system_identifier: str
+    position: int
+    tables: tuple[TableSchema, ...]
+    """What the publication has now; tables that come later are learnt from the stream."""
+
+
+def prepare_source(
+    source: PostgresCdcConfig, dsn: str, bookmark: Bookmark | None, note: Path, *, trust_slot: bool = False
+) -> PreparedSource:
+    """Refuse what cannot work, create the slot if it may be, and say where to begin."""
+    with connect(dsn) as conn:
+        server = read_server(conn)
+        if server.wal_level != "logical":
+            hint = SET_WAL_LEVEL + THEN_RESTART
+            raise WalLevelError(f"wal_level is {server.wal_level}, not logical", hint=hint)
+        if bookmark is not None and bookmark.system_identifier != server.system_identifier:
+            raise BookmarkError(
+                "the bookmark belongs to another PostgreSQL cluster",
+                hint=f"point to that cluster, or {_AGAIN}",
+            )
+        tables = published_tables(conn, source.publication_name)
+        if source.slot_type == "temporary":
+            position = server.current_lsn
+        else:
+            info = slot_info(conn, source.slot_name)
+            if not (trust_slot and info is not None):
+                check_slot_position(source, server, info, bookmark, read_note(note))
+            begin = _ensure_slot(conn, source, info)
+            position = bookmark.position if bookmark is not None else _first_position(source, begin)
+    return PreparedSource(server.database, server.system_identifier, position, tables)
+
+
+def _first_position(source: PostgresCdcConfig, begin: int) -> int:
+    return max(begin, parse_lsn(source.start_lsn)) if source.start_lsn else begin
+
+
+def _ensure_slot(conn: Connection, source: PostgresCdcConfig, info: SlotInfo | None) -> int:
+    begin = create_slot(conn, source.slot_name)
+    if info is None:
+        log.warning(
+            "PERMANENT SLOT CREATED: the server keeps all WAL from here on until it is read, or the slot dropped",
+            slot=source.slot_name,
+            position=lsn_text(begin),
+            drop=f"aqueduck slots drop {source.slot_name}",
+        )
+    return begin
+
+
+def check_slot_position(
+    source: PostgresCdcConfig,
+    server: ServerInfo,
+    info: SlotInfo | None,
+    bookmark: Bookmark | None,
+    confirmed: int | None,
+) -> None:
+    """Raise if reading the slot from the bookmark on would leave events out."""
+    name = source.slot_name
+    if info is None:
+        if bookmark is not None:
+            raise SlotLostError(
+                f"the slot {name} does not exist, but the bookmark is at {lsn_text(bookmark.position)}",
+                hint=_AGAIN,
+            )
+        if not source.create_slot_if_missing:
+            create = f"select pg_create_logical_replication_slot({literal(name)}, 'pgoutput')"
+            raise SlotLostError(
+                f"the slot {name} does not exist", hint=f"{create}; or set create_slot_if_missing: true"
+            )
+        return
+    check_slot(info, name=name, database=server.database, position=None)
+    if bookmark is None or info.confirmed_flush_lsn is None:
+        return
+    if info.confirmed_flush_lsn > max(bookmark.position, confirmed or 0):
+        stands, ours = lsn_text(info.confirmed_flush_lsn), lsn_text(bookmark.position)
+        raise SlotLostError(
+            f"the slot {name} stands at {stands}, beyond the bookmark's {ours}: it was re-created or moved by another",
+            hint=f"{_AGAIN}; if nobody touched it and only state_dir was lost: aqueduck run --trust-slot",
+        )
+
+
+def check_publication(conn: Connection, name: str) -> str:
+    """Refuse a publication that does not exist or publishes nothing; otherwise say what it has."""
+    with translate_errors(f"read the publication {name}", conn=conn):
+        row = conn.execute(
+            "select puballtables, (select count(*) from pg_publication_tables t where t.pubname = p.pubname)"
+            " from pg_publication p where pubname = %s",
+            (name,),
+        ).fetchone()
+    quoted = identifier(name)
+    if row is None:
+        raise PublicationError(
+            f"the publication {name} does not exist",
+            hint=f"create publication {quoted} for table public.orders",
+        )
+    if not row[0] and not row[1]:
+        raise PublicationError(
+            f"the publication {name} has no tables",
+            hint=f"alter publication {quoted} add table public.orders",
+        )
+    return f"{row[1]} tables"
+
+
+def published_tables(conn: Connection, publication: str) -> tuple[TableSchema, ...]:
+    """The tables of a publication, as the catalog describes them."""
+    check_publication(conn, publication)
+    with translate_errors(f"read the publication {publication}", conn=conn):
+        rows = conn.execute(
+            "select schemaname::text, tablename::text from pg_publication_tables where pubname = %s",
+            (publication,),
+        ).fetchall()
+    found = []
+    for schema, name in rows:
+        try:
+            found.append(describe_table(conn, str(TableName(schema, name)), need_key=False))
+        except (
+            TableMissingError,
+            PublicationError,
+        ):  # dropped a moment ago, or of a kind that we do not know
+            log.warning("table not described, taken as the stream tells it", table=f"{schema}.{name}")
+    return tuple(found)

@@ -1,0 +1,74 @@
+"""The bookmark in a PostgreSQL table, one row a slot; in the source's database or another."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import psycopg
+
+from aqueduck.bookmarks import Bookmark
+from aqueduck.errors import ConnectionLostError, SourceUnreachableError
+from aqueduck.postgres.connection import connect, translate_errors
+from aqueduck.postgres.quoting import table_identifier
+from aqueduck.schema import TableName
+
+__all__ = ["PostgresBookmarks"]
+
+
+class PostgresBookmarks:
+    """A row of `table`, which is made if it is missing."""
+
+    def __init__(self, dsn: str, table: TableName, slot: str) -> None:
+        self._dsn = dsn
+        self._name = table
+        self._table = table_identifier(table)
+        self._slot = slot
+        self._conn: psycopg.Connection[Any] | None = None
+
+    def _connected(self) -> psycopg.Connection[Any]:
+        if self._conn is None or self._conn.closed:
+            self._conn = connect(self._dsn, application_name="aqueduck bookmark")
+            with translate_errors(f"make {self._name.qualified}", conn=self._conn):
+                if not self._exists(self._conn):
+                    self._conn.execute(
+                        f"create table if not exists {self._table} (slot_name text primary key, position pg_lsn not null,"
+                        " bookmark jsonb not null, updated_at timestamptz not null default now())".encode()
+                    )
+        return self._conn
+
+    def _exists(self, conn: psycopg.Connection[Any]) -> bool:
+        return conn.execute("select to_regclass(%s)", (self._table,)).fetchone() != (None,)
+
+    def load(self) -> Bookmark | None:
+        conn = self._connected()
+        with translate_errors("read the bookmark", conn=conn):
+            row = conn.execute(
+                f"select bookmark from {self._table} where slot_name = %s".encode(), (self._slot,)
+            ).fetchone()
+        return None if row is None else Bookmark.from_json(json.dumps(row[0]))
+
+    def save(self, bookmark: Bookmark) -> None:
+        """A connection that broke since the last time is made again, once: the statement can be repeated."""
+        try:
+            self._save(bookmark)
+        except (ConnectionLostError, SourceUnreachableError):
+            self.close()
+            self._save(bookmark)
+
+    def _save(self, bookmark: Bookmark) -> None:
+        conn = self._connected()
+        text = bookmark.to_json()
+        with translate_errors("write the bookmark", conn=conn), conn.transaction():
+            # The slot follows this row, so it has to be as safe as the row says.
+            conn.execute("set local synchronous_commit = on")
+            conn.execute(
+                f"insert into {self._table} (slot_name, position, bookmark) values (%s, %s, %s) on conflict (slot_name)"
+                " do update set position = excluded.position, bookmark = excluded.bookmark, updated_at = now()".encode(),
+                (self._slot, json.loads(text)["position"], text),
+            )
+
+    def close(self) -> None:
+        if self._conn is not None:
+            self._conn.close()
+            self._conn = None

@@ -1,0 +1,208 @@
+"""
+The capture of change events: what `capture`, `decoder` and `stage` do, for whatever a publication holds.
+
+`EventsDecoder` follows tables that it is told of only by the stream, `EventsStage` counts (the limits of a
+run and of a transaction), and `EventsCapture` can read a temporary slot, which lives and dies with its
+connection.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from aqueduck.errors import TransactionTooLargeError
+from aqueduck.postgres import pgoutput as wireformat
+from aqueduck.postgres import pgoutput_messages as messages
+from aqueduck.postgres.capture import Capture
+from aqueduck.postgres.capture_settings import CaptureSettings
+from aqueduck.postgres.decoder import Commit, Decoder, Rows, Run, Truncate
+from aqueduck.postgres.quoting import identifier, literal
+from aqueduck.postgres.stage import Stage
+from aqueduck.postgres.wire import ReplicationStream, start_stream
+from aqueduck.schema import Column, TableSchema
+
+__all__ = ["EventsCapture", "EventsDecoder", "EventsSettings", "EventsStage", "StartStream"]
+
+#: opens the stream at a position; the default reads a slot that exists
+StartStream = Callable[[int], ReplicationStream]
+
+
+@dataclass(frozen=True, slots=True)
+class EventsSettings:
+    """What the capture of events is told besides; travels to the planner process as a file."""
+
+    capture: CaptureSettings
+    tables: tuple[str, ...] = ()
+    """What is known of the tables before the stream tells: `TableSchema` as JSON."""
+    temporary: bool = False
+    copy_of: str | None = None
+    """The slot whose position and WAL a temporary one takes over; without, it begins now."""
+    max_messages: int | None = None
+    max_staged_records: int | None = None
+    excluded: tuple[str, ...] = ()
+    """Tables, as schema.name, whose changes are nobody's events: our own."""
+
+    def save(self, path: Path) -> None:
+        """Write the settings where only we can read them: they hold the connection string."""
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+            json.dump(asdict(self), out)
+
+    @classmethod
+    def load(cls, path: Path) -> EventsSettings:
+        values = json.loads(path.read_text())
+        capture = values.pop("capture")
+        for name in ("excluded", "tables"):
+            values[name] = tuple(values[name])
+        return cls(CaptureSettings(**capture), **values)
+
+
+class EventsDecoder(Decoder):
+    """A decoder that takes every table of the stream but the excluded ones."""
+
+    def __init__(
+        self,
+        tables: Mapping[int, TableSchema],
+        *,
+        first_ord: int = 0,
+        first_version: int = 0,
+        excluded: tuple[str, ...] = (),
+        every_commit: bool = False,
+    ) -> None:
+        super().__init__(tables, first_ord=first_ord, first_version=first_version)
+        self._excluded = excluded
+        self._every_commit = every_commit
+
+    def _learn(self, relation: messages.WireRelation) -> None:
+        if f"{relation.schema}.{relation.name}" in self._excluded:
+            self._layouts[relation.oid] = None
+            return
+        if relation.oid not in self._known:
+            self._known[relation.oid] = _described(relation)
+        super()._learn(relation)
+
+    def _runs(self, buf: wireformat.Bytes, rows: int, txs: int, controls: int) -> Iterator[Run]:
+        """With `every_commit`, a commit for each transaction instead of one after the last whole one."""
+        if not self._every_commit:
+            yield from super()._runs(buf, rows, txs, controls)
+            return
+        index = self._index
+        at = control = 0
+        for tx in range(txs):
+            while control < controls and int(index.control_tx[control]) <= tx:
+                yield from self._rows(buf, at, int(index.control_rows[control]))
+                at = int(index.control_rows[control])
+                yield from self._control(buf, control)
+                control += 1
+            upto = int(index.tx_rows[tx]) if index.tx_end[tx] >= 0 else rows
+            yield from self._rows(buf, at, upto)
+            at = upto
+            if index.tx_end[tx] >= 0:
+                yield self._commit(tx, 1)
+
+
+def _described(relation: messages.WireRelation) -> TableSchema:
+    """A table as the stream tells it; of one with a full identity the key stays unknown."""
+    columns = tuple(Column(c.name, c.type_oid, c.typmod) for c in relation.columns)
+    key = () if relation.identity == "f" else tuple(c.name for c in relation.columns if c.is_key)
+    return TableSchema(relation.oid, relation.schema, relation.name, columns, key, relation.identity)
+
+
+class EventsStage(Stage):
+    """A stage that knows how many events it took, and where a run that counts them has to end."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        segment_bytes: int,
+        bytes_max: int,
+        position: int,
+        max_messages: int | None = None,
+        max_staged_records: int | None = None,
+    ) -> None:
+        super().__init__(directory, segment_bytes=segment_bytes, bytes_max=bytes_max, position=position)
+        self._max_messages = max_messages
+        self._max_staged_records = max_staged_records
+        self._events = 0
+        self._open_events = 0
+        self.limit: int | None = None
+        """The first commit with which `max_messages` is reached; nothing after it is handed out."""
+
+    def add(self, run: Run) -> None:
+        with self.changed:
+            if isinstance(run, Commit):
+                self._events += self._open_events
+                self._open_events = 0
+            else:
+                self._open_events += run.batch.num_rows if isinstance(run, Rows) else 1
+                self._refuse_too_large(run)
+            super().add(run)
+            if isinstance(run, Commit) and self.limit is None and self._is_enough():
+                self.cut()
+                self.limit = run.position
+
+    def _is_enough(self) -> bool:
+        return self._max_messages is not None and self._events >= self._max_messages
+
+    def _refuse_too_large(self, run: Rows | Truncate) -> None:
+        if self._max_staged_records is None:
+            return
+        last = pc.max(run.batch.column("_seq")).as_py() if isinstance(run, Rows) else run.seq
+        if last >= self._max_staged_records:
+            raise TransactionTooLargeError(
+                f"a transaction has more than {self._max_staged_records} changes (max_staged_records)",
+                hint="raise max_staged_records, or leave it out: larger transactions are spilled to disk",
+            )
+
+    def abandon_open(self) -> None:
+        with self.changed:
+            self._open_events = 0
+            super().abandon_open()
+
+
+class EventsCapture(Capture):
+    """Reads a publication's changes into an `EventsStage`."""
+
+    def __init__(
+        self, settings: EventsSettings, stage: EventsStage, *, start: StartStream | None = None
+    ) -> None:
+        super().__init__(settings.capture, stage)
+        self._events_settings = settings
+        self._start_stream = start or self._start_slot
+
+    def _start_slot(self, position: int) -> ReplicationStream:
+        s = self._settings
+        before = None
+        if (other := self._events_settings.copy_of) is not None:
+            before = f"select pg_copy_logical_replication_slot({literal(other)}, {literal(s.slot)}, true)"
+        elif self._events_settings.temporary:
+            before = (
+                f"CREATE_REPLICATION_SLOT {identifier(s.slot)} TEMPORARY LOGICAL pgoutput NOEXPORT_SNAPSHOT"
+            )
+        return start_stream(s.dsn, s.slot, s.publication, position, before=before)
+
+    def _session(self) -> None:
+        events = self._events_settings
+        start = max(self._committed, self._confirmed)
+        stream = self._acquire(lambda: self._start_stream(start))
+        known = {t.oid: t for t in map(TableSchema.from_json, events.tables)}
+        decoder = EventsDecoder(
+            known,
+            first_ord=self._next_ord,
+            first_version=self._next_version,
+            excluded=events.excluded,
+            every_commit=events.max_messages is not None,
+        )
+        try:
+            self._read(stream, decoder)
+        finally:
+            self._next_ord, self._next_version = decoder.next_ord, decoder.next_version
+            self._stage.abandon_open()
+            stream.close()

@@ -1,0 +1,47 @@
+"""JSON lines on standard output: for pipes and for people; at least once."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any, BinaryIO
+
+from aqueduck.bookmarks import Bookmark
+from aqueduck.errors import SinkWriteError
+from aqueduck.event_parts import EventPart, PartFormat
+
+__all__ = ["StdoutSink"]
+
+
+class StdoutSink:
+    """Writes and flushes; whoever reads the pipe has it then."""
+
+    part_format: PartFormat = "text"
+    batch_bytes_max: int | None = 32 << 20
+
+    def __init__(self, out: BinaryIO | None = None) -> None:
+        self._out = out or sys.stdout.buffer
+
+    def recover(self, bookmark: Bookmark | None) -> None: ...
+
+    def place(self) -> dict[str, Any]:
+        return {}
+
+    def write(self, parts: Sequence[EventPart], position: int) -> None:
+        try:
+            for part in parts:
+                with open(part.path, "rb") as source:
+                    shutil.copyfileobj(source, self._out, 1 << 20)
+            self._out.flush()
+        except OSError as exc:
+            reason = (exc.strerror or "unknown reason").lower()
+            raise SinkWriteError(f"standard output cannot be written: {reason}") from exc
+
+    def tick(self, position: int, *, final: bool = False) -> bool:
+        return False
+
+    def settle(self, position: int) -> None: ...
+
+    def close(self) -> None:
+        """Standard output is not ours to close."""

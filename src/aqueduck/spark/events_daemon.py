@@ -1,0 +1,17 @@
+"""
+Spark's Python daemon for the events flow: as `worker_daemon`, with the JSON kernels compiled before it forks.
+
+Set as `spark.python.daemon.module`.
+"""
+
+from __future__ import annotations
+
+from pyspark import daemon
+
+import aqueduck.spark.events_source
+import aqueduck.spark.part_writer  # noqa: F401 - imported for the workers
+from aqueduck.lake.json_events import warm_up
+
+if __name__ == "__main__":
+    warm_up()
+    daemon.manager()

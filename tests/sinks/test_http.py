@@ -1,0 +1,165 @@
+"""The webhook: batches, retries with backoff, what names an event, what is put aside."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from aqueduck.errors import SinkPathError, SinkRejectedError, SinkUnreachableError
+from aqueduck.event_parts import EventPart
+from aqueduck.events_config import HttpSinkConfig
+from aqueduck.sinks.http import HttpSink
+from aqueduck.sinks.rows import SCHEMA
+from tests.fix_events import Flow
+from tests.fix_postgres import Database
+
+
+class Receiver:
+    """A server that answers as it is told; by default it takes everything."""
+
+    def __init__(self) -> None:
+        self.answers: list[int] = []
+        self.requests: list[tuple[dict[str, str], Any]] = []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                status = receiver.answers.pop(0) if receiver.answers else 200
+                if status == 0:  # taken, but the answer never comes
+                    receiver.requests.append((dict(self.headers), json.loads(body)))
+                    self.close_connection = True
+                    self.connection.close()
+                    return
+                if status < 300:
+                    receiver.requests.append((dict(self.headers), json.loads(body)))
+                self.send_response(status)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - the base class's name
+                return
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}/hook?x=1"
+
+    def events(self) -> list[Any]:
+        return [event for _, body in self.requests for event in body]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def rows(directory: Path, events: list[tuple[int, int]]) -> EventPart:
+    """A part of events that say what names them."""
+    path = directory / "rows.part"
+    lines = [json.dumps({"lsn": lsn, "seq": seq}).encode() + b"\n" for lsn, seq in events]
+    table = [lines, [None] * len(events), [lsn for lsn, _ in events], [seq for _, seq in events]]
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(c, f.type) for c, f in zip(table, SCHEMA, strict=True)], schema=SCHEMA
+    )
+    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_file(out, SCHEMA) as writer:
+        writer.write_batch(batch)
+    return EventPart(0, str(path), len(events), path.stat().st_size)
+
+
+def sink_of(receiver: Receiver, slept: list[float] | None = None, **options: Any) -> HttpSink:
+    config = HttpSinkConfig(url=receiver.url, **options)
+    return HttpSink(config, sleep=(slept if slept is not None else []).append)
+
+
+EVENTS = [(0x1_0000_0010, 0), (0x1_0000_0010, 1), (0x1_0000_0010, 2), (0x1_0000_0020, 0), (0x1_0000_0020, 5)]
+
+
+def test_events_are_posted_in_batches_with_what_names_them(receiver: Receiver, tmp_path: Path) -> None:
+    """P-E10: JSON arrays in order; the LSN and index of each event are in a header, the same at every delivery."""
+    sink = sink_of(receiver, batch_size=4, headers={"X-Token": "t"})
+    for _ in range(2):
+        sink.write([rows(tmp_path, EVENTS)], 1)
+    assert [len(body) for _, body in receiver.requests] == [4, 1, 4, 1]
+    assert [(e["lsn"], e["seq"]) for e in receiver.events()] == EVENTS * 2
+    first, second, again, _ = (headers for headers, _ in receiver.requests)
+    assert first["Aqueduck-Events"] == "1/10/0-2,1/20/0"
+    assert first["Idempotency-Key"] == again["Idempotency-Key"] == "1/10/0..1/20/0"
+    assert second["Idempotency-Key"] == "1/20/5..1/20/5"
+    assert (first["X-Token"], first["Content-Type"]) == ("t", "application/json")
+
+
+def test_what_fails_for_now_is_tried_again_with_backoff(receiver: Receiver, tmp_path: Path) -> None:
+    """5xx, 429 and lost answers: the same batch again, later each time; nothing is left out."""
+    slept: list[float] = []
+    receiver.answers = [503, 429, 0, 200]
+    sink_of(receiver, slept, backoff=0.5).write([rows(tmp_path, EVENTS)], 1)
+    assert slept == [0.5, 1.0, 2.0]
+    assert [(e["lsn"], e["seq"]) for e in receiver.events()] == EVENTS * 2, "the lost answer came again"
+    keys = {headers["Idempotency-Key"] for headers, _ in receiver.requests}
+    assert len(keys) == 1
+
+
+def test_a_receiver_that_stays_down_is_a_typed_error(receiver: Receiver, tmp_path: Path) -> None:
+    """The batch does not count as delivered, and the error says so without the URL's secrets."""
+    receiver.answers = [500] * 9
+    with pytest.raises(SinkUnreachableError, match="3 tries: status 500"):
+        sink_of(receiver, retries=2).write([rows(tmp_path, EVENTS)], 1)
+    receiver.server.shutdown()
+    receiver.server.server_close()
+    config = HttpSinkConfig(url=receiver.url.replace("http://", "http://user:hunter2@"), retries=1)
+    with pytest.raises(SinkUnreachableError) as error:
+        HttpSink(config, sleep=lambda _: None).write([rows(tmp_path, EVENTS)], 1)
+    assert "hunter2" not in str(error.value)
+
+
+def test_what_is_refused_is_put_aside(receiver: Receiver, tmp_path: Path) -> None:
+    """4xx: into the dead-letter file with its reason and names, and the rest goes on; without such a file it stops."""
+    letters = tmp_path / "dead" / "letters.jsonl"
+    receiver.answers = [400, 200]
+    sink_of(receiver, batch_size=4, dead_letter_path=str(letters)).write([rows(tmp_path, EVENTS)], 1)
+    [letter] = [json.loads(line) for line in letters.read_text().splitlines()]
+    assert (letter["status"], letter["ids"]) == (400, ["1/10/0-2", "1/20/0"])
+    assert [(e["lsn"], e["seq"]) for e in letter["events"]] == EVENTS[:4]
+    assert [(e["lsn"], e["seq"]) for e in receiver.events()] == EVENTS[4:]
+    receiver.answers = [422]
+    with pytest.raises(SinkRejectedError, match="status 422"):
+        sink_of(receiver).write([rows(tmp_path, EVENTS)], 1)
+    receiver.answers = [400]
+    with pytest.raises(SinkPathError, match="dead-letter"):
+        sink_of(receiver, dead_letter_path=str(letters / "x")).write([rows(tmp_path, EVENTS)], 1)
+
+
+def test_a_flow_to_a_webhook_that_fails_now_and_then(
+    db: Database, flow_of: Callable[..., Flow], receiver: Receiver
+) -> None:
+    """P-E03: a kill in the middle of a batch; at least once, what comes again has the names it had, order is kept."""
+    db.execute("create table t (id int primary key); create publication faucet_pub for table t")
+    sink = {"type": "http", "config": {"url": receiver.url, "batch_size": 7, "backoff": 0.01}}
+    flow = flow_of(sink=sink)
+    assert flow.once() == 0, flow.log()
+    for i in range(10):
+        db.execute(f"insert into t select {i * 10} + g from generate_series(1, 10) g")
+    receiver.answers = [200, 500, 200, 0]
+    assert flow.once(fault="sink.posted:5") == -9, flow.log()
+    before = len(receiver.requests)
+    assert flow.once() == 0, flow.log()
+    ids = [event["after"]["id"] for event in receiver.events()]
+    assert sorted(set(ids)) == list(range(1, 101))
+    assert ids[-100:] == list(range(1, 101)), "the batch came again from its beginning"
+    names = [headers["Idempotency-Key"] for headers, _ in receiver.requests]
+    assert set(names[:before]) <= set(names[before:])

@@ -1,0 +1,112 @@
+"""Kafka, against the mock cluster that librdkafka itself brings."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aqueduck.errors import ConfigError, SinkUnreachableError
+from aqueduck.events_config import KafkaSinkConfig
+from aqueduck.sinks.kafka import KafkaSink
+from aqueduck.spark.part_writer import PartWriter
+from tests.fix_events import Flow, Watched
+from tests.fix_postgres import Database
+
+confluent_kafka = pytest.importorskip("confluent_kafka")
+
+
+@pytest.fixture
+def brokers() -> Iterator[str]:
+    """A mock cluster; it lives as long as the client that made it."""
+    owner = confluent_kafka.Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1})
+    metadata = owner.list_topics(timeout=30)
+    yield ",".join(f"{b.host}:{b.port}" for b in metadata.brokers.values())
+    owner.flush(1)
+
+
+def messages(brokers: str, n: int, topic: str = "changes") -> list[Any]:
+    """The first `n` messages of a topic."""
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": brokers, "group.id": "test", "auto.offset.reset": "earliest"}
+    )
+    consumer.subscribe([topic])
+    found: list[Any] = []
+    deadline = time.monotonic() + 90
+    while len(found) < n and time.monotonic() < deadline:
+        message = consumer.poll(1.0)
+        if message is not None and not message.error():
+            found.append(message)
+    consumer.close()
+    return found
+
+
+def test_a_message_an_event_with_its_key_and_name(
+    db: Database, flow_of: Callable[..., Flow], brokers: str
+) -> None:
+    """P-E10: the key is the primary key, so that a row's changes stay in order; the header names the event."""
+    db.execute(
+        "create table t (a int, b text, v text, primary key (a, b)); create table n (v text);"
+        "alter table n replica identity full; create publication faucet_pub for table t, n"
+    )
+    sink = {"type": "kafka", "config": {"brokers": brokers, "topic": "changes", "timeout": 60}}
+    flow = flow_of(sink=sink)
+    assert flow.once() == 0, flow.log()
+    db.execute(
+        "insert into t values (1, 'x', 'v'); update t set v = 'w'; delete from t; insert into n values ('no key')"
+    )
+    db.execute("truncate t")
+    assert flow.once() == 0, flow.log()
+    found = messages(brokers, 5)
+    # Messages with the same key are in one partition, in order; those without a key are anywhere.
+    keyed = [m for m in found if m.key()]
+    assert [json.loads(m.value())["op"] for m in keyed] == ["insert", "update", "delete"]
+    assert {m.key() for m in keyed} == {b'{"a":1,"b":"x"}'}
+    assert sorted(json.loads(m.value())["table"] for m in found if not m.key()) == ["n", "t"]
+    names = [dict(m.headers())["id"].decode() for m in keyed]
+    lsn = json.loads(keyed[0].value())["lsn"]
+    assert names == [f"{lsn}/0", f"{lsn}/1", f"{lsn}/2"]
+
+
+def test_a_kill_doubles_with_the_same_names_and_loses_nothing(
+    db: Database, flow_of: Callable[..., Flow], brokers: str
+) -> None:
+    """P-E03: at least once; what comes twice has the same name."""
+    db.execute("create table t (id int primary key); create publication faucet_pub for table t")
+    sink = {"type": "kafka", "config": {"brokers": brokers, "topic": "changes", "timeout": 60}}
+    flow = flow_of(sink=sink)
+    assert flow.once() == 0, flow.log()
+    db.execute("insert into t select generate_series(1, 300)")
+    assert flow.once(fault="sink.flushed") == -9, flow.log()
+    assert flow.once() == 0, flow.log()
+    found = messages(brokers, 600)
+    assert len(found) == 600
+    ids = {dict(m.headers())["id"]: json.loads(m.value())["after"]["id"] for m in found}
+    assert sorted(ids.values()) == list(range(1, 301))
+
+
+def test_brokers_that_are_down_are_a_typed_error(
+    db: Database, watch: Callable[..., Watched], tmp_path: Path
+) -> None:
+    """Bad input: the batch does not count as delivered, and is delivered when Kafka is back."""
+    db.execute("create table t (id int primary key)")
+    watched = watch(db)
+    db.execute("insert into t values (1)")
+    writer = PartWriter(str(tmp_path / "parts"), "default", "x", "rows")
+    parts = [writer.write(piece, 1, n) for n, piece in enumerate(watched.pieces())]
+    sink = KafkaSink(KafkaSinkConfig(brokers="127.0.0.1:1", topic="t", timeout=1.5))
+    with pytest.raises(SinkUnreachableError):
+        sink.write(parts, 1)
+    sink.close()
+
+
+def test_a_setting_that_librdkafka_refuses_is_named_as_ours() -> None:
+    """Bad input: no foreign exception, and no value in the message."""
+    config = KafkaSinkConfig(brokers="x", topic="t", options={"sasl.passwort": "hunter2"})
+    with pytest.raises(ConfigError, match="librdkafka") as error:
+        KafkaSink(config)
+    assert "hunter2" not in str(error.value)
