@@ -25,6 +25,9 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── LakeWriteError           lake.write          retried
     │   ├── ValueCastError           lake.value
     │   ├── SchemaChangeError        lake.schema_change
+    │   ├── SourceExpiredError       lake.expired
+    │   ├── ReservedColumnError      lake.reserved_column
+    │   ├── LakeTableMissingError    lake.table_missing
     │   └── ResyncNeededError        lake.resync_needed
     ├── CopyDisturbedError           copy.disturbed      retried
     ├── TableDisabledError           table.disabled
@@ -43,6 +46,7 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── SinkWriteError           sink.write          retried
     │   ├── SinkRejectedError        sink.rejected
     │   └── SinkUnreachableError     sink.unreachable    retried
+    ├── RoutingError                 fanout.routing
     ├── SparkStartError              spark.start
     ├── SparkQueryError              spark.query         retried
     ├── StageFullError               stage.full
@@ -77,6 +81,7 @@ __all__ = [
     "IllegalMoveError",
     "LakeBusyError",
     "LakeError",
+    "LakeTableMissingError",
     "LakeWriteError",
     "MethodError",
     "NoKeyError",
@@ -85,8 +90,10 @@ __all__ = [
     "ProtocolError",
     "PublicationError",
     "ReadOnlyError",
+    "ReservedColumnError",
     "ResyncNeededError",
     "Retry",
+    "RoutingError",
     "SchemaChangeError",
     "ServerStartError",
     "ServiceLockedError",
@@ -99,6 +106,7 @@ __all__ = [
     "SlotLimitError",
     "SlotLostError",
     "SourceError",
+    "SourceExpiredError",
     "SourceQueryError",
     "SourceUnreachableError",
     "SparkQueryError",
@@ -452,6 +460,30 @@ class SinkUnreachableError(EventError):
 
     code = "sink.unreachable"
     retry = Retry.AUTO
+
+
+class SourceExpiredError(LakeError):
+    """Lake snapshots that were still to be read have expired."""
+
+    code = "lake.expired"
+
+
+class ReservedColumnError(LakeError):
+    """A source column has a name that DuckLake's change feed needs for itself."""
+
+    code = "lake.reserved_column"
+
+
+class LakeTableMissingError(LakeError):
+    """The lake table to read does not exist."""
+
+    code = "lake.table_missing"
+
+
+class RoutingError(AqueduckError):
+    """Rows cannot be told apart by the routing field and the destinations' values."""
+
+    code = "fanout.routing"
 
 
 class SparkStartError(AqueduckError):

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from aqueduck.app.events_cli import add_commands
 from aqueduck.errors import AqueduckError
+from aqueduck.fanout_config import file_is_fanout
 
 __all__ = ["app", "main"]
 
@@ -103,7 +104,11 @@ def run(
 
         run_events(events, once=once, trust_slot=trust_slot)
         return
+    if file_is_fanout(config):
+        from aqueduck.app.fanout import run_fanout
 
+        run_fanout(config, once=once)
+        return
     from aqueduck.app.service import run_service
     from aqueduck.config import load_config
 
@@ -112,7 +117,14 @@ def run(
 
 @app.command()
 def status(config: ConfigFile, as_json: Json = False) -> None:
-    """Show every table: state, position, rows, errors."""
+    """Show every table, or every destination: state, position, rows, errors."""
+    if file_is_fanout(config):
+        from aqueduck.app.fanout import fanout_state
+        from aqueduck.app.show import print_json, show_destinations
+
+        rows = fanout_state(config)
+        print_json(rows) if as_json else show_destinations(out, rows)
+        return
     _show(config, "status", as_json)
 
 
@@ -318,7 +330,9 @@ def verify(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="drain, mixed, big, copy, freshness or events.")],
+    name: Annotated[
+        str, typer.Argument(help="drain, mixed, big, copy, freshness, events, fanout or tenants.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
     rows: Annotated[int | None, typer.Option(help="Fewer or more rows than the standard run.")] = None,
 ) -> None:

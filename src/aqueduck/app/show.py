@@ -150,6 +150,22 @@ def _details(row: Row) -> str:
     return ", ".join(parts)
 
 
+def show_destinations(out: Console, rows: Sequence[Row]) -> None:
+    """The destinations of a fan-out."""
+    table = _table("destination", "state", "cursor", "lag", "rows", "last change", "error")
+    for row in rows:
+        table.add_row(
+            str(row["destination_id"]),
+            str(row["state"]),
+            _number(row["last_snapshot_id"]),
+            _number(row["lag_snapshots"]),
+            _number(row["rows_replicated"]),
+            str(row["last_change_at"] or "–"),
+            str(row["last_error"] or ""),
+        )
+    out.print(table if rows else "nothing yet")
+
+
 def show_groups(out: Console, rows: Sequence[Row]) -> None:
     """Groups with their slots, and below them what to know."""
     table = _table(

@@ -27,7 +27,15 @@ from aqueduck.lake.failures import classify_attach, lake_errors
 from aqueduck.lake.sql import LAKE, ident, literal
 from aqueduck.schema import TableName, TableSchema
 
-__all__ = ["METADATA", "OWN_SCHEMA", "LakeSession", "SessionMemory", "open_lake"]
+__all__ = [
+    "METADATA",
+    "OWN_SCHEMA",
+    "LakeSession",
+    "SessionMemory",
+    "catalog_kind",
+    "catalog_place",
+    "open_lake",
+]
 
 OWN_SCHEMA = "aqueduck"
 """The lake schema of our own tables."""
@@ -74,7 +82,7 @@ class LakeSession:
     @property
     def kind(self) -> str:
         """What the catalog is: postgres, sqlite or duckdb."""
-        return _catalog_kind(self.config.catalog)
+        return catalog_kind(self.config.catalog)
 
     def execute(
         self,
@@ -185,7 +193,7 @@ def _attached(session: LakeSession) -> duckdb.DuckDBPyConnection:
 
 
 def _attach_statement(cfg: LakeConfig, *, read_only: bool) -> str:
-    kind = _catalog_kind(cfg.catalog)
+    kind = catalog_kind(cfg.catalog)
     options = [f"data_path {literal(cfg.data_path)}", f"data_inlining_row_limit {cfg.inline_rows}"]
     if kind == "sqlite":
         # With the write-ahead log, people who read the lake do not block commits.
@@ -193,19 +201,20 @@ def _attach_statement(cfg: LakeConfig, *, read_only: bool) -> str:
         options.append("meta_busy_timeout 5000")
     if read_only:
         options.append("read_only")
-    place = "ducklake:" + _place(cfg.catalog)
+    place = "ducklake:" + catalog_place(cfg.catalog)
     return f"attach {literal(place)} as {ident(LAKE)} ({', '.join(options)})"
 
 
-def _catalog_kind(catalog: str) -> str:
+def catalog_kind(catalog: str) -> str:
+    """What a catalog is: postgres, sqlite or duckdb."""
     if catalog.startswith(("postgres:", "postgresql:")):
         return "postgres"
     return "sqlite" if catalog.startswith("sqlite:") else "duckdb"
 
 
-def _place(catalog: str) -> str:
+def catalog_place(catalog: str) -> str:
     """The catalog as DuckLake wants to see it."""
-    if _catalog_kind(catalog) != "postgres":
+    if catalog_kind(catalog) != "postgres":
         return catalog
     uri = catalog.startswith(("postgres://", "postgresql://"))
     try:
@@ -217,7 +226,7 @@ def _place(catalog: str) -> str:
 
 
 def _catalog_file(catalog: str) -> Path | None:
-    kind = _catalog_kind(catalog)
+    kind = catalog_kind(catalog)
     return None if kind == "postgres" else Path(catalog.removeprefix("sqlite:"))
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from pyspark import daemon
 
 import aqueduck.lake.units
-import aqueduck.spark.capture_source  # noqa: F401 - imported for the workers
+import aqueduck.spark.capture_source
+import aqueduck.spark.fanout_query  # noqa: F401 - imported for the workers
 
 if __name__ == "__main__":
     daemon.manager()

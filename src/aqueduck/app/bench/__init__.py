@@ -1,8 +1,8 @@
 """
 Benchmarks: each starts its own PostgreSQL and measures the limit and us in the same run.
 
-`run_bench` finds the bench and prints its result; the benches are in `sync_benches`, `table_benches` and
-`events_bench`, what they share (server, load, limit, meters) in `workbench`.
+`run_bench` finds the bench and prints its result; the benches are in `sync_benches`, `table_benches`,
+`events_bench` and `fanout_bench`, what they share (server, load, limit, meters) in `workbench`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["run_bench"]
 
 
 def run_bench(name: str, *, as_json: bool, rows: int | None) -> None:
-    from aqueduck.app.bench import events_bench, sync_benches, table_benches
+    from aqueduck.app.bench import events_bench, fanout_bench, sync_benches, table_benches
 
     benches = {
         "drain": sync_benches.bench_drain,
@@ -26,6 +26,8 @@ def run_bench(name: str, *, as_json: bool, rows: int | None) -> None:
         "copy": table_benches.bench_copy,
         "freshness": table_benches.bench_freshness,
         "events": events_bench.bench_events,
+        "fanout": fanout_bench.bench_fanout,
+        "tenants": fanout_bench.bench_tenants,
     }
     if name not in benches:
         raise ConfigError(f"there is no bench {name}", hint=f"choose one of: {', '.join(sorted(benches))}")

@@ -1,0 +1,177 @@
+"""
+The destinations that an instance serves, and what it believes about each: cursor, failures, next try.
+
+`Tenants` follows the configuration and the results of cycles; when to do what is decided in `fanout`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import structlog
+
+from aqueduck.app.fanout_status import DestinationStatus, FanoutStatus
+from aqueduck.errors import AqueduckError
+from aqueduck.fanout_config import DestinationConfig, FanoutConfig, assigned
+from aqueduck.fanout_plan import Applied, Destination, backoff_seconds
+from aqueduck.lake_place import resolve
+from aqueduck.spark.fanout_query import CycleResult
+
+__all__ = ["Tenant", "Tenants"]
+
+log = structlog.get_logger()
+
+
+class Tenant:
+    """A destination, and what the service believes about it."""
+
+    def __init__(self, destination: Destination, status: DestinationStatus) -> None:
+        self.destination = destination
+        self.status = status
+        self.known = False
+        """Whether its lake was asked for the cursor."""
+
+    @property
+    def cursor(self) -> int | None:
+        return self.destination.cursor
+
+    def at(self, cursor: int | None) -> None:
+        self.destination = replace(self.destination, cursor=cursor)
+        self.status.cursor = cursor
+
+    @property
+    def well(self) -> bool:
+        """Whether the main lane serves it."""
+        return self.known and self.cursor is not None and self.status.failures == 0
+
+    def due(self, now: float) -> bool:
+        return self.status.retry_at is None or self.status.retry_at <= now
+
+    def recovered(self) -> None:
+        status = self.status
+        status.failures, status.last_error, status.retry_at = 0, None, None
+        status.state = "STREAMING" if self.cursor is not None else "SEEDING"
+
+
+class Tenants:
+    """All of them, by id."""
+
+    def __init__(self, config: FanoutConfig, status: FanoutStatus, env: Mapping[str, str]) -> None:
+        self.config = config
+        self.elsewhere: dict[str, str] = {}
+        """Routing values that other instances serve, by destination."""
+        self._status = status
+        self._env = env
+        self._all: dict[str, Tenant] = {}
+        self._noting = threading.Lock()
+        self.take_over(config)
+
+    def __iter__(self) -> Iterator[Tenant]:
+        return iter(list(self._all.values()))
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __getitem__(self, name: str) -> Tenant:
+        return self._all[name]
+
+    def take_over(self, config: FanoutConfig) -> None:
+        """Serve the destinations of this configuration; those that are the same go on as they are."""
+        wanted: dict[str, Destination] = {}
+        elsewhere: dict[str, str] = {}
+        for each in config.destinations:
+            if assigned(config.instance.partition, each.id):
+                wanted[each.id] = self._destination(each, config)
+            else:
+                elsewhere[each.id] = each.routing_value
+        self.config, self.elsewhere = config, elsewhere
+        for name in [name for name in self._all if name not in wanted]:
+            log.info("destination removed", destination=name)
+            del self._all[name]
+            self._status.destinations.pop(name, None)
+        for destination in wanted.values():
+            running = self._all.get(destination.id)
+            if running is None or replace(running.destination, cursor=None) != destination:
+                self._add(destination)
+
+    def discover(self, values: Sequence[str]) -> None:
+        """Destinations that the pattern makes of values seen for the first time."""
+        pattern = self.config.dynamic
+        if pattern is None:
+            return
+        known = {t.destination.value for t in self} | set(self.elsewhere.values())
+        for value in values:
+            if not value or value in known:
+                continue
+            config = pattern.destination(value)
+            if assigned(self.config.instance.partition, config.id):
+                self._add(self._destination(config, self.config))
+            else:
+                self.elsewhere[config.id] = value
+            log.info("destination discovered", destinations=len(self))
+
+    def _add(self, destination: Destination) -> None:
+        status = self._status.destinations[destination.id] = DestinationStatus(destination.id)
+        self._all[destination.id] = Tenant(destination, status)
+
+    def _destination(self, each: DestinationConfig, config: FanoutConfig) -> Destination:
+        place = resolve(each, config.defaults.properties, self._env, f"destinations ({each.id})")
+        return Destination(each.id, each.routing_value, place, config.target_of(each), None)
+
+    # -- what became of them
+
+    def note(self, tenants: Sequence[Tenant], result: CycleResult) -> None:
+        """Take in what a job did."""
+        by_id = {t.destination.id: t for t in tenants}
+        report, s = result.report, self._status
+        with self._noting:
+            s.cycles += 1
+            s.reads += result.reads
+            s.read_seconds += report.seconds
+            s.rows_read += report.rows
+            s.batch_rows = report.rows
+            s.unrouted_rows += report.unrouted
+            s.null_rows += report.nulls
+            s.routing_moves += report.moves
+            s.pool_open = result.pool_open
+            s.pool_created += result.pool_created
+            s.pool_evicted += result.pool_evicted
+            if report.unrouted or report.nulls:
+                log.warning("rows without a destination", rows=report.unrouted, nulls=report.nulls)
+            for applied in result.applied:
+                self._note_one(by_id[applied.id], applied)
+
+    def _note_one(self, tenant: Tenant, applied: Applied) -> None:
+        if applied.error is not None:
+            self.failed([tenant], applied.error)
+            return
+        status, rows = tenant.status, applied.rows
+        tenant.at(applied.cursor)
+        status.rows_written += rows.get("written", 0)
+        status.rows_deleted += rows.get("deleted", 0)
+        status.rows_upserted += rows.get("upserted", 0)
+        status.rows_matched += rows.get("matched", 0)
+        status.write_seconds += applied.seconds
+        status.writes += 1
+        status.seeds += int(applied.seeded)
+        self._status.conflicts += rows.get("conflicts", 0)
+        self._status.orphaned_preimages += rows.get("orphans", 0)
+        self._status.reseeds += int(applied.cursor is None)
+        if any(rows.get(kind) for kind in ("written", "deleted", "upserted")):
+            status.last_change_at = time.time()
+        tenant.recovered()
+
+    def failed(self, tenants: Sequence[Tenant], error: str) -> None:
+        """They rest until their next try; their cursors stay where they are."""
+        found = AqueduckError.from_text(error)
+        code = found.code if found else AqueduckError.code
+        for tenant in tenants:
+            status = tenant.status
+            status.failures += 1
+            status.last_error, status.state = error, "FAILING"
+            status.retry_at = time.time() + backoff_seconds(status.failures)
+            self._status.errors[code, status.id] += 1
+            log.warning("destination failed", destination=status.id, failures=status.failures, error=error)

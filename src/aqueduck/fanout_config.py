@@ -1,0 +1,303 @@
+"""
+The configuration of the flow `fanout`: its keys, defaults and rules.
+
+The keys are those that users of DuckLake fan-out know; docs/fanout.md has them all.  `parse_fanout`
+is pure: it takes text and an environment and gives a `FanoutConfig` whose lakes are complete, with
+every variable read.  What a file is for is told by its keys: `is_fanout`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from aqueduck.config import (
+    Section,
+    ServerConfig,
+    SparkConfig,
+    Text,
+    _absolute,
+    _absolute_catalog,
+    _describe,
+    _read_yaml,
+)
+from aqueduck.errors import ConfigError
+from aqueduck.lake_place import LakeKeys, PlainText, Properties, refuse_secrets, resolve
+from aqueduck.schema import TableName, parse_table_name
+
+__all__ = [
+    "DestinationConfig",
+    "DynamicConfig",
+    "FanoutConfig",
+    "PartitionConfig",
+    "SourceLakeConfig",
+    "assigned",
+    "file_is_fanout",
+    "is_fanout",
+    "load_fanout",
+    "parse_fanout",
+]
+
+_HINT = "see docs/fanout.md for every key"
+_PLACEHOLDER = "{value}"
+
+
+def _refuse_repeated(what: str, names: Iterable[str]) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ValueError(f"the {what} {name} stands {count} times")
+
+
+class SourceLakeConfig(LakeKeys):
+    """The lake table to read."""
+
+    table: Text
+
+    @property
+    def table_name(self) -> TableName:
+        return parse_table_name(self.table, default_schema="main", fold_case=False)
+
+
+class RoutingConfig(Section):
+    """Which column decides, and by which columns rows are matched."""
+
+    field: Text
+    key_columns: tuple[Text, ...] = ()
+    """Empty: append-only, rows are never changed or removed at the destinations."""
+    seed_mode: Literal["scan", "cdc_replay"] = "scan"
+
+    @field_validator("key_columns", mode="before")
+    @classmethod
+    def _may_be_left_out(cls, value: Any) -> Any:
+        return () if value is None else value
+
+    @field_validator("key_columns")
+    @classmethod
+    def _has_no_column_twice(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        _refuse_repeated("column", (name.lower() for name in value))
+        return value
+
+
+class DestinationConfig(LakeKeys):
+    """One lake, and the rows that belong to it."""
+
+    id: Text
+    routing_value: PlainText
+    table: Text | None = None
+    """By default the source table's name."""
+
+    @field_validator("routing_value", mode="before")
+    @classmethod
+    def _is_not_null(cls, value: Any) -> Any:
+        if value is None:
+            raise ValueError("must be a value; rows without one belong to no destination")
+        return value
+
+
+def _path_part(value: str) -> str:
+    """Any text as one part of a path: what is not a plain letter, digit, - or _ is written as its bytes."""
+    kept = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_"
+    return "".join(chr(b) if b in kept else f"%{b:02X}" for b in value.encode("utf-8", "surrogatepass"))
+
+
+class DynamicConfig(LakeKeys):
+    """A pattern for destinations that are made when their value is seen first; `{value}` stands for it."""
+
+    id: Text = _PLACEHOLDER
+    table: Text | None = None
+
+    @model_validator(mode="after")
+    def _has_placeholders(self) -> DynamicConfig:
+        if _PLACEHOLDER not in self.id:
+            raise ValueError("id needs {value}, so that every destination has its own")
+        if _PLACEHOLDER not in self.data_path:
+            raise ValueError("data_path needs {value}, so that every destination has its own")
+        if _PLACEHOLDER not in (self.catalog or "") and _PLACEHOLDER not in (self.metadata_schema or ""):
+            raise ValueError(
+                "catalog or metadata_schema needs {value}, so that every lake has its own catalog"
+            )
+        return self
+
+    def destination(self, value: str) -> DestinationConfig:
+        """The destination of a routing value that the file does not list."""
+        safe = _path_part(value)
+
+        def filled(text: str | None, by: str = safe) -> str | None:
+            return None if text is None else text.replace(_PLACEHOLDER, by)
+
+        # A PostgreSQL name has at most 63 bytes; a longer one would be cut, and two lakes become one.
+        short = safe if len(safe) <= 40 else hashlib.sha256(value.encode()).hexdigest()[:40]
+        return DestinationConfig(
+            id=self.id.replace(_PLACEHOLDER, value),
+            routing_value=value,
+            postgres_uri_env=self.postgres_uri_env,
+            catalog=filled(self.catalog),
+            catalog_env=self.catalog_env,
+            metadata_schema=filled(self.metadata_schema, short),
+            data_path=self.data_path.replace(_PLACEHOLDER, safe),
+            table=self.table,
+            properties=self.properties,
+        )
+
+
+class DefaultsConfig(Section):
+    """What all destinations have in common."""
+
+    properties: Properties = Field(default_factory=dict, repr=False)
+
+    @field_validator("properties")
+    @classmethod
+    def _hold_no_secrets(cls, values: dict[str, str]) -> dict[str, str]:
+        return refuse_secrets(values)
+
+
+class PollConfig(Section):
+    """How often the source is asked for something new, and how much one cycle may read."""
+
+    interval_seconds: float = Field(default=5.0, gt=0, le=86_400)
+    max_snapshots: int = Field(default=1000, ge=1)
+
+
+class PoolConfig(Section):
+    """Sessions with destinations that a worker keeps open."""
+
+    max_open: int = Field(default=50, ge=1)
+
+
+class PartitionConfig(Section):
+    """Which destinations this instance serves."""
+
+    mode: Literal["all", "explicit", "hash"] = "all"
+    include: tuple[Text, ...] = ()
+    total: int = Field(default=1, ge=1)
+    ordinal: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> PartitionConfig:
+        if self.mode == "explicit" and not self.include:
+            raise ValueError("include needs the ids of destinations when mode is explicit")
+        if self.mode != "explicit" and self.include:
+            raise ValueError("include is for mode explicit")
+        if self.mode == "hash" and self.ordinal >= self.total:
+            raise ValueError("ordinal must be less than total")
+        _refuse_repeated("id", self.include)
+        return self
+
+
+class InstanceConfig(Section):
+    """One process among others that share the work."""
+
+    id: Text = "aqueduck-0"
+    partition: PartitionConfig = PartitionConfig()
+
+
+class FanoutConfig(Section):
+    """A whole file of the flow `fanout`."""
+
+    source: SourceLakeConfig
+    routing: RoutingConfig
+    destinations: tuple[DestinationConfig, ...] = ()
+    dynamic: DynamicConfig | None = None
+    defaults: DefaultsConfig = DefaultsConfig()
+    poll: PollConfig = PollConfig()
+    pool: PoolConfig = PoolConfig()
+    server: ServerConfig = ServerConfig(port=8000)
+    instance: InstanceConfig = InstanceConfig()
+    spark: SparkConfig = SparkConfig()
+    state_dir: Text = ".aqueduck"
+
+    @model_validator(mode="after")
+    def _has_destinations_and_nothing_twice(self) -> FanoutConfig:
+        if not self.destinations and self.dynamic is None:
+            raise ValueError("destinations: needs at least one destination, or the key dynamic")
+        _refuse_repeated("id", (d.id for d in self.destinations))
+        _refuse_repeated("routing_value", (d.routing_value for d in self.destinations))
+        unknown = set(self.instance.partition.include) - {d.id for d in self.destinations}
+        if unknown and self.dynamic is None:
+            raise ValueError(f"instance.partition.include: no destination has the id {min(unknown)}")
+        return self
+
+    def target_of(self, destination: DestinationConfig) -> TableName:
+        """The destination's table."""
+        return parse_table_name(
+            destination.table or self.source.table, default_schema="main", fold_case=False
+        )
+
+
+def is_fanout(values: Mapping[str, Any]) -> bool:
+    """Whether the keys of a file are those of this flow."""
+    return "routing" in values or "destinations" in values
+
+
+def assigned(partition: PartitionConfig, destination_id: str) -> bool:
+    """Whether this instance serves a destination: the same answer everywhere, one instance for each."""
+    match partition.mode:
+        case "all":
+            return True
+        case "explicit":
+            return destination_id in partition.include
+        case "hash":
+            digest = hashlib.md5(destination_id.encode(), usedforsecurity=False).hexdigest()
+            return int(digest, 16) % partition.total == partition.ordinal
+
+
+def file_is_fanout(path: Path) -> bool:
+    """Whether the file at `path` is one of this flow; one that cannot be read is not."""
+    try:
+        return is_fanout(_read_yaml(path.read_text(encoding="utf-8"), str(path)))
+    except (OSError, UnicodeDecodeError, ConfigError):
+        return False
+
+
+def load_fanout(path: str | os.PathLike[str]) -> FanoutConfig:
+    """Read the file at `path`, with the environment of this process."""
+    file = Path(path).absolute()
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as exc:
+        reason = (exc.strerror or "unknown reason").lower()
+        raise ConfigError(f"{path} cannot be read: {reason}", hint="check the path after -c") from exc
+    return parse_fanout(text, base_dir=file.parent, env=os.environ, name=str(path))
+
+
+def parse_fanout(text: str, *, base_dir: Path, env: Mapping[str, str], name: str = "config") -> FanoutConfig:
+    """Turn the text of a file into a configuration; variables that it names must be set."""
+    values = _read_yaml(text, name)
+    try:
+        config = FanoutConfig.model_validate(values)
+        config = _with_absolute_paths(config, base_dir)
+        resolve(config.source, {}, env)
+        for destination in config.destinations:
+            config.target_of(destination)
+            if assigned(config.instance.partition, destination.id):
+                resolve(destination, config.defaults.properties, env, f"destinations ({destination.id})")
+    except ValidationError as exc:
+        problems = "; ".join(map(_describe, exc.errors(include_url=False, include_input=False)))
+        raise ConfigError(f"{name}: {problems}", hint=_HINT) from None
+    except ValueError as exc:
+        raise ConfigError(f"{name}: table: {exc}", hint=_HINT) from None
+    return config
+
+
+def _with_absolute_paths(config: FanoutConfig, base_dir: Path) -> FanoutConfig:
+    def moved(lake: Any) -> Any:
+        update = {
+            "data_path": lake.data_path if "://" in lake.data_path else _absolute(lake.data_path, base_dir),
+            "catalog": lake.catalog and _absolute_catalog(lake.catalog, base_dir),
+        }
+        return lake.model_copy(update=update)
+
+    return config.model_copy(
+        update={
+            "source": moved(config.source),
+            "destinations": tuple(map(moved, config.destinations)),
+            "dynamic": config.dynamic and moved(config.dynamic),
+            "state_dir": _absolute(config.state_dir, base_dir),
+        }
+    )

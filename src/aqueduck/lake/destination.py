@@ -1,0 +1,374 @@
+"""
+Apply a cycle to destinations: each in one transaction of its own lake, together with its cursor.
+
+`load` puts what came for some destinations into the pool's engine, `fold` reduces it to the net effect per
+key, `apply_changes` and `seed` write one destination.  The cursor is a row of `aqueduck.fanout_state` in the
+destination's lake and is moved from exactly where the caller believes it to be: a second writer, or a
+repeated cycle, changes nothing.
+
+Whether a row of the batch is at the destination is never guessed: every key of which the source lost a row
+is deleted, then what the last change of a key left is inserted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import duckdb
+import pyarrow as pa
+
+from aqueduck import faults
+from aqueduck.errors import SchemaChangeError
+from aqueduck.fanout_plan import Applied, Destination, Evolve, SourceTable, evolution
+from aqueduck.lake.catalog import OWN_SCHEMA
+from aqueduck.lake.failures import lake_errors
+from aqueduck.lake.pool import LakePool, PooledLake
+from aqueduck.lake.source_lake import ReadPlan
+from aqueduck.lake.sql import ident, idents, literal
+from aqueduck.schema import TableName
+
+__all__ = ["STATE", "Net", "State", "apply_changes", "fold", "load", "read_state", "seed"]
+
+STATE = TableName(OWN_SCHEMA, "fanout_state")
+_STATE_COLUMNS = """
+    destination_id varchar, instance_id varchar, source_table varchar, last_snapshot_id bigint,
+    rows_replicated bigint, last_error varchar, last_change_at timestamp with time zone,
+    updated_at timestamp with time zone, routing_value varchar, source_columns varchar
+"""
+NOT_SEEDED = -1
+"""The cursor of a destination whose seed has begun: a row for two seeds to conflict on."""
+STATE_UPDATES_MAX = 2000
+"""Updates of the cursor after which its dead rows are moved out of the catalog."""
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a destination's lake says about itself."""
+
+    cursor: int
+    source: SourceTable
+    value: str
+    """The routing value whose rows it has."""
+
+    def fits(self, destination: Destination, source: SourceTable) -> bool:
+        """Whether the cursor is one of this source table and this routing value."""
+        return self.source.uuid == source.uuid and self.value == destination.value
+
+
+@dataclass(frozen=True, slots=True)
+class Net:
+    """The net effect of a batch, for all destinations that one task serves: a relation of the pool's engine."""
+
+    name: str
+    counts: dict[int, dict[str, int]]
+    """By destination: rows to write, keys to delete, changes that a later one overrode, keys that have NULLs."""
+
+    def of(self, index: int) -> dict[str, int]:
+        return self.counts.get(index, {})
+
+
+class CursorMovedError(Exception):
+    """The destination's cursor is not where it was believed to be."""
+
+
+class SeedNeededError(CursorMovedError):
+    """What the changes lead to is not what the source has, or its columns changed too much: only a seed helps."""
+
+
+def load(pool: LakePool, chunks: Iterable[bytes]) -> str | None:
+    """What came for the destinations, as one relation; None if nothing did."""
+    name = f"changes_{next(_numbers)}"
+    con = pool.con.cursor()
+    made = False
+    with lake_errors("taking in changes"):
+        for chunk in chunks:
+            con.register("arrived", pa.ipc.open_stream(pa.BufferReader(chunk)).read_all())
+            how = f"insert into {name} from arrived" if made else f"create table {name} as from arrived"
+            con.execute(how)
+            con.unregister("arrived")
+            made = True
+    return name if made else None
+
+
+def fold(pool: LakePool, changes: str | None, plan: ReadPlan) -> Net:
+    """The net effect per destination and key; replaces the relation `changes`."""
+    if changes is None:
+        return Net("", {})
+    con = pool.con.cursor()
+    cells = ", ".join(f"c{i}" for i in range(len(plan.source.columns)))
+    with lake_errors("folding changes"):
+        [[removes]] = con.execute(f"select bool_or(not op) from {changes}").fetchall()
+        if not removes and not plan.strict:
+            rows = con.execute(f"select d, count(*) from {changes} group by d").fetchall()
+            con.execute(f"alter table {changes} add column gone boolean default false")
+            return Net(changes, {d: {"rows": n} for d, n in rows})
+        keys = ", ".join(f"c{k}" for k in plan.keys)
+        name = f"net_{next(_numbers)}"
+        # A destination that lost nothing needs no fold: its rows are new.
+        gone = "true" if plan.strict else f"bool_or(not op) over (partition by d, {keys})"
+        losing = f"select distinct d from {changes} where {'true' if plan.strict else 'not op'}"
+        con.execute(
+            f"create table {name} as with losing as ({losing}),"
+            f" ranked as (select *, row_number() over (partition by d, {keys} order by s desc, op desc, r desc) as n,"
+            f" {gone} as gone, max(s) over (partition by d, {keys}) as last"
+            f" from {changes} where d in (from losing)),"
+            " overridden as (select d, count(*) as overridden from ranked where s < last group by d)"
+            f" select d, op, gone, coalesce(overridden, 0) as overridden, {cells} from ranked"
+            " left join overridden using (d) where n = 1 union all"
+            f" select d, op, false, 0, {cells} from {changes} where d not in (from losing) order by d"
+        )
+        con.execute(f"drop table {changes}")
+        some_null = " or ".join(f"c{k} is null" for k in plan.keys)
+        counted = con.execute(
+            "select d, count(*) filter (op), count(*) filter (gone), count(*) filter (gone and not op),"
+            f" max(overridden), count(*) filter (gone and ({some_null})) from {name} group by d"
+        ).fetchall()
+    names = ("rows", "keys", "removed", "conflicts", "nulls")
+    return Net(name, {d: dict(zip(names, counts, strict=True)) for d, *counts in counted})
+
+
+def drop(pool: LakePool, name: str) -> None:
+    """Forget a relation of the pool's engine."""
+    if name:
+        pool.con.cursor().execute(f"drop table if exists {name}")
+
+
+def read_state(lake: PooledLake, destination_id: str) -> State | None:
+    """The destination's cursor; None if it was never seeded."""
+    try:
+        rows = lake.con.execute(
+            f"select last_snapshot_id, source_columns, routing_value from {lake.table(STATE)} where destination_id = ?",
+            [destination_id],
+        ).fetchall()
+    except duckdb.CatalogException:
+        return None
+    except duckdb.Error:
+        with lake_errors("reading the cursor"):
+            raise
+    if not rows:
+        return None
+    cursor, source, value = rows[0]
+    return None if cursor == NOT_SEEDED else State(int(cursor), SourceTable.from_json(source), value)
+
+
+def apply_changes(
+    lake: PooledLake,
+    destination: Destination,
+    index: int,
+    net: Net,
+    plan: ReadPlan,
+    instance: str,
+    expected: int | None = None,
+) -> Applied:
+    """
+    Bring one destination to the end of the plan; the result has no cursor if it has to be seeded instead.
+
+    `expected` is how many rows it has to have then, where the plan is strict.
+    """
+    began = time.monotonic()
+    counts = net.of(index)
+    try:
+        with lake.transaction():
+            if lake.memory.get(destination.id) != plan.source:
+                _check_and_evolve(lake, destination, plan.source)
+            matched = _delete(lake, destination, index, counts, net, plan) if counts.get("keys") else 0
+            if counts.get("rows"):
+                _insert(lake, destination, index, net, plan)
+            if not _move_cursor(lake, destination, plan, instance, counts):
+                raise CursorMovedError
+            if plan.strict and _count(lake, destination, plan) != expected:
+                raise SeedNeededError
+            faults.point("fanout.before_commit")
+    except SeedNeededError:
+        return Applied(destination.id, None)
+    except CursorMovedError:
+        lake.memory.pop(destination.id, None)
+        state = read_state(lake, destination.id)
+        fits = state is not None and state.fits(destination, plan.source)
+        return Applied(destination.id, state.cursor if state is not None and fits else None)
+    faults.point("fanout.after_commit")
+    lake.memory[destination.id] = plan.source
+    _tidy(lake)
+    removed = counts.get("removed", 0)
+    rows = counts.get("rows", 0)
+    replaced = counts.get("keys", 0) - removed
+    return Applied(
+        destination.id,
+        plan.end,
+        rows={
+            "written" if not plan.keys else "upserted": rows,
+            "deleted": max(matched - replaced, 0),
+            "matched": min(matched, replaced),
+            "conflicts": counts.get("conflicts", 0),
+            "orphans": max(counts.get("keys", 0) - matched, 0),
+        },
+        seconds=time.monotonic() - began,
+    )
+
+
+def seed(
+    lake: PooledLake, destination: Destination, index: int, net: Net, plan: ReadPlan, instance: str
+) -> Applied:
+    """Give a destination all its rows as of the plan's end, in place of what it has of them."""
+    began = time.monotonic()
+    rows = net.of(index).get("rows", 0)
+    lake.memory.pop(destination.id, None)
+    # Tables are made before: DuckLake loses inlined rows of a table that is made by the same transaction.
+    with lake.transaction():
+        state = read_state(lake, destination.id)
+        if state is None:
+            lake.execute(f"create schema if not exists {ident(lake.alias)}.{ident(OWN_SCHEMA)}")
+            lake.execute(f"create table if not exists {lake.table(STATE)} ({_STATE_COLUMNS})")
+        _make_target(lake, destination, plan.source, state)
+        if state is None:
+            _write_state(lake, destination, plan, instance, cursor=NOT_SEEDED, rows=0)
+    with lake.transaction():
+        field = plan.source.columns[plan.field]
+        lake.execute(
+            f"delete from {lake.table(destination.target)}"
+            f" where {ident(field.name)} in (try_cast(? as {field.type}), try_cast(? as {field.type}))",
+            (destination.value, destination.value if state is None else state.value),
+            doing="emptying a destination",
+        )
+        if rows:
+            _insert(lake, destination, index, net, plan)
+        _write_state(lake, destination, plan, instance, cursor=plan.end, rows=rows)
+        faults.point("fanout.before_seed")
+    faults.point("fanout.after_seed")
+    lake.memory[destination.id] = plan.source
+    return Applied(
+        destination.id, plan.end, seeded=True, rows={"written": rows}, seconds=time.monotonic() - began
+    )
+
+
+def _write_state(
+    lake: PooledLake, destination: Destination, plan: ReadPlan, instance: str, *, cursor: int, rows: int
+) -> None:
+    """Replace the destination's row; two who do it at the same time conflict, because both remove the old one."""
+    lake.execute(f"delete from {lake.table(STATE)} where destination_id = ?", (destination.id,))
+    lake.execute(
+        f"insert into {lake.table(STATE)} values (?, ?, ?, {cursor}, {rows}, null, now(), now(), ?, ?)",
+        (destination.id, instance, plan.table.qualified, destination.value, plan.source.to_json()),
+        doing="writing the cursor",
+    )
+
+
+def _check_and_evolve(lake: PooledLake, destination: Destination, source: SourceTable) -> None:
+    """The state is what we believe, and the table has the source's columns."""
+    state = read_state(lake, destination.id)
+    if state is None or state.cursor != destination.cursor or not state.fits(destination, source):
+        raise CursorMovedError
+    if state.source.columns == source.columns:
+        return
+    steps = evolution(state.source.columns, source.columns)
+    if steps is None:
+        raise SeedNeededError
+    for step in steps:
+        lake.execute(_evolve(lake.table(destination.target), step), doing="following a change of columns")
+    lake.execute(
+        f"update {lake.table(STATE)} set source_columns = ? where destination_id = ?",
+        (source.to_json(), destination.id),
+    )
+
+
+def _evolve(table: str, step: Evolve) -> str:
+    match step.kind:
+        case "add":
+            default = "" if step.default is None else f" default {literal(step.default)}"
+            return f"alter table {table} add column {ident(step.name)} {step.to}{default}"
+        case "drop":
+            return f"alter table {table} drop column {ident(step.name)}"
+        case "rename":
+            return f"alter table {table} rename column {ident(step.name)} to {ident(step.to)}"
+        case _:
+            return f"alter table {table} alter column {ident(step.name)} set data type {step.to}"
+
+
+def _make_target(
+    lake: PooledLake, destination: Destination, source: SourceTable, state: State | None
+) -> None:
+    """The table with the source's columns; one that is ours and has others is made anew."""
+    target = lake.table(destination.target)
+    if state is not None and state.source.columns != source.columns:
+        lake.execute(f"drop table if exists {target}", doing="making a destination's table anew")
+        lake.execute(f"delete from {lake.table(STATE)} where destination_id = ?", (destination.id,))
+    columns = ", ".join(f"{ident(c.name)} {c.type}" for c in source.columns)
+    lake.execute(f"create schema if not exists {ident(lake.alias)}.{ident(destination.target.schema)}")
+    lake.execute(f"create table if not exists {target} ({columns})", doing="making a destination's table")
+    stored = lake.execute(f"select column_name, column_type from (describe {target})")
+    differing = {(str(n).lower(), k) for n, k in stored} ^ {(c.name.lower(), c.type) for c in source.columns}
+    if differing:
+        raise SchemaChangeError(
+            f"the destination's table has other columns: {', '.join(sorted({name for name, _ in differing}))}",
+            hint="rename or drop it, and it is made anew",
+            table=destination.target.qualified,
+        )
+
+
+def _delete(
+    lake: PooledLake, destination: Destination, index: int, counts: dict[str, int], net: Net, plan: ReadPlan
+) -> int:
+    equals = "is not distinct from" if counts.get("nulls") else "="
+    same = " and ".join(f"t.{ident(plan.source.columns[k].name)} {equals} k.c{k}" for k in plan.keys)
+    keys = ", ".join(f"c{k}" for k in plan.keys)
+    [[count]] = lake.execute(
+        f"delete from {lake.table(destination.target)} as t"
+        f" using (select {keys} from memory.main.{net.name} where d = {index} and gone) as k where {same}",
+        doing="deleting rows of a destination",
+    )
+    return int(count)
+
+
+def _insert(lake: PooledLake, destination: Destination, index: int, net: Net, plan: ReadPlan) -> None:
+    names: Sequence[str] = [column.name for column in plan.source.columns]
+    cells = ", ".join(f"c{i}" for i in range(len(names)))
+    lake.execute(
+        f"insert into {lake.table(destination.target)} ({idents(names)})"
+        f" select {cells} from memory.main.{net.name} where d = {index} and op",
+        doing="writing rows of a destination",
+    )
+
+
+def _move_cursor(
+    lake: PooledLake, destination: Destination, plan: ReadPlan, instance: str, counts: dict[str, int]
+) -> bool:
+    changed = counts.get("rows", 0) + counts.get("removed", 0)
+    last_change = ", last_change_at = now()" if changed else ""
+    try:
+        rows = lake.execute(
+            f"update {lake.table(STATE)} set last_snapshot_id = {plan.end}, instance_id = {literal(instance)},"
+            f" rows_replicated = rows_replicated + {changed}, last_error = null, updated_at = now(){last_change}"
+            f" where destination_id = {literal(destination.id)} and last_snapshot_id = {destination.cursor}",
+            doing="writing the cursor",
+        )
+    finally:
+        lake.memory["updates"] = lake.memory.get("updates", 0) + 1
+    return bool(rows[0][0])
+
+
+def _count(lake: PooledLake, destination: Destination, plan: ReadPlan) -> int:
+    field = plan.source.columns[plan.field]
+    [[count]] = lake.execute(
+        f"select count(*) from {lake.table(destination.target)}"
+        f" where {ident(field.name)} = cast(? as {field.type})",
+        (destination.value,),
+        doing="counting rows of a destination",
+    )
+    return int(count)
+
+
+def _tidy(lake: PooledLake) -> None:
+    """Now and then: the cursor's old versions leave the catalog."""
+    if lake.memory.get("updates", 0) < STATE_UPDATES_MAX:
+        return
+    lake.memory["updates"] = 0
+    lake.execute(
+        f"call ducklake_flush_inlined_data({literal(lake.alias)}, schema_name => {literal(STATE.schema)},"
+        f" table_name => {literal(STATE.name)})",
+        doing="flushing inlined rows",
+    )

@@ -1,0 +1,202 @@
+"""
+A lake table for other people's queries: its rows at a lake snapshot, or its changes, as Arrow batches.
+
+Behind the Spark formats `ducklake` and `ducklake_changes` (`spark.lake_source`).  Columns have types that Spark
+can hold: what it has no type for is text, unsigned integers are the next wider ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from aqueduck.errors import SchemaChangeError
+from aqueduck.fanout_plan import Run, SourceColumn, SourceTable
+from aqueduck.lake.failures import lake_errors
+from aqueduck.lake.lake_changes import NEVER_WERE
+from aqueduck.lake.pool import LakePool, PooledLake
+from aqueduck.lake.source_lake import RunRead, SourceLake
+from aqueduck.lake.sql import ident, literal
+from aqueduck.lake_place import LakePlace
+from aqueduck.schema import TableName
+
+__all__ = ["Feed", "FeedPart", "read_part"]
+
+BATCH_ROWS = 8192
+META_COLUMNS = ("_change_type", "_lake_snapshot_id", "_rowid")
+
+_WIDER = {"UTINYINT": "SMALLINT", "USMALLINT": "INTEGER", "UINTEGER": "BIGINT", "UBIGINT": "DECIMAL(20,0)"}
+_TIMES = {"TIMESTAMP_S": "TIMESTAMP", "TIMESTAMP_MS": "TIMESTAMP", "TIMESTAMP_NS": "TIMESTAMP"}
+_TEXT = ("UUID", "HUGEINT", "UHUGEINT", "TIME", "TIME WITH TIME ZONE", "INTERVAL", "BIT", "JSON")
+_ODD_INSIDE = re.compile(
+    r"\b(U?HUGEINT|UUID|TIME|INTERVAL|BIT|JSON|U(TINY|SMALL|BIG)INT|UINTEGER|TIMESTAMP_\w+)\b"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FeedPart:
+    """What one task reads; a run of lake snapshots, or the table as it was at one."""
+
+    table: TableName
+    cells: tuple[tuple[str, str], ...]
+    """Name and expression of each column."""
+    first: int
+    last: int
+    removes: bool
+    scan: bool = False
+    condition: str = "true"
+
+
+class Feed:
+    """The catalog's side: what there is, and how to read it."""
+
+    def __init__(self, lake: PooledLake, table: TableName) -> None:
+        self._lake = lake
+        self._table = table
+        self.source = SourceLake(lake, table)
+
+    def schema(self, at: int, *, changes: bool) -> pa.Schema:
+        """The columns as Spark gets them, those of the change among them where it is about changes."""
+        _, _, source = self.source.table_at(at)
+        if changes:
+            source.refuse_reserved_names()
+        cells = ", ".join(f"cast(null as {spark_type(c.type)}) as {ident(c.name)}" for c in source.columns)
+        meta = ", null::varchar as _change_type, null::bigint as _lake_snapshot_id, null::bigint as _rowid"
+        with lake_errors("describing the table"):
+            rows = self._lake.con.execute(f"select {cells}{meta if changes else ''} limit 0")
+            return rows.to_arrow_table().schema
+
+    def first(self) -> int:
+        """The lake snapshot before the table was made."""
+        return max(self.source.table_at(self.source.latest())[1] - 1, 0)
+
+    def at_time(self, time: str) -> int:
+        """The newest lake snapshot at a point in time."""
+        rows = self._lake.execute(
+            f"select max(snapshot_id) from {self._lake.metadata}.ducklake_snapshot"
+            " where snapshot_time::timestamptz <= ?::timestamptz",
+            (time,),
+            doing="looking for a lake snapshot by its time",
+        )
+        return int(rows[0][0]) if rows[0][0] is not None else 0
+
+    def scan(self, at: int, names: Sequence[str]) -> list[FeedPart]:
+        """The whole table at a lake snapshot."""
+        _, _, source = self.source.table_at(at)
+        by_name = {column.name: column for column in source.columns}
+        return [FeedPart(self._table, tuple(_shown(by_name[n]) for n in names), at, at, False, scan=True)]
+
+    def changes(self, start: int, end: int, names: Sequence[str], parts: int) -> list[FeedPart]:
+        """The changes after `start` up to and with `end`, in as many parts as there are runs, or tasks."""
+        table_id, made, now = self.source.table_at(end)
+        wanted = self._columns(now, names)
+        reads, _ = self.source.reads(table_id, made, SourceTable(now.uuid, wanted), start, end)
+        return [piece for read in reads for piece in _pieces(read, wanted, parts)]
+
+    def _columns(self, now: SourceTable, names: Sequence[str]) -> tuple[SourceColumn, ...]:
+        by_name = {column.name: column for column in now.columns}
+        missing = [name for name in names if name not in by_name and name not in META_COLUMNS]
+        if missing:
+            raise SchemaChangeError(
+                f"the table no longer has the column {missing[0]}",
+                hint="start the query again to read the table as it is now",
+                table=self._table.qualified,
+            )
+        return tuple(by_name[name] for name in names if name not in META_COLUMNS)
+
+    def rows_by_snapshot(self, start: int, end: int) -> list[tuple[int, int]]:
+        """How many changes each lake snapshot of the range has."""
+        found: dict[int, int] = {}
+        for part in self.changes(start, end, [], 1):
+            place = _place(self._lake, part)
+            for kind in ("insertions", "deletions") if part.removes else ("insertions",):
+                for snapshot, count in self._lake.execute(
+                    f"select snapshot_id, count(*) from ducklake_table_{kind}({place}) group by 1"
+                ):
+                    found[snapshot] = found.get(snapshot, 0) + count
+        return sorted(found.items())
+
+
+def read_part(pool: LakePool, place: LakePlace, part: FeedPart) -> Iterator[pa.RecordBatch]:
+    """The rows of a part."""
+    with pool.use(place, read_only=True) as lake, lake_errors("reading the lake"):
+        lake.con.execute("set arrow_lossless_conversion = false")
+        names = ", ".join(ident(name) for name, _ in part.cells)
+        if part.scan:
+            source = f"select {_cells(part)} from {lake.table(part.table)} at (version => {part.last})"
+            query = f"select {names} from ({source}) where {part.condition}"
+        else:
+            # Names that a user's table cannot have been given, so that conditions mean its columns.
+            meta = 'change_type_ as "_change_type", s_ as "_lake_snapshot_id", r_ as "_rowid"'
+            columns = f"{names}, " if names else ""
+            query = (
+                f"select * from (select {columns}{meta} from ({_typed(lake, part)})) where {part.condition}"
+            )
+            query += ' order by "_lake_snapshot_id", "_rowid", "_change_type" desc'
+        yield from lake.con.execute(query).to_arrow_reader(BATCH_ROWS)
+
+
+def spark_type(kind: str) -> str:
+    """The type in which Spark gets a column."""
+    if kind in _WIDER or kind in _TIMES:
+        return _WIDER.get(kind) or _TIMES[kind]
+    if kind in _TEXT or (_is_nested(kind) and _ODD_INSIDE.search(kind)):
+        return "VARCHAR"
+    return kind
+
+
+def _is_nested(kind: str) -> bool:
+    return kind.endswith("]") or kind.startswith(("STRUCT", "MAP", "UNION"))
+
+
+def _shown(column: SourceColumn, cell: str | None = None) -> tuple[str, str]:
+    cell = ident(column.name) if cell is None else cell
+    target = spark_type(column.type)
+    if target == column.type:
+        return column.name, cell
+    value = f"to_json({cell})" if _is_nested(column.type) else cell
+    return column.name, f"cast({value} as {target})"
+
+
+def _pieces(read: RunRead, columns: Sequence[SourceColumn], parts: int) -> Iterator[FeedPart]:
+    cells = tuple(_shown(column, cell) for column, cell in zip(columns, read.cells, strict=True))
+    for run in _split(read.run, parts):
+        yield FeedPart(read.table, cells, run.first, run.last, run.removes)
+
+
+def _split(run: Run, parts: int) -> Iterator[Run]:
+    length = run.last - run.first + 1
+    step = -(-length // max(1, min(parts, length)))
+    for first in range(run.first, run.last + 1, step):
+        yield Run(first, min(first + step - 1, run.last), run.removes)
+
+
+def _cells(part: FeedPart) -> str:
+    return ", ".join(f"{cell} as {ident(name)}" for name, cell in part.cells)
+
+
+def _place(lake: PooledLake, part: FeedPart) -> str:
+    table = ", ".join(map(literal, (lake.alias, part.table.schema, part.table.name)))
+    return f"{table}, {part.first}, {part.last}"
+
+
+def _typed(lake: PooledLake, part: FeedPart) -> str:
+    """Both sides of each change with its kind: an update is a row that was removed and added under one row id."""
+    place, cells = _place(lake, part), _cells(part)
+    cells = f", {cells}" if cells else ""
+    added, removed = f"ducklake_table_insertions({place})", f"ducklake_table_deletions({place})"
+    if not part.removes:
+        return f"select 'insert' as change_type_, snapshot_id as s_, rowid as r_{cells} from {added}"
+    side = "select i.snapshot_id as s_, i.rowid as r_{} from {} i" + NEVER_WERE
+    kind = (
+        "select case when exists (select 1 from {} o where o.s_ = x.s_ and o.r_ = x.r_)"
+        " then '{}' else '{}' end as change_type_, x.* from {} x"
+    )
+    return (
+        f"with added as ({side.format(cells, added, removed)}), removed as ({side.format(cells, removed, added)})"
+        f" {kind.format('removed', 'update_postimage', 'insert', 'added')} union all"
+        f" {kind.format('added', 'update_preimage', 'delete', 'removed')}"
+    )

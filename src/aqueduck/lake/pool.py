@@ -1,0 +1,235 @@
+"""
+Many lakes in one engine: a pool of attached lakes, the least recently used one goes first.
+
+A worker of the fan-out has one DuckDB and attaches lakes to it as they are needed: 30 ms each, where an
+engine of its own costs 250 ms and its memory.  Threads take a session each with `use`; a session
+that failed is thrown away.  `LakeSession` in `catalog` is the one for a single lake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from aqueduck.errors import AqueduckError, CatalogUnreachableError
+from aqueduck.lake.catalog import catalog_kind, catalog_place
+from aqueduck.lake.engine import is_remote, load_extension, new_connection
+from aqueduck.lake.failures import classify_attach, lake_errors
+from aqueduck.lake.sql import ident, literal, qualified
+from aqueduck.lake_place import LakePlace
+from aqueduck.schema import TableName
+
+__all__ = ["LakePool", "PooledLake", "attach_options"]
+
+_SCANNERS = {"postgres": "postgres_scanner", "sqlite": "sqlite_scanner"}
+_SECRET_KEYS = {
+    "s3_access_key_id": "key_id",
+    "s3_secret_access_key": "secret",
+    "s3_session_token": "session_token",
+    "s3_region": "region",
+    "s3_endpoint": "endpoint",
+    "s3_use_ssl": "use_ssl",
+    "s3_url_style": "url_style",
+}
+
+
+@dataclass
+class PooledLake:
+    """One attached lake and a connection to use it with; belongs to one thread at a time."""
+
+    place: LakePlace
+    alias: str
+    con: duckdb.DuckDBPyConnection
+    memory: dict[str, Any] = field(default_factory=dict)
+    """What is known about the lake without asking again."""
+
+    @property
+    def metadata(self) -> str:
+        """The schema of DuckLake's own tables, as SQL."""
+        kind = catalog_kind(self.place.catalog)
+        schema = self.place.metadata_schema or ("public" if kind == "postgres" else "main")
+        return qualified(f"__ducklake_metadata_{self.alias}", schema)
+
+    def table(self, name: TableName) -> str:
+        """A table of the lake, as SQL."""
+        return qualified(self.alias, name.schema, name.name)
+
+    def execute(
+        self, statement: str, parameters: Sequence[Any] = (), *, doing: str = "a lake statement"
+    ) -> list[tuple[Any, ...]]:
+        """Run one statement and fetch what it gives."""
+        with lake_errors(doing):
+            return self.con.execute(statement, list(parameters) or None).fetchall()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Everything inside becomes one lake snapshot, or nothing does."""
+        self.execute("begin", doing="starting a lake transaction")
+        try:
+            yield
+            self.execute("commit", doing="the lake's commit")
+        except BaseException:
+            with contextlib.suppress(duckdb.Error):
+                self.con.execute("rollback")
+            raise
+
+
+class LakePool:
+    """Attached lakes, at most `max_open` of them besides those in use."""
+
+    def __init__(
+        self, *, max_open: int = 50, threads: int | None = None, memory_limit: str | None = None
+    ) -> None:
+        self.max_open = max_open
+        self.created = 0
+        self.evicted = 0
+        self.con = new_connection(threads=threads, memory_limit=memory_limit)
+        # Values keep their exact type on their way through Arrow.
+        self.con.execute("set arrow_lossless_conversion = true")
+        self._idle: OrderedDict[tuple[LakePlace, bool], PooledLake] = OrderedDict()
+        self._used = 0
+        self._lock = threading.Lock()
+        self._loaded: set[str] = set()
+        self._numbers = itertools.count(1)
+
+    @property
+    def open(self) -> int:
+        """How many lakes are attached now."""
+        return len(self._idle) + self._used
+
+    @contextlib.contextmanager
+    def use(self, place: LakePlace, *, read_only: bool = False) -> Iterator[PooledLake]:
+        """A session with the lake; kept afterwards, unless something failed."""
+        lake = self._take(place, read_only)
+        try:
+            yield lake
+        except BaseException:
+            self._give_back(lake, read_only, keep=False)
+            raise
+        # A DuckDB file is for one process at a time: let it go, so that others may have it.
+        self._give_back(lake, read_only, keep=catalog_kind(place.catalog) != "duckdb")
+
+    def close(self) -> None:
+        """Detach everything."""
+        with self._lock:
+            while self._idle:
+                self._detach(self._idle.popitem()[1])
+        self.con.close()
+
+    def _take(self, place: LakePlace, read_only: bool) -> PooledLake:
+        with self._lock:
+            self._used += 1
+            found = self._idle.pop((place, read_only), None)
+            if found is not None:
+                return found
+            if self.open > self.max_open and self._idle:
+                self._detach(self._idle.popitem(last=False)[1])
+                self.evicted += 1
+        try:
+            return self._attach(place, read_only)
+        except BaseException:
+            with self._lock:
+                self._used -= 1
+            raise
+
+    def _give_back(self, lake: PooledLake, read_only: bool, *, keep: bool) -> None:
+        with self._lock:
+            self._used -= 1
+            if keep and (lake.place, read_only) not in self._idle:
+                self._idle[lake.place, read_only] = lake
+            else:
+                self._detach(lake)
+
+    def _attach(self, place: LakePlace, read_only: bool) -> PooledLake:
+        kind = catalog_kind(place.catalog)
+        with self._lock:
+            alias = f"lake_{next(self._numbers)}"
+            self._load("ducklake", *([_SCANNERS[kind]] if kind in _SCANNERS else []))
+            if _may_be_remote(place):
+                self._load("httpfs")
+        if not read_only:
+            _make_directories(place)
+        con = self.con.cursor()
+        try:
+            con.execute("set TimeZone = 'UTC'")
+            if _may_be_remote(place) and place.properties:
+                con.execute(_secret_statement(alias, place))
+            options = ", ".join(attach_options(place, read_only=read_only))
+            address = "ducklake:" + catalog_place(place.catalog)
+            con.execute(f"attach {literal(address)} as {ident(alias)} ({options})")
+        except duckdb.Error as exc:
+            con.close()
+            raise classify_attach(exc, kind) from None  # the original quotes the connection string
+        except AqueduckError:
+            con.close()
+            raise
+        self.created += 1
+        return PooledLake(place, alias, con)
+
+    def _load(self, *extensions: str) -> None:
+        for name in extensions:
+            if name not in self._loaded:
+                load_extension(self.con, name)
+                self._loaded.add(name)
+
+    def _detach(self, lake: PooledLake) -> None:
+        with contextlib.suppress(duckdb.Error):
+            lake.con.execute(f"detach {ident(lake.alias)}")
+        with contextlib.suppress(duckdb.Error):
+            if _may_be_remote(lake.place) and lake.place.properties:
+                lake.con.execute(f"drop secret if exists {ident(lake.alias)}")
+        lake.con.close()
+
+
+def attach_options(place: LakePlace, *, read_only: bool) -> list[str]:
+    """The options with which DuckLake attaches a lake."""
+    options = [f"data_path {literal(_directory(place.data_path))}"] if place.data_path else []
+    if place.metadata_schema is not None:
+        options.append(f"metadata_schema {literal(place.metadata_schema)}")
+    if catalog_kind(place.catalog) == "sqlite":
+        options += [] if read_only else ["meta_journal_mode 'WAL'"]
+        options.append("meta_busy_timeout 5000")
+    if read_only:
+        options.append("read_only")
+    else:
+        options.append("data_inlining_row_limit 1000")
+    return options
+
+
+def _may_be_remote(place: LakePlace) -> bool:
+    return not place.data_path or is_remote(place.data_path)
+
+
+def _directory(path: str) -> str:
+    return path if path.endswith("/") else path + "/"
+
+
+def _secret_statement(name: str, place: LakePlace) -> str:
+    settings = ["type s3"]
+    if place.data_path:
+        # Two lakes of one engine may have different credentials.
+        settings.append(f"scope {literal(_directory(place.data_path))}")
+    for key, value in place.properties:
+        if key in _SECRET_KEYS:
+            settings.append(f"{_SECRET_KEYS[key]} {literal(value)}")
+    return f"create or replace secret {ident(name)} ({', '.join(settings)})"
+
+
+def _make_directories(place: LakePlace) -> None:
+    paths = [] if _may_be_remote(place) else [Path(place.data_path)]
+    if catalog_kind(place.catalog) != "postgres":
+        paths.append(Path(place.catalog.removeprefix("sqlite:")).parent)
+    for path in paths:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            reason = (exc.strerror or "unknown reason").lower()
+            raise CatalogUnreachableError(f"a directory of the lake cannot be made: {reason}") from exc

@@ -1,0 +1,251 @@
+"""
+The source of a fan-out, asked through its catalog: which lake snapshots there are and how to read them.
+
+`SourceLake` knows the newest lake snapshot, the table as it was at any of them, what has expired, and which runs
+of lake snapshots hold changes.  `ReadPlan` is that as plain data; `lake_changes` reads it in a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aqueduck.errors import LakeTableMissingError, RoutingError, SourceExpiredError
+from aqueduck.fanout_plan import Run, SourceColumn, SourceTable, had_upkeep, readable_runs
+from aqueduck.lake.pool import PooledLake
+from aqueduck.lake.sql import ident, literal
+from aqueduck.lake_place import LakePlace
+from aqueduck.schema import TableName
+
+__all__ = ["ReadPlan", "RunRead", "SourceLake", "split_plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRead:
+    """A run, with the table's name and its columns as they were at the run's end."""
+
+    run: Run
+    table: TableName
+    cells: tuple[str, ...]
+    """For each column of the plan, the expression that gives its value."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """Everything a worker needs to read a range, or one lake snapshot whole."""
+
+    place: LakePlace
+    source: SourceTable
+    """The table at the end of the range."""
+    field: int
+    keys: tuple[int, ...]
+    start: int
+    """Destinations at this cursor miss nothing of the range."""
+    end: int
+    table: TableName
+    """The table's name at `end`."""
+    reads: tuple[RunRead, ...]
+    scan: bool = False
+    """Read the rows that are there at `end`, not changes."""
+    strict: bool = False
+    """
+    Upkeep of the source fell into the range.  DuckLake then dates some removals too early, so that destinations
+    replace every key that was touched, and count their rows before they commit.
+    """
+
+    @property
+    def field_type(self) -> str:
+        return self.source.columns[self.field].type
+
+
+class SourceLake:
+    """The source's catalog, asked through a session of its own."""
+
+    def __init__(self, lake: PooledLake, table: TableName) -> None:
+        self._lake = lake
+        self._table = table
+
+    def latest(self) -> int:
+        """The newest lake snapshot."""
+        [[snapshot]] = self._ask(f"from {ident(self._lake.alias)}.current_snapshot()")
+        return int(snapshot)
+
+    def table_at(self, snapshot: int) -> tuple[int, int, SourceTable]:
+        """The table at a lake snapshot: its id, the lake snapshot that made it, and what it looks like."""
+        meta = self._lake.metadata
+        rows = self._ask(
+            f"select t.table_id, t.table_uuid::varchar from {meta}.ducklake_table t"
+            f" join {meta}.ducklake_schema s using (schema_id)"
+            " where lower(s.schema_name) = lower(?) and lower(t.table_name) = lower(?)"
+            f" and {_alive('t', snapshot)} and {_alive('s', snapshot)}",
+            (self._table.schema, self._table.name),
+        )
+        if not rows:
+            raise LakeTableMissingError(
+                "the source table does not exist in its lake",
+                hint="check source.table and source.data_path",
+                table=self._table.qualified,
+            )
+        table_id, uuid = rows[0]
+        # A rename leaves the id and begins a new row of the catalog.
+        [[made]] = self._ask(
+            f"select min(begin_snapshot) from {meta}.ducklake_table where table_id = {table_id}"
+        )
+        return int(table_id), int(made), SourceTable(uuid, self._columns_at(table_id, snapshot)[1])
+
+    def _columns_at(self, table_id: int, snapshot: int) -> tuple[TableName, tuple[SourceColumn, ...]]:
+        meta = self._lake.metadata
+        names = self._ask(
+            f"select s.schema_name, t.table_name from {meta}.ducklake_table t join {meta}.ducklake_schema s"
+            f" using (schema_id) where t.table_id = {table_id} and {_alive('t', snapshot)}"
+            f" and {_alive('s', snapshot)}"
+        )
+        name = TableName(*names[0])
+        ids = {
+            column: (number, default)
+            for number, column, default in self._ask(
+                f"select column_id, column_name, initial_default from {meta}.ducklake_column c"
+                f" where table_id = {table_id} and parent_column is null and {_alive('c', snapshot)}"
+            )
+        }
+        described = self._ask(
+            "select column_name, column_type from"
+            f" (describe from {self._lake.table(name)} at (version => {snapshot}))"
+        )
+        columns = tuple(SourceColumn(int(ids[c][0]), c, kind, ids[c][1]) for c, kind in described)
+        return name, columns
+
+    def refuse_gap(self, cursor: int, end: int) -> None:
+        """
+        Raise if a lake snapshot from `cursor` to `end` has expired.
+
+        That of the cursor is needed too: files that were removed right after it went with it.
+        """
+        [[count]] = self._ask(
+            f"select count(*) from {self._lake.metadata}.ducklake_snapshot"
+            f" where snapshot_id between {cursor} and {end}"
+        )
+        if count != end - cursor + 1:
+            raise SourceExpiredError(
+                f"{end - cursor + 1 - count} of the lake snapshots {cursor} to {end} have expired",
+                hint="keep lake snapshots longer than the slowest reader needs",
+                table=self._table.qualified,
+            )
+
+    def readable_from(self, end: int) -> int:
+        """The oldest lake snapshot from which everything up to `end` is still there."""
+        rows = self._ask(
+            f"select snapshot_id from {self._lake.metadata}.ducklake_snapshot"
+            f" where snapshot_id <= {end} order by snapshot_id desc"
+        )
+        first = end
+        for (snapshot,) in rows:
+            if snapshot < first - 1:
+                break
+            first = int(snapshot)
+        return first
+
+    def seconds_at(self, snapshot: int) -> float | None:
+        """When a lake snapshot was made, in seconds since the Unix epoch."""
+        rows = self._ask(
+            f"select epoch(snapshot_time::timestamptz) from {self._lake.metadata}.ducklake_snapshot"
+            f" where snapshot_id = {snapshot}"
+        )
+        return float(rows[0][0]) if rows else None
+
+    def plan(self, field: str, keys: Sequence[str], start: int, end: int) -> ReadPlan:
+        """How to read the changes after `start` up to and with `end`."""
+        table_id, made, source = self.table_at(end)
+        reads, upkeep = self.reads(table_id, made, source, start, end)
+        plan = self._plan(source, field, keys, start, end, tuple(reads), scan=False)
+        return replace(plan, strict=bool(keys) and upkeep)
+
+    def reads(
+        self, table_id: int, made: int, source: SourceTable, start: int, end: int
+    ) -> tuple[list[RunRead], bool]:
+        """What to read of a range to have `source`'s columns, and whether upkeep of the files fell into it."""
+        self.refuse_gap(start, end)
+        meta = self._lake.metadata
+        changes = self._ask(
+            f"select snapshot_id, changes_made from {meta}.ducklake_snapshot_changes"
+            f" where snapshot_id > {max(start, made - 1)} and snapshot_id <= {end} order by snapshot_id"
+        )
+        done = [(int(snapshot), text or "") for snapshot, text in changes]
+        deletes = self._ask(
+            "select distinct begin_snapshot, coalesce(partial_max, begin_snapshot)"
+            f" from {meta}.ducklake_delete_file where table_id = {table_id}"
+            f" and begin_snapshot <= {end} and coalesce(partial_max, begin_snapshot) > {start}"
+        )
+        runs = readable_runs(done, table_id, [(int(first), int(last)) for first, last in deletes])
+        reads = [RunRead(run, *self._cells(table_id, source, run.last)) for run in runs]
+        return reads, had_upkeep(done, table_id)
+
+    def plan_scan(self, field: str, keys: Sequence[str], at: int) -> ReadPlan:
+        """How to read the whole table as it was at a lake snapshot."""
+        table_id, _, source = self.table_at(at)
+        table, cells = self._cells(table_id, source, at)
+        return self._plan(
+            source, field, keys, at, at, (RunRead(Run(at, at, False), table, cells),), scan=True
+        )
+
+    def _plan(
+        self,
+        source: SourceTable,
+        field: str,
+        keys: Sequence[str],
+        start: int,
+        end: int,
+        reads: tuple[RunRead, ...],
+        *,
+        scan: bool,
+    ) -> ReadPlan:
+        source.refuse_reserved_names()
+        places = {column.name.lower(): i for i, column in enumerate(source.columns)}
+        for key, name in (("routing.field", field), *(("routing.key_columns", k) for k in keys)):
+            if name.lower() not in places:
+                raise RoutingError(
+                    f"{key}: the source table has no column {name}",
+                    hint=f"columns: {', '.join(column.name for column in source.columns)}",
+                    table=self._table.qualified,
+                )
+        indexes = tuple(places[key.lower()] for key in keys)
+        place = self._lake.place
+        return ReadPlan(place, source, places[field.lower()], indexes, start, end, self._table, reads, scan)
+
+    def _cells(self, table_id: int, source: SourceTable, at: int) -> tuple[TableName, tuple[str, ...]]:
+        """The table's name at a lake snapshot, and how each column of `source` is read there."""
+        table, columns = self._columns_at(table_id, at)
+        then = {column.id: column for column in columns}
+        return table, tuple(_cell(then.get(column.id), column) for column in source.columns)
+
+    def _ask(self, statement: str, parameters: Sequence[str] = ()) -> list[tuple[Any, ...]]:
+        return self._lake.execute(statement, parameters, doing="reading the source's catalog")
+
+
+def split_plan(plan: ReadPlan, parts: int) -> list[ReadPlan]:
+    """The plan as several that together read the same, for tasks beside each other."""
+    pieces: list[list[RunRead]] = [[] for _ in range(parts)]
+    snapshots = [(read, s) for read in plan.reads for s in range(read.run.first, read.run.last + 1)]
+    if plan.scan or plan.strict or len(snapshots) < 2:
+        return [plan]
+    for number, (read, snapshot) in enumerate(snapshots):
+        piece = pieces[number * parts // len(snapshots)]
+        if piece and piece[-1].cells is read.cells and piece[-1].run.last == snapshot - 1:
+            piece[-1] = replace(piece[-1], run=replace(piece[-1].run, last=snapshot))
+        else:
+            piece.append(replace(read, run=Run(snapshot, snapshot, read.run.removes)))
+    return [replace(plan, reads=tuple(piece)) for piece in pieces if piece]
+
+
+def _cell(then: SourceColumn | None, now: SourceColumn) -> str:
+    if then is None:
+        return f"cast({literal(now.default)} as {now.type})"
+    return ident(then.name) if then.type == now.type else f"cast({ident(then.name)} as {now.type})"
+
+
+def _alive(table: str, snapshot: int) -> str:
+    return (
+        f"{table}.begin_snapshot <= {snapshot}"
+        f" and ({table}.end_snapshot is null or {table}.end_snapshot > {snapshot})"
+    )

@@ -1,0 +1,276 @@
+"""
+One cycle of a fan-out as a Spark job: read once, shuffle by destination, apply.
+
+    range(parts) ─ read and route (DuckDB) ─▶ chunks by bucket ─ shuffle ─▶ apply each destination ─▶ results
+
+What crosses Spark are chunks: Arrow streams of a few megabytes with the changes of one bucket of destinations,
+so that no value passes through the JVM's types.  A bucket is what one task applies.  Sessions with
+destinations stay open in the Python worker between jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import pyarrow as pa
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from aqueduck import faults
+from aqueduck.errors import AqueduckError, LakeWriteError, SparkStartError, own_error
+from aqueduck.fanout_plan import Applied, Destination
+from aqueduck.lake.buckets import apply_bucket
+from aqueduck.lake.destination import drop, read_state
+from aqueduck.lake.lake_changes import ReadReport, Routes, chunks, read_routed
+from aqueduck.lake.pool import LakePool
+from aqueduck.lake.source_lake import ReadPlan, split_plan
+
+__all__ = ["CycleResult", "Workers", "find_cursors", "run_cycle"]
+
+_SHUFFLED = pa.schema([("bucket", pa.int32()), ("chunk", pa.binary()), ("report", pa.string())])
+_RESULT = pa.schema([("result", pa.string())])
+
+_pool: LakePool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """How tasks do their work."""
+
+    instance: str
+    tasks: int
+    """Buckets, each applied by one task."""
+    threads: int = 4
+    """Destinations that a task writes at the same time."""
+    max_open: int = 50
+    memory_limit: str = "1GB"
+    progress_file: str | None = None
+    """Touched while there is progress, on storage that workers share with the driver."""
+
+    def pool(self) -> LakePool:
+        """The sessions of the process that asks."""
+        global _pool
+        if _pool is None:
+            _pool = LakePool(memory_limit=self.memory_limit)
+        _pool.max_open = self.max_open
+        return _pool
+
+    def progressed(self) -> None:
+        if self.progress_file is not None:
+            with contextlib.suppress(OSError):
+                Path(self.progress_file).touch()
+
+
+@dataclass
+class CycleResult:
+    """What a job did."""
+
+    applied: list[Applied]
+    report: ReadReport = field(default_factory=ReadReport)
+    reads: int = 0
+    """How often the source was read: once for all destinations, or once for each part of the range."""
+    pool_open: int = 0
+    pool_created: int = 0
+    pool_evicted: int = 0
+    seconds: float = 0.0
+
+
+def run_cycle(
+    spark: SparkSession,
+    plan: ReadPlan,
+    destinations: Sequence[Destination],
+    workers: Workers,
+    *,
+    elsewhere: Sequence[str] = (),
+    parts: int = 1,
+    count_after: int | None = None,
+    want_unknown: bool = False,
+    lane: str = "fanout",
+) -> CycleResult:
+    """
+    Bring the destinations to the end of the plan; `elsewhere` are values that other instances serve.
+
+    Blocks until the job is done.  A job that fails as a whole raises; what destinations committed stays.
+    """
+    buckets = _buckets(destinations, workers.tasks)
+    routes = Routes(
+        (*(d.value for d in destinations), *elsewhere),
+        (*(d.cursor or 0 for d in destinations), *(plan.end for _ in elsewhere)),
+        (*buckets, *(-1 for _ in elsewhere)),
+    )
+    pieces = split_plan(plan, parts)
+    read = _reader(pieces, routes, workers, count_after, want_unknown)
+    apply = _applier(plan, list(zip(buckets, destinations, strict=True)), workers)
+    began = time.monotonic()
+    with _job_failures(spark, lane):
+        rows = (
+            spark.range(0, len(pieces), 1, len(pieces))
+            .mapInArrow(read, "bucket int, chunk binary, report string")
+            .repartitionById(workers.tasks, "bucket")
+            .mapInArrow(apply, "result string")
+            .collect()
+        )
+    result = _collect([json.loads(row.result) for row in rows])
+    result.reads, result.seconds = len(pieces), time.monotonic() - began
+    return result
+
+
+def find_cursors(
+    spark: SparkSession, destinations: Sequence[Destination], workers: Workers, *, lane: str = "fanout"
+) -> list[tuple[str, int | None, str | None, str | None, str | None]]:
+    """For each destination: id, cursor, uuid of the source table, routing value, error; what its lake says."""
+    parts = workers.tasks
+
+    def find(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for part in batch["id"].to_pylist():
+                with ThreadPoolExecutor(max_workers=workers.threads) as threads:
+                    yield _results(threads.map(one, destinations[part::parts]))
+
+    def one(destination: Destination) -> dict[str, object]:
+        workers.progressed()
+        try:
+            with workers.pool().use(destination.place) as lake:
+                state = read_state(lake, destination.id)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the other destinations go on
+            return {"found": [destination.id, None, None, None, str(own_error(exc))]}
+        if state is None:
+            return {"found": [destination.id, None, None, None, None]}
+        return {"found": [destination.id, state.cursor, state.source.uuid, state.value, None]}
+
+    with _job_failures(spark, lane):
+        rows = spark.range(0, parts, 1, parts).mapInArrow(find, "result string").collect()
+    return [tuple(json.loads(row.result)["found"]) for row in rows]
+
+
+def _buckets(destinations: Sequence[Destination], tasks: int) -> list[int]:
+    """The bucket of each destination; those of one lake share one, because a lake has one writer at a time."""
+    places = [(d.place.catalog, d.place.metadata_schema) for d in destinations]
+    numbers = {place: i % tasks for i, place in enumerate(dict.fromkeys(places))}
+    return [numbers[place] for place in places]
+
+
+def _reader(
+    pieces: Sequence[ReadPlan],
+    routes: Routes,
+    workers: Workers,
+    count_after: int | None,
+    want_unknown: bool,
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        pool = workers.pool()
+        for batch in batches:
+            for part in batch["id"].to_pylist():
+                began = time.monotonic()
+                name, report = read_routed(
+                    pool, pieces[part], routes, count_after=count_after, want_unknown=want_unknown
+                )
+                report.seconds = time.monotonic() - began
+                faults.point("fanout.read")
+                for bucket in range(workers.tasks):
+                    # Also a bucket for which nothing came is applied: its cursors move.
+                    yield _shuffled(bucket, report=json.dumps(asdict(report)))
+                    for chunk in chunks(pool, name, pieces[part], bucket):
+                        workers.progressed()
+                        yield _shuffled(bucket, chunk=chunk)
+                drop(pool, name)
+
+    return read
+
+
+def _applier(
+    plan: ReadPlan, placed: Sequence[tuple[int, Destination]], workers: Workers
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    indexed = list(enumerate(placed))
+
+    def apply(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        bucket = context.partitionId()
+        mine = {index: destination for index, (b, destination) in indexed if b == bucket}
+        results: list[dict[str, object]] = []
+        expected: dict[int, int] = {}
+
+        def arrived() -> Iterator[bytes]:
+            for batch in batches:
+                for chunk, report in zip(batch["chunk"], batch["report"], strict=True):
+                    if report.is_valid:
+                        seen = json.loads(report.as_py())
+                        expected.update({int(index): n for index, n in seen.pop("expected").items()})
+                        if bucket == 0:
+                            results.append({"report": seen})
+                    elif chunk.is_valid:
+                        workers.progressed()
+                        yield chunk.as_py()
+
+        pool = workers.pool()
+        before = pool.created, pool.evicted
+        done = apply_bucket(
+            pool, plan, mine, arrived(), instance=workers.instance, threads=workers.threads,
+            expected=expected, progressed=workers.progressed,
+        )  # fmt: skip
+        results += [{"applied": asdict(applied)} for applied in done]
+        results.append({"pool": [pool.open, pool.created - before[0], pool.evicted - before[1]]})
+        yield _results(results)
+
+    return apply
+
+
+def _shuffled(bucket: int, *, chunk: bytes | None = None, report: str | None = None) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [pa.array([bucket], pa.int32()), pa.array([chunk], pa.binary()), pa.array([report], pa.string())],
+        schema=_SHUFFLED,
+    )
+
+
+def _results(rows: Iterable[dict[str, object]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(map(json.dumps, rows), pa.string())], schema=_RESULT)
+
+
+def _collect(rows: Iterable[dict[str, dict[str, object]]]) -> CycleResult:
+    result = CycleResult([])
+    for row in rows:
+        if "applied" in row:
+            result.applied.append(Applied(**row["applied"]))  # type: ignore[arg-type]
+        elif "report" in row:
+            result.report = _sum(result.report, ReadReport(**row["report"]))  # type: ignore[arg-type]
+        else:
+            opened, created, evicted = map(int, itertools.chain(row["pool"]))
+            result.pool_open += opened
+            result.pool_created += created
+            result.pool_evicted += evicted
+    return result
+
+
+def _sum(a: ReadReport, b: ReadReport) -> ReadReport:
+    return replace(
+        a,
+        rows=a.rows + b.rows,
+        unrouted=a.unrouted + b.unrouted,
+        nulls=a.nulls + b.nulls,
+        moves=a.moves + b.moves,
+        unknown=sorted({*a.unknown, *b.unknown}),
+        seconds=a.seconds + b.seconds,
+    )
+
+
+@contextlib.contextmanager
+def _job_failures(spark: SparkSession, lane: str) -> Iterator[None]:
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", lane)
+    try:
+        yield
+    except (Py4JNetworkError, OSError) as exc:
+        raise SparkStartError("the connection to Spark is lost", hint="start the service again") from exc
+    except (PySparkException, Py4JError) as exc:
+        raise AqueduckError.from_text(str(exc)) or LakeWriteError(
+            f"a fan-out job failed: {type(exc).__name__}"
+        ) from exc

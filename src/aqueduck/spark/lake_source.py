@@ -1,0 +1,279 @@
+"""
+DuckLake for anyone's Spark: `ducklake` reads a table, `ducklake_changes` follows its changes.
+
+    spark.read.format("ducklake").option("catalog", …).option("table", …).load()
+    spark.readStream.format("ducklake_changes").option("catalog", …).option("table", …).load()
+
+Offsets are lake snapshot ids: everything up to and with that one was handed out.  Options are listed in
+docs/fanout.md; what is read and how is in `lake.feed`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from aqueduck.errors import ConfigError
+from aqueduck.lake.feed import Feed, FeedPart, read_part
+from aqueduck.lake.pool import LakePool
+from aqueduck.lake.sql import ident, literal
+from aqueduck.lake_place import LakePlace
+from aqueduck.schema import TableName, parse_table_name
+
+__all__ = ["LakeChangesSource", "LakeSource", "register_lake_sources"]
+
+_COMPARISONS: dict[type[Filter], str] = {
+    EqualTo: "=",
+    GreaterThan: ">",
+    GreaterThanOrEqual: ">=",
+    LessThan: "<",
+    LessThanOrEqual: "<=",
+}
+
+_pool: LakePool | None = None
+
+
+def register_lake_sources(spark: Any) -> None:
+    """Make both formats known to a Spark session."""
+    spark.dataSource.register(LakeSource)
+    spark.dataSource.register(LakeChangesSource)
+
+
+@dataclass(frozen=True)
+class LakeOptions:
+    """The options of both formats."""
+
+    place: LakePlace
+    table: TableName
+    starting: str
+    ending: str | None
+    parts: int
+    snapshots_max: int
+    rows_max: int | None
+
+    @classmethod
+    def read(cls, options: Mapping[str, str]) -> LakeOptions:
+        for key in ("catalog", "table"):
+            if not options.get(key):
+                raise ConfigError(f"the option {key} is missing")
+        place = LakePlace(
+            catalog=options["catalog"],
+            data_path=options.get("data_path", ""),
+            metadata_schema=options.get("metadata_schema"),
+            properties=tuple(sorted((k, v) for k, v in options.items() if k.startswith("s3_"))),
+        )
+        try:
+            rows = options.get("max_rows_per_trigger")
+            return cls(
+                place,
+                parse_table_name(options["table"], default_schema="main", fold_case=False),
+                options.get("starting_snapshot", "earliest"),
+                options.get("ending_snapshot") or options.get("snapshot"),
+                int(options.get("partitions", "4")),
+                int(options.get("max_snapshots_per_trigger", "1000")),
+                int(rows) if rows else None,
+            )
+        except ValueError as exc:
+            raise ConfigError(f"an option of the lake source is wrong: {exc}") from None
+
+    @contextlib.contextmanager
+    def feed(self) -> Iterator[Feed]:
+        with _engine().use(self.place, read_only=True) as lake:
+            yield Feed(lake, self.table)
+
+    def start(self, feed: Feed) -> int:
+        """The offset before the first lake snapshot to read."""
+        match self.starting:
+            case "earliest":
+                return feed.first()
+            case "latest":
+                return feed.source.latest()
+            case number if number.isdigit():
+                return int(number) - 1
+        raise ConfigError("starting_snapshot must be earliest, latest or the id of a lake snapshot")
+
+
+def _engine() -> LakePool:
+    """The sessions of the process that asks."""
+    global _pool
+    if _pool is None:
+        _pool = LakePool(max_open=8, memory_limit="1GB")
+    return _pool
+
+
+@dataclass
+class LakePartition(InputPartition):
+    """What one task reads."""
+
+    part: FeedPart
+
+
+class LakeSource(DataSource):
+    """`spark.read.format("ducklake")`: a table now, at a lake snapshot or at a time."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "ducklake"
+
+    def schema(self) -> StructType:
+        options = LakeOptions.read(self.options)
+        with options.feed() as feed:
+            return _struct(feed.schema(_at(feed, options, self.options), changes=False))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return LakeReader(self.options, schema, changes=False)
+
+
+class LakeChangesSource(DataSource):
+    """`format("ducklake_changes")`: the changes of a table, as a stream or as a batch."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "ducklake_changes"
+
+    def schema(self) -> StructType:
+        options = LakeOptions.read(self.options)
+        with options.feed() as feed:
+            return _struct(feed.schema(feed.source.latest(), changes=True))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return LakeReader(self.options, schema, changes=True)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return LakeStreamReader(LakeOptions.read(self.options), schema)
+
+
+class LakeReader(DataSourceReader):
+    """A batch; filters prune files and rows here, and Spark applies them once more."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, changes: bool) -> None:
+        self._given = dict(options)
+        self._options = LakeOptions.read(self._given)
+        self._names = list(schema.fieldNames())
+        self._changes = changes
+        self._condition = "true"
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        conditions = [text for text in map(_condition, filters) if text is not None]
+        self._condition = " and ".join(conditions) or "true"
+        return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self._options
+        with options.feed() as feed:
+            end = _at(feed, options, self._given)
+            if not self._changes:
+                return self._partitions(feed.scan(end, self._names))
+            return self._partitions(feed.changes(options.start(feed), end, self._names, options.parts))
+
+    def _partitions(self, parts: Iterable[FeedPart]) -> Sequence[InputPartition]:
+        return [LakePartition(replace(part, condition=self._condition)) for part in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, LakePartition)
+        return read_part(_engine(), self._options.place, partition.part)
+
+
+class LakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream; batches end at lake snapshots, within the limits."""
+
+    def __init__(self, options: LakeOptions, schema: StructType) -> None:
+        self._options = options
+        self._names = list(schema.fieldNames())
+        self._target: int | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        with self._options.feed() as feed:
+            return {"lake_snapshot": self._options.start(feed)}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        rows = self._options.rows_max
+        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        with self._options.feed() as feed:
+            self._target = feed.source.latest()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        after = int(start["lake_snapshot"])
+        with self._options.feed() as feed:
+            latest = feed.source.latest() if self._target is None else self._target
+            end = min(latest, after + self._options.snapshots_max)
+            if isinstance(limit, ReadMaxRows) and end > after:
+                end = _within(feed.rows_by_snapshot(after, end), limit.max_rows, end)
+        return {"lake_snapshot": max(end, after)}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        with self._options.feed() as feed:
+            parts = feed.changes(
+                int(start["lake_snapshot"]), int(end["lake_snapshot"]), self._names, self._options.parts
+            )
+        return [LakePartition(part) for part in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, LakePartition)
+        return read_part(_engine(), self._options.place, partition.part)
+
+
+def _within(rows: Sequence[tuple[int, int]], rows_max: int, end: int) -> int:
+    """The last lake snapshot with which a batch has at most `rows_max` rows; at least one that has any."""
+    total = 0
+    for number, (snapshot, count) in enumerate(rows):
+        total += count
+        if total > rows_max:
+            return snapshot if number == 0 else snapshot - 1
+    return end
+
+
+def _at(feed: Feed, options: LakeOptions, given: Mapping[str, str]) -> int:
+    """The lake snapshot at which a batch reads, or ends."""
+    if options.ending is not None:
+        return int(options.ending)
+    return feed.at_time(given["time"]) if given.get("time") else feed.source.latest()
+
+
+def _struct(schema: pa.Schema) -> StructType:
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+def _condition(wanted: Filter) -> str | None:
+    """A filter as SQL; None where it is left to Spark."""
+    if isinstance(wanted, IsNull | IsNotNull) and len(wanted.attribute) == 1:
+        return f"{ident(wanted.attribute[0])} is {'not ' if isinstance(wanted, IsNotNull) else ''}null"
+    if isinstance(wanted, In) and len(wanted.attribute) == 1 and wanted.value:
+        values = [v for v in wanted.value if isinstance(v, str | int) and not isinstance(v, bool)]
+        if len(values) == len(wanted.value):
+            return f"{ident(wanted.attribute[0])} in ({', '.join(map(literal, values))})"
+    operator = _COMPARISONS.get(type(wanted))
+    value = getattr(wanted, "value", None)
+    if operator is None or isinstance(value, bool) or not isinstance(value, str | int):
+        return None
+    attribute: tuple[str, ...] = wanted.attribute  # type: ignore[attr-defined]
+    return f"{ident(attribute[0])} {operator} {literal(value)}" if len(attribute) == 1 else None

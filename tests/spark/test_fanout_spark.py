@@ -1,0 +1,207 @@
+"""Fan-out on a real Spark: the service's cycles, and the lake formats for other people's queries."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from aqueduck.app.fanout import FanoutService
+from aqueduck.fanout_config import parse_fanout
+from aqueduck.lake_place import LakePlace
+from aqueduck.spark.lake_source import register_lake_sources
+from aqueduck.spark.session import build_session
+from tests.fanout_lakes import Fan
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # for Spark's workers
+        yield from started()
+
+
+def started() -> Iterator[SparkSession]:
+    session = build_session("local[2]", {"spark.sql.python.filterPushdown.enabled": "true"}, "test")
+    register_lake_sources(session)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def fan(tmp_path: Path) -> Iterator[Fan]:
+    fan = Fan(tmp_path, {"one": "a", "two": "b"})
+    fan.change("create table lake.t (id int, c varchar, v int)")
+    yield fan
+    fan.close()
+
+
+def service_of(fan: Fan, spark: SparkSession, **sections: Any) -> FanoutService:
+    destinations = [
+        {"id": i, "routing_value": v, "catalog": fan.place(i).catalog, "data_path": fan.place(i).data_path}
+        for i, v in fan.values.items()
+    ]
+    source = fan.place("source")
+    config = {
+        "source": {"catalog": source.catalog, "data_path": source.data_path, "table": "t"},
+        "routing": {"field": "c", "key_columns": ["id"]},
+        "destinations": destinations,
+        **sections,
+    }
+    parsed = parse_fanout(json.dumps(config), base_dir=fan.directory, env={})
+    return FanoutService(parsed, env={}, spark=spark)
+
+
+def catch_up(service: FanoutService) -> None:
+    service.run_once(threading.Event())
+
+
+def test_the_service_seeds_follows_and_rests(fan: Fan, spark: SparkSession) -> None:
+    """P-F01, P-F03, P-F10, hazard 7: seed, changes and moves arrive; one read serves all; an idle poll writes nothing."""
+    fan.change("insert into lake.t select i, (['a','b','x'])[1 + i % 3], i from range(300) r(i)")
+    service = service_of(fan, spark)
+    service.prepare()
+    catch_up(service)
+    assert fan.differing() == {}
+    assert service.status.unrouted_rows == 100
+    fan.change("update lake.t set c = 'b' where id < 10", "delete from lake.t where id between 50 and 60")
+    fan.change(
+        "insert into lake.t values (1000, null, 1), (1001, 'a', 1)",
+        "update lake.t set id = 2000 where id = 99",
+    )
+    reads = service.status.reads
+    assert service.poll()
+    assert fan.differing() == {}
+    assert service.status.reads == reads + 1
+    assert service.status.null_rows == 1
+    assert service.status.routing_moves == 7  # those of a and of nobody
+    before = fan.snapshots()
+    for _ in range(5):
+        assert not service.poll()
+        assert not service.help_others()
+    assert fan.snapshots() == before
+    assert service.status.reads == reads + 1
+    metrics = service.status.metrics()
+    assert metrics["dest_last_snapshot_id"] == dict.fromkeys(fan.values, before["source"])
+    assert metrics["dest_lag_snapshots"] == {"one": 0, "two": 0}
+    assert metrics["dest_rows_upserted_total"]["two"] >= 7
+    service.stop()
+
+
+def test_a_failing_destination_is_isolated_and_returns(fan: Fan, spark: SparkSession) -> None:
+    """P-F09: the others go on, the error is in the state, and it catches up from its own cursor once it can."""
+    service = service_of(fan, spark)
+    service.prepare()
+    catch_up(service)
+    fan.change("insert into lake.t values (1, 'a', 1), (2, 'b', 2)")
+    tenant = service.tenants["two"]
+    good = tenant.destination
+    broken = LakePlace(catalog=f"sqlite:{fan.directory}/no.db/x/y.db", data_path="/proc/none/")
+    tenant.destination = type(good)(good.id, good.value, broken, good.target, good.cursor)
+    service.poll()
+    assert fan.rows("one") == [(1, "a", 1)]
+    assert tenant.status.state == "FAILING"
+    service.state_file.write(service.status)
+    [row] = [r for r in service.state_file.read() if r["destination_id"] == "two"]
+    assert row["last_error"].startswith("[lake.")
+    assert row["retry_at"] is not None
+    fan.change("insert into lake.t values (3, 'a', 3), (4, 'b', 4)")
+    service.poll()
+    assert [row[0] for row in fan.rows("one")] == [1, 3]
+    tenant.destination, tenant.status.retry_at = good, None
+    assert service.help_others()
+    assert fan.differing() == {}
+    assert tenant.status.state == "STREAMING"
+    assert sum(n for (_, name), n in service.status.errors.items() if name == "two") == 1
+    service.stop()
+
+
+def test_unknown_values_make_their_own_destinations(fan: Fan, spark: SparkSession) -> None:
+    """A pattern serves every value: those that are there at the start, and those that come."""
+    pattern = {
+        "catalog": f"sqlite:{fan.directory}/{{value}}.sqlite",
+        "data_path": f"{fan.directory}/{{value}}_data/",
+    }
+    fan.change("insert into lake.t values (1, 'a', 1), (2, 'p', 2), (3, null, 3)")
+    service = service_of(fan, spark, dynamic=pattern)
+    service.prepare()
+    catch_up(service)
+    fan.change("insert into lake.t values (4, 'q', 4), (5, 'p', 5)", "update lake.t set c = 'q' where id = 1")
+    service.poll()
+    catch_up(service)
+    for value in ("p", "q"):
+        fan.values[value] = value
+    assert fan.differing() == {}
+    assert service.status.destinations["q"].seeds == 1
+    service.stop()
+
+
+def test_a_replay_reads_history_instead_of_a_scan(fan: Fan, spark: SparkSession) -> None:
+    """P-F10: `cdc_replay` begins before the table's first row; append-only destinations get what was deleted since."""
+    fan.change("insert into lake.t values (1, 'a', 1), (2, 'a', 2)", "delete from lake.t where id = 1")
+    routing = {"field": "c", "seed_mode": "cdc_replay"}
+    service = service_of(fan, spark, routing=routing)
+    service.prepare()
+    catch_up(service)
+    assert fan.rows("one") == [(1, "a", 1), (2, "a", 2)]
+    service.stop()
+
+
+def test_a_stream_of_changes_for_anyone(fan: Fan, spark: SparkSession) -> None:
+    """Typed rows with their change; offsets are lake snapshots, limits hold, and a restart repeats nothing."""
+    fan.change(
+        "insert into lake.t values (1, 'a', 1), (2, 'b', null)", "update lake.t set v = 5 where id = 1"
+    )
+    fan.change("delete from lake.t where id = 2")
+    seen: list[tuple[Any, ...]] = []
+    batches: list[int] = []
+
+    def keep(batch: Any, _number: int) -> None:
+        rows = [tuple(row) for row in batch.collect()]
+        batches.append(len(rows))
+        seen.extend(rows)
+
+    def drain() -> None:
+        stream = spark.readStream.format("ducklake_changes").option("catalog", fan.place("source").catalog)
+        stream = stream.option("table", "t").option("max_rows_per_trigger", "2")
+        query = stream.load().writeStream.foreachBatch(keep)
+        query = query.option("checkpointLocation", str(fan.directory / "checkpoint"))
+        query.trigger(availableNow=True).start().awaitTermination()
+
+    drain()
+    assert sorted(seen, key=lambda row: (row[4], row[5], row[3])) == [
+        (1, "a", 1, "insert", 2, 0),
+        (2, "b", None, "insert", 2, 1),
+        (1, "a", 5, "update_postimage", 3, 0),
+        (1, "a", 1, "update_preimage", 3, 0),
+        (2, "b", None, "delete", 4, 1),
+    ]
+    assert max(batches) <= 2
+    fan.change("insert into lake.t values (3, 'c', 3)")
+    seen.clear()
+    drain()
+    assert seen == [(3, "c", 3, "insert", 5, 2)]
+
+
+def test_a_table_and_its_changes_as_a_batch(fan: Fan, spark: SparkSession) -> None:
+    """At a lake snapshot, with a filter that is pushed down; expired ranges are a named error."""
+    fan.change("insert into lake.t select i, 'a', i from range(1000) r(i)", "delete from lake.t where id > 9")
+    read = spark.read.format("ducklake").option("catalog", fan.place("source").catalog).option("table", "t")
+    assert read.load().count() == 10
+    assert read.option("snapshot", "2").load().filter("id >= 990 and c = 'a'").count() == 10
+    changes = spark.read.format("ducklake_changes").option("catalog", fan.place("source").catalog)
+    counted = changes.option("table", "t").load().groupBy("_change_type").count().collect()
+    assert {row[0]: row[1] for row in counted} == {"insert": 1000, "delete": 990}
+    fan.change("call ducklake_expire_snapshots('lake', older_than => now())")
+    with pytest.raises(PySparkException, match=r"lake\.expired"):
+        changes.option("table", "t").load().collect()
