@@ -145,7 +145,7 @@ def test_a_table_that_fails_does_not_hold_up_the_others(shared: Sync) -> None:
 
 def test_many_small_tables_start_and_stream(shared: Sync) -> None:
     """Small tables share snapshots, jobs and transactions; a thousand of them are in `make test-long`."""
-    _many_tables(shared, 60)
+    _many_tables(shared, 40)
 
 
 @pytest.mark.slow
@@ -214,6 +214,7 @@ def test_a_copy_killed_in_the_middle_goes_on_after_a_restart(db: Database, sync_
     sync.stop(process)
 
 
+@pytest.mark.slow  # without Spark in tests/app/test_prepare.py
 def test_a_lost_slot_leads_to_a_new_copy_where_that_is_the_policy(db: Database, sync_of: Any) -> None:
     """Hazard 10, P-S30: by default the service stops before it writes anything; with `resync` it copies all tables again."""
     db.execute("create table t (id int primary key, v text); insert into t values (1, 'a'), (2, 'b')")

@@ -14,10 +14,10 @@ from tests.fix_service import Sync
 pytestmark = pytest.mark.spark
 
 POINTS = (
-    "capture.staged",
-    "batch.files_written",
     "lake.after_commit",
-    # The commit itself is killed on every catalog in tests/lake/test_commit.py; around it, in `make test-long`.
+    # The commit itself is killed on every catalog in tests/lake/test_commit.py; the rest in `make test-long`.
+    pytest.param("capture.staged", marks=pytest.mark.slow),
+    pytest.param("batch.files_written", marks=pytest.mark.slow),
     pytest.param("lake.before_commit", marks=pytest.mark.slow),
     pytest.param("batch.committed", marks=pytest.mark.slow),
     pytest.param("capture.before_confirm", marks=pytest.mark.slow),
@@ -68,6 +68,7 @@ def _ended(sync: Sync) -> set[str]:
     return {str(p) for p in (sync.directory / "data").rglob("*.parquet") if any(p.name in r for (r,) in rows)}
 
 
+@pytest.mark.slow
 def test_a_deleted_checkpoint_costs_nothing(db: Database, sync: Sync) -> None:
     """The truth about progress is the lake: without Spark's checkpoint and the stage, the service goes on where it was."""
     import shutil

@@ -42,7 +42,7 @@ HISTORY = (
 )
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.slow), "postgres"])
 def fan(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fan]:
     places = {}
     if request.param == "postgres":

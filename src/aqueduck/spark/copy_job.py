@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from aqueduck import faults
-from aqueduck.errors import AqueduckError, CopyDisturbedError
+from aqueduck.errors import AqueduckError, CopyDisturbedError, own_error
 from aqueduck.lake.copy_files import ChunkFile, write_chunk
 from aqueduck.notes import write_note
 from aqueduck.postgres.table_copy import Chunk, read_chunk
@@ -103,7 +103,10 @@ def _copy_tasks(
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for task in batch.column(0).to_pylist():
-                done = [(number, job.run(number).to_json()) for number in tasks[task]]
+                try:
+                    done = [(number, job.run(number).to_json()) for number in tasks[task]]
+                except Exception as exc:  # noqa: BLE001 - a bug says its kind and place; its message may hold anything
+                    raise own_error(exc) from None
                 numbers, files = zip(*done, strict=True)
                 yield pa.RecordBatch.from_arrays(
                     [pa.array(numbers, pa.int64()), pa.array(files)], names=["item", "file"]
