@@ -1,8 +1,8 @@
 """
 Fixtures around a real DuckLake, on every kind of catalog.
 
-`lake` runs its test once for each.  `Lake.read` looks at the lake as somebody else would: on a connection of its
-own, except with a DuckDB file, which one process can open only once.
+`lake` runs its test once for each; with a DuckDB file in `make test-long`.  `Lake.read` looks at the lake as somebody
+else would: on a connection of its own, except with a DuckDB file, which one process can open only once.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def catalog_of(kind: str, directory: Path, request: pytest.FixtureRequest) -> st
     )
 
 
-@pytest.fixture(params=CATALOGS)
+@pytest.fixture(params=[pytest.param(c, marks=pytest.mark.slow) if c == "duckdb" else c for c in CATALOGS])
 def lake_config(request: pytest.FixtureRequest, tmp_path: Path) -> LakeConfig:
     """Where a lake could be made."""
     catalog = catalog_of(request.param, tmp_path, request)

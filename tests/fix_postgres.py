@@ -141,9 +141,9 @@ def db(pg: EmbeddedPostgres) -> Iterator[Database]:
     database.drop()
 
 
-@pytest.fixture(params=[18, 16])
+@pytest.fixture(params=[18, pytest.param(16, marks=pytest.mark.slow)])
 def any_db(request: pytest.FixtureRequest) -> Iterator[Database]:
-    """A fresh database on each version that we have."""
+    """A fresh database on each version that we have; the older one in `make test-long`."""
     database = _new_database(request.getfixturevalue(f"pg{request.param}"))
     yield database
     database.drop()

@@ -74,6 +74,7 @@ def test_odd_names_of_tables_and_columns_arrive_as_they_are(
                 )
 
 
+@pytest.mark.slow
 def test_a_table_with_as_many_columns_as_postgresql_allows(db: Database, tmp_path: Path) -> None:
     """1 600 columns, full rows, rows of NULL, an update and a delete."""
     names = [f"c{i}" for i in range(1, 1600)]
@@ -95,6 +96,7 @@ def test_a_table_with_as_many_columns_as_postgresql_allows(db: Database, tmp_pat
             assert flow.read(f"from lake.{place}.wide order by id") == want
 
 
+@pytest.mark.slow
 def test_rows_of_megabytes_arrive_whole(db: Database, tmp_path: Path) -> None:
     """P-S06: large text, bytes, JSON and arrays, changed and left alone in an update, by stream and by copy."""
     db.execute("create table big (id int primary key, t text, b bytea, j jsonb, a int[], s text[], n int)")
