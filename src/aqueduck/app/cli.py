@@ -187,7 +187,7 @@ def tables_resync(table: TableArgument, config: ConfigFile, as_json: Json = Fals
 def tables_move(
     table: TableArgument, group: GroupArgument, config: ConfigFile, as_json: Json = False
 ) -> None:
-    """Move a table to another group, which copies it again."""
+    """Move a table to another group, which goes on where the old one is."""
     said = f"{table} moves to the group {group}"
     _call(config, as_json, said, "move_table", source=table, group_name=group)
 

@@ -141,7 +141,7 @@ def _remove_table(served: Served, p: a.RemoveTable, _: None) -> a.Accepted:
 
 def _move_table(served: Served, p: a.TablePath, b: a.MoveTable) -> a.Accepted:
     served.actions.move_table(p.source, b.group, from_group=b.from_group)
-    return a.Accepted(message=f"{p.source} moves to the group {b.group}, which copies it again")
+    return a.Accepted(message=f"{p.source} moves to the group {b.group}")
 
 
 def _resync_table(served: Served, p: a.TableQuery, _: None) -> a.Accepted:
