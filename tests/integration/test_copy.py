@@ -182,6 +182,7 @@ def _many_tables(sync: Sync, number: int) -> None:
     sync.wait_same()
 
 
+@pytest.mark.slow
 def test_a_copy_killed_in_the_middle_goes_on_after_a_restart(db: Database, sync_of: Any) -> None:
     """Hazard 8, P-S05: kill -9 of everything during a copy; the next start copies only what is missing, exactly once."""
     db.execute("create table t (id int primary key, v text, doc text)")

@@ -82,6 +82,7 @@ def test_a_deleted_checkpoint_costs_nothing(db: Database, sync: Sync) -> None:
     sync.catch_up()
 
 
+@pytest.mark.slow
 def test_a_flush_that_fails_once_is_repeated(db: Database, sync: Sync) -> None:
     """Hazard 3: a transient failure of the lake neither drops nor doubles the batch; the service recovers by itself."""
     sync.init()
@@ -104,6 +105,7 @@ def test_a_commit_whose_answer_is_lost_is_not_repeated(db: Database, sync: Sync)
     sync.stop(process)
 
 
+@pytest.mark.slow
 def test_a_postgres_restart_in_the_middle_is_survived(
     new_server: Callable[..., EmbeddedPostgres], sync_of: Any
 ) -> None:

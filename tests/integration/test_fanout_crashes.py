@@ -205,6 +205,7 @@ def test_a_killed_service_goes_on_where_its_destinations_are(fan: Fan, service: 
     assert fan.differing() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_running_service_follows_its_source_and_its_file(fan: Fan, service: Service) -> None:
     """P-F03, P-F09, P-F13: a killed worker is replaced, SIGHUP brings a new destination, idling writes nothing, SIGTERM ends it."""

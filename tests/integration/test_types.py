@@ -142,6 +142,7 @@ def keyed(db: Database, tmp_path: Path) -> Iterator[Flow]:
         yield flow
 
 
+@pytest.mark.slow
 @given(st.data(), st.booleans())
 @settings(SHARED, max_examples=6)
 def test_rows_are_found_again_by_a_key_of_any_type(keyed: Flow, data: st.DataObject, tasks: bool) -> None:

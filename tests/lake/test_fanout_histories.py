@@ -139,6 +139,7 @@ UPDATED_THEN_REWRITTEN = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(steps, min_size=3, max_size=12), st.sampled_from([0, 5, 1000]))
 @example(FLUSHED_AFTER_A_REWRITE, 5)

@@ -112,6 +112,7 @@ def test_folding_a_batch_equals_replaying_it(
     assert target.rows == replay(stored, history)
 
 
+@pytest.mark.slow
 @given(data=st.data(), buckets=st.integers(2, 4), places=cuts)
 @SLOW
 def test_buckets_and_batches_do_not_change_the_result(

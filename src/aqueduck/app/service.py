@@ -31,6 +31,7 @@ from aqueduck.errors import (
     AqueduckError,
     ConnectionLostError,
     Retry,
+    SlotActiveError,
     SlotLostError,
     SourceUnreachableError,
 )
@@ -389,7 +390,7 @@ class SyncService:
         name = wanted.group.name
         self._forget_tables(control, wanted)
         with connect(self.config.source.dsn) as conn:
-            drop_slot(conn, wanted.group.slot_name)
+            _drop_slot_soon(conn, wanted.group.slot_name)
             drop_publication(conn, wanted.group.publication)
         forget_group(self.lake, name)
         control.forget(group=wanted)
@@ -491,6 +492,18 @@ class SyncService:
         """Rows and column names of a query on the lake."""
         with self.commit_lock:
             return self.lake.query(sql)
+
+
+def _drop_slot_soon(conn: psycopg.Connection[Any], name: str, *, seconds: float = 10.0) -> None:
+    """The capture that read it has just been stopped: the server needs a moment to notice."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return drop_slot(conn, name)
+        except SlotActiveError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def _other_settings(running: GroupConfig, wanted: GroupConfig) -> bool:
