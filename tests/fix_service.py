@@ -273,6 +273,12 @@ def shared(shared_service: Sync) -> Iterator[Sync]:
             f"{sync.db.query('select pubname::text, tablename::text from pg_publication_tables')}\n{sync.log()}"
         ),
     )
+    open_removals = "select count(*) from aqueduck.table_mappings where removed_at is not null"
+    wait_until(lambda: sync.db.value(open_removals) == 0, "their targets are dropped", 120, log=sync.log)
+    tables = "select table_name from duckdb_tables() where database_name = 'lake' and schema_name = 'main'"
+    for (name,) in sync.lake(tables):
+        if name != "anchor":
+            sync.change_lake(f'drop table if exists lake.main."{name}"')
     left = "select format('drop table if exists public.%I cascade', tablename) from pg_tables where schemaname = 'public'"
     for (statement,) in sync.db.query(left + " and tablename <> 'anchor'"):
         sync.db.execute(statement)
