@@ -64,8 +64,12 @@ def test_tables_that_left_the_group_are_forgotten(db: Database, tmp_path: Path) 
     oids = {t.schema.name: oid for oid, t in prepared(config).tables.items()}
     with open_lake(config.lake) as lake, lake.transaction():
         write_state(lake, "g", [replace(s, ready=True) for s in read_states(lake, "g").values()])
+    journals = [tmp_path / "state" / "g" / "copies" / str(oids[name]) for name in ("a", "b")]
+    for journal in journals:
+        journal.mkdir(parents=True)
     prepared(config_of(db, tmp_path, ["a"]))
     prepared(config)
+    assert [journal.exists() for journal in journals] == [True, False]
     with open_lake(config.lake) as lake:
         states = read_states(lake, "g")
     assert states[oids["a"]].ready
@@ -93,12 +97,16 @@ def test_a_slot_that_does_not_fit_the_lake_is_found_before_anything_is_written(
         db.execute("select pg_drop_replication_slot('aqueduck_g'); insert into a values (1)")
     if how == "re-created":
         db.execute("select pg_create_logical_replication_slot('aqueduck_g', 'pgoutput')")
+    journal = tmp_path / "state" / "g" / "copies" / str(next(iter(first.tables)))
+    journal.mkdir(parents=True)
+    (journal / "plan.json").write_text("{}")
     before = snapshots(config)
     with pytest.raises(SlotLostError):
         prepared(config)
     assert snapshots(config) == before
     again = prepared(config_of(db, tmp_path, ["a", "b"], on_slot_loss="resync"))
     assert again.tables.keys() == first.tables.keys()
+    assert not journal.exists(), "a copy that goes on would miss what was parked before"
     with open_lake(config.lake) as lake:
         now = read_position(lake, "g")
         states = read_states(lake, "g")

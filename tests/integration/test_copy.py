@@ -183,13 +183,16 @@ def _many_tables(sync: Sync, number: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_copy_killed_in_the_middle_goes_on_after_a_restart(db: Database, sync_of: Any) -> None:
+@pytest.mark.parametrize("point", ["copy.chunk_written:4", "copy.before_landing", "copy.landed"])
+def test_a_copy_killed_at_a_durable_step_goes_on_after_a_restart(
+    db: Database, sync_of: Any, point: str
+) -> None:
     """Hazard 8, P-S05: kill -9 of everything during a copy; the next start copies only what is missing, exactly once."""
     db.execute("create table t (id int primary key, v text, doc text)")
     db.execute("alter table t alter doc set storage external")
     db.execute("insert into t select g, 'v' || g, repeat(md5(g::text), 80) from generate_series(1, 4000) g")
     sync = sync_of("public.t", copy=True, copy_chunk_bytes="32KiB")
-    process = sync.start(fault="copy.chunk_written:4")
+    process = sync.start(fault=point)
     wait_until(
         lambda: "passed the fault point" in sync.log() or process.poll() is not None,
         "the fault",
@@ -205,7 +208,10 @@ def test_a_copy_killed_in_the_middle_goes_on_after_a_restart(db: Database, sync_
     process = sync.started()
     sync.wait_same()
     left = [int(n) for n in re.findall(r"copy goes on +chunks=(\d+)", sync.log())]
-    assert left == [chunks[0] - 4]
+    missing = {"copy.chunk_written:4": [chunks[0] - 4], "copy.before_landing": [0], "copy.landed": []}
+    assert left == missing[point]
+    assert sync.log().count("copy started") == 1
+    assert not list((sync.directory / "state" / "test" / "copies").iterdir())
     assert {f.name for f in (sync.directory / "data").rglob("aqueduck-*")} == {
         path.rsplit("/", 1)[-1]
         for (path,) in sync.lake(

@@ -21,7 +21,7 @@ from pathlib import Path
 import structlog
 
 from aqueduck import faults, metrics
-from aqueduck.app.copy_journal import CopyJournal, CopySession, journaled_files
+from aqueduck.app.copy_journal import CopyJournal, CopySession, forget_journal, journaled_files, journals_of
 from aqueduck.changes import SegmentRef
 from aqueduck.errors import AqueduckError, CopyDisturbedError, ResyncNeededError, own_error
 from aqueduck.lake.apply import make_target, table_directory
@@ -145,7 +145,7 @@ class Copier:
 
     @property
     def journals(self) -> Path:
-        return self.directory / "copies"
+        return journals_of(self.directory)
 
     def kept_files(self) -> set[str]:
         """Names of files that no catalog knows, and that a copy will still need."""
@@ -205,12 +205,12 @@ class Copier:
 
     def again(self, oid: int) -> None:
         """Copy a table once more, whatever became of it before."""
-        CopyJournal(self.journals / str(oid)).clear()
         self.forget(oid)
         self.start()
 
     def forget(self, oid: int) -> None:
-        """What is known of a table here, such as its failures."""
+        """What is known of a table here, such as its failures and the chunks of a copy."""
+        forget_journal(self.directory, oid)
         for memory in (self.failures, self.progress, self.handovers):
             memory.pop(oid, None)
         self.disabled.discard(oid)

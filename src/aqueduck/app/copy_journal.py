@@ -3,7 +3,8 @@ The journal of one table's copy: which chunks are done, and under which snapshot
 
 A copy that dies goes on with the chunks that are missing, under a new snapshot: a new *session*.  The
 journal lies in the group's directory and only saves work: without it, or when the table was
-rewritten or its columns changed, the copy starts over.  Tasks add a file for each chunk that is safe on disk.
+rewritten or its columns changed, the copy starts over.  It counts on the changes that were parked since its first
+session, so whoever forgets those, or begins a table anew, calls `forget_journal`.  Tasks add a file for each chunk that is safe on disk.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from aqueduck.notes import write_note
 from aqueduck.postgres.table_copy import Chunk
 from aqueduck.schema import TableSchema
 
-__all__ = ["CopyJournal", "CopySession"]
+__all__ = ["CopyJournal", "CopySession", "forget_journal", "journaled_files", "journals_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,16 @@ class CopyJournal:
         """Forget it all; files that nobody knows any more are orphans."""
         shutil.rmtree(self.directory, ignore_errors=True)
         self.chunks, self.sessions = (), []
+
+
+def forget_journal(group_directory: Path, oid: int) -> None:
+    """The next copy of the table starts over."""
+    CopyJournal(journals_of(group_directory) / str(oid)).clear()
+
+
+def journals_of(group_directory: Path) -> Path:
+    """Where a group keeps the journals of its copies."""
+    return group_directory / "copies"
 
 
 def journaled_files(directories: Iterable[Path]) -> set[str]:

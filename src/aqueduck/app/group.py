@@ -25,6 +25,7 @@ from pyspark.sql import SparkSession
 
 from aqueduck import metrics
 from aqueduck.app.copies import Copier
+from aqueduck.app.copy_journal import forget_journal
 from aqueduck.app.prepare import PreparedGroup, PreparedTable, describe_tables, group_dir, prepare_tables
 from aqueduck.app.status import GroupStatus, Parked, TableCounts
 from aqueduck.batches import Unit
@@ -102,6 +103,9 @@ class GroupRunner:
         }
         for table in self.tables.values():
             self.status.tables[table.schema.qualified] = TableCounts()
+        for oid, state in self.states.items():
+            if state.ready:  # a crash came between its landing and the end of its journal
+                forget_journal(self.directory, oid)
         writer = UnitWriter(
             self.group.name,
             self.run_id,
@@ -247,7 +251,9 @@ class GroupRunner:
                 position = 0 if again else state.copy_position
                 self.states[failed.oid] = replace(state, ready=False, error=error, copy_position=position)
                 changed.append(self.states[failed.oid])
-                if not again:
+                if again:
+                    forget_journal(self.directory, failed.oid)
+                else:
                     self.copier.failed(failed.oid, failed.error)
                 metrics.count_error(failed.error.code, flow="sync", group=self.group.name)
             else:
@@ -358,6 +364,7 @@ class GroupRunner:
                         refused[name] = failed[oid]
                         continue
                     self.refused.pop(name, None)
+                    forget_journal(self.directory, oid)
                     self.tables[oid] = table
                     self.states[oid] = states[oid]
                     self.status.tables.setdefault(table.schema.qualified, TableCounts())
@@ -455,6 +462,7 @@ class GroupRunner:
         if self.group.on_type_change == "resync":
             with self.commit_lock:
                 self.copier.set_state(replace(self.states[oid], ready=False, copy_position=0, error=None))
+            forget_journal(self.directory, oid)
 
     def resync(self, oid: int) -> None:
         """Have a table copied again; its changes are parked from the next batch on."""

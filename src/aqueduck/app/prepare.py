@@ -18,6 +18,7 @@ import psycopg
 import structlog
 
 from aqueduck.app.control import open_control
+from aqueduck.app.copy_journal import forget_journal
 from aqueduck.config import GroupConfig, SyncConfig, TableConfig
 from aqueduck.errors import (
     AqueduckError,
@@ -135,8 +136,11 @@ def prepare_group(
             ensure_publication(conn, group.publication, [t.schema for t in tables.values()])
             start = create_slot(conn, group.slot_name)
             position = start if stored is None else stored.position
-            _prepare_lake(lake, group, tables, refused)
+            for oid in _prepare_lake(lake, group, tables, refused):
+                forget_journal(directory, oid)
             if stored is None:
+                for oid in tables:
+                    forget_journal(directory, oid)
                 first = Position(group.name, position, None, server.system_identifier, server.timeline)
                 _begin_at(lake, group, tables, first)
     return PreparedGroup(group, tables, position, server.system_identifier, server.timeline, refused)
@@ -226,8 +230,12 @@ def _prepare_lake(
     group: GroupConfig,
     tables: dict[int, PreparedTable],
     refused: dict[str, AqueduckError],
-) -> None:
-    """The lake's states are exactly those of the group's tables; what changed meanwhile waits for a new copy."""
+) -> list[int]:
+    """
+    The lake's states are exactly those of the group's tables; what changed meanwhile waits for a new copy.
+
+    Returns the tables that the lake did not know, or knows no more.
+    """
     ensure_table_states(lake)
     ensure_parking(lake)
     known = read_states(lake, group.name)
@@ -247,6 +255,7 @@ def _prepare_lake(
         schema = new[oid].schema
         refused[str(TableName(schema.schema, schema.name))] = error
         del tables[oid]
+    return [*new, *(state.oid for state in gone)]
 
 
 def _begin_at(

@@ -20,7 +20,7 @@ import structlog
 from aqueduck import metrics
 from aqueduck.app.actions import RegistryActions
 from aqueduck.app.control import Control, Wanted, open_control
-from aqueduck.app.copy_journal import journaled_files
+from aqueduck.app.copy_journal import journaled_files, journals_of
 from aqueduck.app.group import GroupRunner, source_name
 from aqueduck.app.observe import RequestsDone, observe_group, observe_tables
 from aqueduck.app.overviews import SyncOverviews
@@ -122,7 +122,7 @@ class SyncService:
         self._lock(group.name)
         ready = prepare_group(self.config, group, self.lake, trust_slot=trust_slot)
         targets = [t.target for t in ready.tables.values()]
-        journals = (group_dir(self.config, group) / "copies").glob("*")
+        journals = journals_of(group_dir(self.config, group)).glob("*")
         remove_orphans(self.lake, group.name, targets, names=journaled_files(journals))
         remove_parking_orphans(self.lake, group.name)
         count_inlined(self.lake, [progress_table(group.name), *targets])
