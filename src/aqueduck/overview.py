@@ -14,7 +14,7 @@ never a cell value, a connection string or a token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
 from typing import Any, Literal, Protocol
@@ -288,6 +288,7 @@ class Actions(Protocol):
         group_name: str = "default",
         mode: str = "upsert",
         copy: bool = True,
+        options: Mapping[str, Any] | None = None,
     ) -> int: ...
 
     def remove_table(

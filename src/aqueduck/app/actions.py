@@ -7,7 +7,8 @@ Each call has a connection of its own: they are rare, and a lost one hurts nobod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,10 +63,12 @@ class RegistryActions:
         group_name: str = "default",
         mode: str = "upsert",
         copy: bool = True,
+        options: Mapping[str, Any] | None = None,
     ) -> int:
         made = self._call(
-            "add_table", source=source, target=target, group_name=group_name, mode=mode, copy=copy
-        )
+            "add_table", source=source, target=target, group_name=group_name, mode=mode, copy=copy,
+            options=json.dumps(dict(options or {})),
+        )  # fmt: skip
         return int(made)
 
     def remove_table(self, source: str, *, drop_target: bool = False, group_name: str | None = None) -> None:

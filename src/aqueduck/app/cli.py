@@ -158,11 +158,34 @@ def tables_add(
     ] = None,
     group: Annotated[str, typer.Option(help="The group.")] = "default",
     no_copy: Annotated[bool, typer.Option("--no-copy", help="Only changes from now on.")] = False,
+    columns: Annotated[
+        str | None, typer.Option(help="Only these columns, with commas between.", metavar="A,B")
+    ] = None,
+    exclude: Annotated[
+        str | None, typer.Option(help="All columns but these, with commas between.", metavar="A,B")
+    ] = None,
+    rename: Annotated[
+        list[str] | None, typer.Option(help="Another name in the lake.", metavar="COLUMN=NAME")
+    ] = None,
+    mask: Annotated[
+        list[str] | None, typer.Option(help="hash, redact or constant:VALUE.", metavar="COLUMN=MASK")
+    ] = None,
+    where: Annotated[
+        str | None, typer.Option(help="Only rows for which this is true.", metavar="CONDITION")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Add a table to a group; its rows are copied beside the stream."""
+    import json
+
+    from aqueduck.table_options import read_options
+
+    options = json.dumps(read_options(table, columns, exclude, rename or (), mask or (), where))
     said = f"{table} will be {'followed' if no_copy else 'copied and followed'}"
-    _call(config, as_json, said, "add_table", source=table, target=target, group_name=group, copy=not no_copy)
+    _call(
+        config, as_json, said, "add_table", source=table, target=target, group_name=group, copy=not no_copy,
+        options=options,
+    )  # fmt: skip
 
 
 @tables_app.command("remove")

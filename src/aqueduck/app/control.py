@@ -21,6 +21,7 @@ from aqueduck.lifecycle import ErrorClass, TableState
 from aqueduck.postgres import registry
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.registry import GroupObservation, GroupRow, TableObservation, TableRow
+from aqueduck.table_options import check_options
 
 __all__ = ["Control", "Wanted", "open_control"]
 
@@ -50,10 +51,10 @@ class Wanted:
                 state=TableState.ERRORED,
                 error_code=ConfigError.code,
                 error_class=ErrorClass.CONFIGURATION,
-                error_message=str(ConfigError(f"mode {row.mode} is not supported yet", hint="use upsert")),
+                error_message=str(why),
             )
             for row in self.rows.values()
-            if not row.removed and row.mode != "upsert"
+            if not row.removed and (why := _why_refused(row)) is not None
         ]
 
     @property
@@ -124,8 +125,19 @@ def open_control(config: SyncConfig) -> Control:
     return Control(config, conn)
 
 
+def _why_refused(row: TableRow) -> ConfigError | None:
+    """Why a table of the registry cannot be synced, if that can be told without looking at it."""
+    if row.mode != "upsert":
+        return ConfigError(f"mode {row.mode} is not supported yet", hint="use upsert")
+    try:
+        check_options(str(row.source), row.options)
+    except ConfigError as exc:
+        return exc
+    return None
+
+
 def _wanted(row: GroupRow) -> Wanted:
-    live = [t for t in row.tables if not t.removed and t.mode == "upsert"]
+    live = [t for t in row.tables if not t.removed and _why_refused(t) is None]
     settings = {name: getattr(row.settings, name) for name in _GROUP_SETTINGS}
     group = GroupConfig.model_validate(
         {
@@ -133,7 +145,9 @@ def _wanted(row: GroupRow) -> Wanted:
             "slot_name": row.slot_name,
             "publication": row.publication,
             **settings,
-            "tables": [{"source": str(t.source), "target": str(t.target), "copy": t.copy} for t in live],
+            "tables": [
+                {"source": str(t.source), "target": str(t.target), "copy": t.copy, **t.options} for t in live
+            ],
         }
     )
     rows = {("removed:" if t.removed else "") + str(t.source): t for t in row.tables}

@@ -31,12 +31,14 @@ from aqueduck.lake.copy_files import ChunkFile
 from aqueduck.lake.files import file_prefix
 from aqueduck.lake.landing import SessionFiles, land_copy, replay_parked
 from aqueduck.lake.parking import parked_segments, remove_parked_files
+from aqueduck.lake.segments import columns_of
 from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.lifecycle import Lifecycle, fail, retry_is_due
 from aqueduck.lifecycle import TableState as Life
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.table_copy import ExportedSnapshot, export_snapshot, plan_chunks, snapshot_xmin
 from aqueduck.postgres.tables import describe_oid
+from aqueduck.projection import only_needed
 from aqueduck.schema import TableSchema, lsn_text
 from aqueduck.spark.copy_job import CopyItem, CopyJob
 
@@ -123,7 +125,7 @@ class Copier:
     on_ready: Callable[[list[int]], None]
     has_everything_before: Callable[[int], bool]
     """Whether the lake has (applied or parked) all that was committed before a position."""
-    version: Callable[[SegmentRef], TableSchema] = lambda s: TableSchema.from_json(s.schema_json)
+    version: Callable[[SegmentRef], TableSchema] = columns_of
     """The columns of a segment, with their numbers."""
     on_resync_needed: Callable[[int], None] = lambda oid: None
     concurrency: int = 2
@@ -317,7 +319,8 @@ class Copier:
         with connect(self.dsn) as conn:
             planned = []
             for state in states:
-                schema = describe_oid(conn, state.oid)
+                wanted = None if state.schema is None else state.schema.streamed.projection
+                schema = only_needed(describe_oid(conn, state.oid, projection=wanted)).in_lake
                 planned.append((state, schema, plan_chunks(conn, schema, chunk_bytes=self.chunk_bytes)))
         with self.commit_lock:
             places = []

@@ -35,6 +35,7 @@ from aqueduck.postgres.slots import SlotInfo, slot_info
 from aqueduck.postgres.table_copy import ExportedSnapshot, export_snapshot
 from aqueduck.postgres.table_storage import read_storage
 from aqueduck.postgres.tables import describe_oid
+from aqueduck.projection import only_needed
 from aqueduck.schema import lsn_text
 
 __all__ = ["Round"]
@@ -128,7 +129,8 @@ class Round:
             return None
         work.state = state
         try:
-            schema = describe_oid(self.sides.conn, state.oid)
+            wanted = None if state.schema is None else state.schema.streamed.projection
+            schema = only_needed(describe_oid(self.sides.conn, state.oid, projection=wanted)).in_lake
             moved = (
                 KEYS.empty_table()
                 if work.group in behind

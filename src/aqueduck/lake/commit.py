@@ -23,6 +23,7 @@ from aqueduck.lake.fold import folded
 from aqueduck.lake.inlined import flush_where_due
 from aqueduck.lake.parking import record_parked
 from aqueduck.lake.progress import Position, move_position, progress_table, read_position
+from aqueduck.lake.projected import refuse_unclear
 from aqueduck.lake.sql import LAKE, ident, literal
 from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.schema import TableName, TableSchema, lsn_text
@@ -158,6 +159,7 @@ def apply_run(
 
     The target has the columns of `current`, and afterwards those of the run, which are returned.
     """
+    refuse_unclear(run.schema, current)
     check_target(session, target, current or run.schema)
     if current is not None and not same_columns(current, run.schema):
         evolve(session, target, plan_changes(current, run.schema))

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 import pyarrow as pa
 
 from aqueduck.lake.files import write_files
+from aqueduck.lake.projected import project_rows
 from aqueduck.lake.sql import ident
 from aqueduck.lake.units import task_engine
 from aqueduck.schema import TableSchema
@@ -53,11 +54,13 @@ def write_chunk(
     typed = ", ".join(f"{cast_sql(c, f'n{i}')} as {ident(c.name)}" for i, c in enumerate(schema.columns))
     with task_engine(data_path, len(schema.columns)) as con:
         con.register("aqueduck_chunk", pa.RecordBatchReader.from_batches(first.schema, rest))
-        query = f"select {typed} from aqueduck_chunk"
-        [file] = write_files(
+        query = f"select {typed} from {project_rows(con, schema, 'aqueduck_chunk')}"
+        files = write_files(
             con, query, directory, f"{name}.parquet", columns=len(schema.columns), table=schema.qualified
         )
-    return ChunkFile(chunk, file.path, file.rows)
+    if not files:  # a row filter may leave none
+        return ChunkFile(chunk, None, 0)
+    return ChunkFile(chunk, files[0].path, files[0].rows)
 
 
 def _peek(batches: Iterable[pa.RecordBatch]) -> tuple[pa.RecordBatch | None, Iterator[pa.RecordBatch]]:

@@ -23,9 +23,11 @@ import duckdb
 
 from aqueduck.changes import OP_DELETE, OP_INSERT, SegmentRef
 from aqueduck.lake.failures import lake_errors
+from aqueduck.lake.projected import change_view, refuse_lost_values, refuse_unknown
 from aqueduck.lake.segments import Scans
 from aqueduck.lake.sql import ident
 from aqueduck.lake.unchanged import UnchangedCells, resolve_unchanged
+from aqueduck.projection import filters_rows
 from aqueduck.schema import TableSchema
 from aqueduck.typemap import cast_sql, lake_type
 
@@ -74,14 +76,21 @@ def folded(
     were committed before `skip_before` are left out: the table's copy has them.
     """
     rows = [s for s in segments if s.kind == "rows"]
-    work = _Work(con, Scans(con, rows, skip_before), rows, schema, bucket, buckets, overlap, skip_before > 0)
+    view = change_view(con, schema, rows)
+    skipping = skip_before > 0 or filters_rows(schema)
+    work = _Work(
+        con, Scans(con, rows, skip_before, view=view), rows, schema, bucket, buckets, overlap, skipping
+    )
     if own is not None:
-        work.own_scans = Scans(con, segments[slice(*own)], skip_before)
+        work.own_scans = Scans(con, segments[slice(*own)], skip_before, view=view)
     try:
         with lake_errors("folding a batch", table=schema.qualified):
             if not rows:
                 yield Fold(work.no_rows(), None, None, 0, 0, 0)
-            elif any(s.updates or s.deletes for s in rows):
+                return
+            if work.unchanged and schema.source is not None:
+                refuse_unknown(con, schema, work.scans.scan(["_op", "_unchanged"], as_it_is=True))
+            if any(s.updates or s.deletes for s in rows):
                 yield _fold_changes(work) if own is None else _fold_piece(work)
             else:
                 yield _pass_inserts(work)
@@ -203,6 +212,8 @@ def _fold_changes(work: _Work) -> Fold:
     if cells is not None:
         patch_rows = work.value(f"select count(*) from {cells.table} where patch")
         if patch_rows:
+            if filters_rows(work.schema):
+                refuse_lost_values(work.con, work.schema, entries, cells.table, PRESENT)
             patches = _patch_query(work, cells)
             live = work.table(
                 "live", f"from {live} where ord not in (select ord from {cells.table} where patch)"

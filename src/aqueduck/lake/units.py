@@ -19,16 +19,19 @@ import duckdb
 
 from aqueduck.batches import Unit
 from aqueduck.changes import SegmentRef
+from aqueduck.errors import ResyncNeededError
 from aqueduck.lake.commit import BatchPlan, RunPlan, TablePlan
 from aqueduck.lake.engine import open_kernel
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.files import file_prefix, parquet_limits, write_files
 from aqueduck.lake.fold import folded
 from aqueduck.lake.progress import Position
+from aqueduck.lake.segments import columns_of
 from aqueduck.lake.sql import literal
 from aqueduck.lake.storage import join, make_directory, remove_file
 from aqueduck.lake.table_states import TableState
 from aqueduck.notes import read_skips, read_tables
+from aqueduck.projection import is_clear
 from aqueduck.schema import TableSchema
 
 __all__ = [
@@ -91,7 +94,15 @@ class UnitWriter:
         _, place = read_tables(Path(self.tables_file)).get(unit.table_oid, (None, None))
         if skip_before is None or place is None:
             return None
-        schema = TableSchema.from_json(unit.segments[0].schema_json)
+        schema = columns_of(unit.segments[0])
+        if not is_clear(schema):
+            return None
+        try:
+            return self._folded(unit, schema, place, skip_before)
+        except ResyncNeededError:
+            return None  # the driver will find the same, and knows what to do about it
+
+    def _folded(self, unit: Unit, schema: TableSchema, place: str, skip_before: int) -> UnitFiles:
         first = unit.segments[0].first_ord
         # Each attempt has a name of its own: what a lost or repeated task wrote is never taken for the result.
         attempt = uuid.uuid4().hex[:8]
@@ -197,7 +208,7 @@ def plan_batch(
     before: int,
     parked: Iterable[SegmentRef] = (),
     changed: Iterable[TableState] = (),
-    version: Callable[[SegmentRef], TableSchema] = lambda s: TableSchema.from_json(s.schema_json),
+    version: Callable[[SegmentRef], TableSchema] = columns_of,
 ) -> BatchPlan:
     """
     One batch as a plan: ready tables with their runs in order, and for each its segments or its files.

@@ -36,13 +36,15 @@ def tables_at(session: LakeSession, version: int) -> dict[str, dict[int, TableSt
         (LAKE, OWN_SCHEMA),
     )
     rows = found and session.execute(
-        "select group_name, source_oid, source_name, target_schema, target_table, ready, copy_position, error"
+        "select group_name, source_oid, source_name, target_schema, target_table, ready, copy_position, error,"
+        " columns"
         f" from {TABLE} at (version => {version}) order by group_name, source_name",
         doing="reading the tables' states",
     )
     groups: dict[str, dict[int, TableState]] = {}
-    for group, oid, source, schema, table, ready, position, error in rows:
-        state = TableState(oid, source, TableName(schema, table), ready, position, error)
+    for group, oid, source, schema, table, ready, position, error, columns in rows:
+        known = None if columns is None else TableSchema.from_json(columns)
+        state = TableState(oid, source, TableName(schema, table), ready, position, error, known)
         groups.setdefault(group, {})[oid] = state
     return groups
 

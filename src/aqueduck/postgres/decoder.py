@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from aqueduck.errors import ProtocolError
 from aqueduck.postgres import pgoutput as wireformat
 from aqueduck.postgres import pgoutput_messages as messages
+from aqueduck.projection import blank_columns
 from aqueduck.schema import Column, TableSchema
 
 FIRST_USER_OID = 16384
@@ -32,7 +34,12 @@ class Layout:
     version: int
     arrow: pa.Schema
     key_mask: wireformat.Bytes
+    """By the columns of the stream, like all that is read of it."""
     old_columns: tuple[int, ...]
+    sent: tuple[int, ...]
+    """Where the table's columns are among those of the stream: a projection may need only some."""
+    blank: frozenset[int] = frozenset()
+    """Columns whose values nobody needs, and that are left empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +95,17 @@ def segment_schema(table: TableSchema, old_columns: tuple[int, ...]) -> pa.Schem
     return pa.schema(fields)
 
 
-def make_layout(table: TableSchema, version: int) -> Layout:
+def make_layout(table: TableSchema, version: int, streamed: TableSchema | None = None) -> Layout:
+    """`streamed` is the table as the stream has it, where that has more columns."""
     names = [c.name for c in table.columns]
-    mask = np.array([name in table.key for name in names], np.uint8)
-    old = tuple(range(len(names))) if table.identity == "f" else tuple(int(i) for i in np.flatnonzero(mask))
-    return Layout(table, version, segment_schema(table, old), mask, old)
+    full = table.identity == "f"
+    old = tuple(i for i, name in enumerate(names) if full or name in table.key)
+    places = {c.name: i for i, c in enumerate((streamed or table).columns)}
+    mask = np.array([name in table.key for name in places], np.uint8)
+    sent = tuple(places[name] for name in names)
+    return Layout(
+        table, version, segment_schema(table, old), mask, old, sent, frozenset(blank_columns(table))
+    )
 
 
 class Decoder:
@@ -103,7 +116,8 @@ class Decoder:
     skipped, and keys of tables with a full replica identity come from here (the wire
     marks all their columns as key).  `more` is asked again when the stream describes one that is not
     among them: it may have been added meanwhile.  `resolve` completes a column that the catalog did not
-    have like this: what lies below a type that is not built in is not on the wire.
+    have like this: what lies below a type that is not built in is not on the wire.  `settle` does the same for a table with
+    a projection, and may leave out columns that nobody needs.
     """
 
     def __init__(
@@ -113,11 +127,13 @@ class Decoder:
         first_ord: int = 0,
         more: Callable[[], Mapping[int, TableSchema]] | None = None,
         resolve: Callable[[Column], Column] = lambda column: column,
+        settle: Callable[[TableSchema], TableSchema] = lambda table: table,
         first_version: int = 0,
     ) -> None:
         self._known = dict(tables)
         self._more = more
         self._resolve = resolve
+        self._settle = settle
         self._layouts: dict[int, Layout | None] = {}
         self._index = wireformat.FrameIndex.allocate()
         self._state = np.zeros(wireformat.STATE_SLOTS, np.int64)
@@ -208,7 +224,8 @@ class Decoder:
         table = _merge(known, relation, self._resolve)
         # Also when it looks the same: the server describes a relation again after it was altered, and a
         # column that was dropped and added again has the same name.
-        self._layouts[relation.oid] = make_layout(table, self.next_version)
+        kept = table if table.projection is None else self._settle(table)
+        self._layouts[relation.oid] = make_layout(kept, self.next_version, table)
         self.next_version += 1
 
     def _layout(self, oid: int, at: int) -> Layout | None:
@@ -243,7 +260,7 @@ class Decoder:
         self, buf: wireformat.Bytes, layout: Layout, rows: wireformat.Ints, ords: wireformat.Ints
     ) -> Rows:
         index = self._index
-        cells = wireformat.locate_cells(buf, rows, index, len(layout.table.columns), layout.key_mask)
+        cells = wireformat.locate_cells(buf, rows, index, layout.key_mask.size, layout.key_mask)
         tx = index.row_tx[rows]
         arrays: list[pa.Array] = [
             pa.array(cells.op),
@@ -254,11 +271,10 @@ class Decoder:
             pa.array(index.tx_xid[tx]),
             pa.array(cells.key_changed.view(np.bool_)),
             pa.array(cells.old),
-            _unchanged(cells),
+            _unchanged(cells, layout),
         ]
-        width = range(len(layout.table.columns))
-        arrays += [_strings(buf, cells.new_off[i], cells.new_len[i]) for i in width]
-        arrays += [_strings(buf, cells.old_off[i], cells.old_len[i]) for i in layout.old_columns]
+        arrays += [_column(buf, layout, i, cells.new_off, cells.new_len) for i in range(len(layout.sent))]
+        arrays += [_column(buf, layout, i, cells.old_off, cells.old_len) for i in layout.old_columns]
         counts = np.bincount(cells.op, minlength=4)
         return Rows(
             layout,
@@ -282,11 +298,33 @@ def _strings(buf: wireformat.Bytes, off: wireformat.Ints, length: wireformat.Int
     return pa.Array.from_buffers(pa.string(), length.size, buffers, nulls)
 
 
-def _unchanged(cells: wireformat.Cells) -> pa.Array:
+def _column(
+    buf: wireformat.Bytes, layout: Layout, index: int, off: wireformat.Ints, length: wireformat.Ints
+) -> pa.Array:
+    at = layout.sent[index]
+    if index in layout.blank:
+        return pa.nulls(length[at].size, pa.string())
+    return _strings(buf, off[at], length[at])
+
+
+def _unchanged(cells: wireformat.Cells, layout: Layout) -> pa.Array:
     if not cells.unchanged_total:
         return pa.nulls(cells.op.size, pa.list_(pa.int16()))
     offsets, values = wireformat.unchanged_lists(cells)
+    if len(layout.sent) < layout.key_mask.size:
+        offsets, values = _places(layout, offsets, values)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=pa.array(cells.unchanged == 0))
+
+
+def _places(
+    layout: Layout, offsets: npt.NDArray[np.int32], values: npt.NDArray[np.int16]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int16]]:
+    """Lists of columns of the stream as lists of the table's columns."""
+    place = np.full(layout.key_mask.size, -1, np.int16)
+    place[list(layout.sent)] = np.arange(len(layout.sent), dtype=np.int16)
+    moved = place[values]
+    kept = np.concatenate(([0], np.cumsum(moved >= 0)))
+    return kept[offsets].astype(np.int32), moved[moved >= 0]
 
 
 def _same_type(column: Column, wired: messages.WireColumn) -> bool:

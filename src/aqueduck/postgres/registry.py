@@ -111,6 +111,7 @@ def _table(table: TableConfig) -> dict[str, Any]:
         "target_table": target.name,
         "mode": table.mode,
         "copy": table.initial_copy,
+        "options": table.options,
         "settings": _settings(table),
     }
 

@@ -50,6 +50,7 @@ class Settings:
     on_slot_loss: str = "stop"
     on_type_change: str = "resync"
     heartbeat_interval_ms: int = 0
+    publication_by: str = "aqueduck"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +130,8 @@ class TableRow:
     target: TableName
     mode: str
     copy: bool
+    options: dict[str, Any]
+    """Its columns, masks and row filter, as in the file."""
     enabled: bool
     settings: Settings
     created_by_file: bool
@@ -304,6 +307,7 @@ def _table_row(row: dict[str, Any]) -> TableRow:
         target=TableName(row["target_schema"], row["target_table"]),
         mode=row["mode"],
         copy=row["copy"],
+        options=row["options"],
         enabled=row["enabled"],
         settings=_settings(row["effective"]),
         created_by_file=row["created_by_file"],

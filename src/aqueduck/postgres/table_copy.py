@@ -27,6 +27,7 @@ from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.pgoutput import gather
 from aqueduck.postgres.quoting import identifier, literal, table_identifier
 from aqueduck.postgres.wire import CopyOutStream, connect_replication, connect_wire, raise_failed
+from aqueduck.projection import blank_columns
 from aqueduck.schema import TableName, TableSchema, parse_lsn
 
 __all__ = ["Chunk", "ExportedSnapshot", "export_snapshot", "plan_chunks", "read_chunk", "snapshot_xmin"]
@@ -132,13 +133,16 @@ def plan_chunks(conn: psycopg.Connection[Any], table: TableSchema, *, chunk_byte
 
 
 def copy_sql(table: TableSchema, chunk: Chunk, condition: str | None = None) -> str:
-    columns = ", ".join(identifier(c.name) for c in table.columns)
+    blank = blank_columns(table)
+    columns = ", ".join("null" if i in blank else identifier(c.name) for i, c in enumerate(table.columns))
     source = table_identifier(TableName(chunk.schema, chunk.table))
     where = f"ctid >= '({chunk.first_page},0)'::tid"
     if chunk.end_page is not None:
         where += f" and ctid < '({chunk.end_page},0)'::tid"
     if chunk.since is not None:
         where += f" and age(xmin) <= age('{chunk.since}'::xid)"
+    if table.projection is not None and table.projection.published_where:
+        where += f" and {table.projection.published_where}"
     if condition is not None:
         where += f" and {condition}"
     return f"copy (select {columns} from only {source} where {where}) to stdout"

@@ -54,7 +54,7 @@ class CopyJob:
     def run(self, number: int) -> ChunkFile:
         item = self.items[number]
         done = write_chunk(
-            read_chunk(self.dsn, self.snapshot, item.schema, item.chunk),
+            read_chunk(self.dsn, self.snapshot, item.schema.streamed, item.chunk),
             item.schema,
             data_path=self.data_path,
             directory=item.directory,

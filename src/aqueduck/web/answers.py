@@ -112,6 +112,9 @@ class AddTable(Request):
     group: Name = "default"
     mode: Literal["upsert", "append"] = "upsert"
     initial_copy: StrictBool = Field(default=True, alias="copy", description="Copy the rows that are there.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Its columns, masks and row filter, as in docs/columns.md."
+    )
 
 
 class MoveTable(Request):

@@ -26,7 +26,9 @@ language sql immutable as $$
         ('on_type_change', 'choice', '"resync"', null, null, '{resync,stop}', '{global,group}',
          'What happens after a change of a source table that cannot be applied: copy the table again, or stop it with an error.'),
         ('heartbeat_interval_ms', 'integer', '0', 0, 3600000, null, '{global,group}',
-         'How often a small message is written to WAL, so that the slot moves while only other databases are busy; 0 never.')
+         'How often a small message is written to WAL, so that the slot moves while only other databases are busy; 0 never.'),
+        ('publication_by', 'choice', '"aqueduck"', null, null, '{aqueduck,user}', '{group}',
+         'Who says what the publication sends: aqueduck makes it send the group''s tables whole, user leaves it as it is.')
 $$;
 
 -- A number of bytes, written like 33554432, 512 MiB or 1GB.

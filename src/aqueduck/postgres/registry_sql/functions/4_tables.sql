@@ -64,9 +64,34 @@ begin
 end
 $$;
 
+-- Columns, masks and row filter: their form.  Whether they fit the table is for the service to say.
+create or replace function aqueduck._check_options(options jsonb) returns void
+language plpgsql as $$
+declare
+    item record;
+begin
+    if jsonb_typeof(options) is distinct from 'object' then
+        perform aqueduck._refuse('options must be an object', 'such as {"exclude": ["notes"]}');
+    end if;
+    for item in select * from jsonb_each(options) loop
+        if item.key not in ('columns', 'exclude', 'rename', 'mask', 'where') then
+            perform aqueduck._refuse(format('unknown option %s', item.key),
+                'known options: columns, exclude, rename, mask, where');
+        elsif jsonb_typeof(item.value) <> case when item.key in ('columns', 'exclude') then 'array'
+                when item.key = 'where' then 'string' else 'object' end then
+            perform aqueduck._refuse(format('the option %s has the wrong form', item.key), 'see docs/columns.md');
+        end if;
+    end loop;
+    if options ? 'columns' and options ? 'exclude' then
+        perform aqueduck._refuse('options has both columns and exclude', 'keep one of them');
+    end if;
+end
+$$;
+
 -- The same call again changes nothing; a different one about a table that is there is refused.
 create or replace function aqueduck.add_table(source text, target text default null, group_name text default 'default',
-                                              mode text default 'upsert', copy boolean default true)
+                                              mode text default 'upsert', copy boolean default true,
+                                              options jsonb default '{}')
 returns bigint language plpgsql as $$
 declare
     parts constant text[] := aqueduck._parse_name(source, 'public', true);
@@ -79,6 +104,7 @@ declare
 begin
     perform aqueduck._begin_change();
     perform aqueduck._check_mode(mode);
+    perform aqueduck._check_options(options);
     found_oid := aqueduck._check_source(parts, mode);
     if group_name = 'default' then
         perform aqueduck.create_group(group_name);
@@ -86,14 +112,15 @@ begin
     in_group := aqueduck._group(group_name);
     old := aqueduck._mapping_beside(in_group, found_oid, parts);
     if old.id is not null then
-        perform aqueduck._check_same(old, in_group, target is null, aim, mode);
+        perform aqueduck._check_same(old, in_group, target is null, aim, mode, options);
         perform aqueduck._follow_source(old, found_oid, parts);
         return old.id;
     end if;
     perform aqueduck._check_target(in_group, aim);
     insert into aqueduck.table_mappings as m
-        (group_id, source_oid, source_schema, source_table, target_schema, target_table, mode, copy)
-    values (in_group.id, found_oid, parts[1], parts[2], aim[1], aim[2], add_table.mode, add_table.copy)
+        (group_id, source_oid, source_schema, source_table, target_schema, target_table, mode, copy, options)
+    values (in_group.id, found_oid, parts[1], parts[2], aim[1], aim[2], add_table.mode, add_table.copy,
+        add_table.options)
     returning m.id into made;
     perform aqueduck._notify('add_table', group_name, format('%I.%I', parts[1], parts[2]));
     return made;
@@ -101,7 +128,8 @@ end
 $$;
 
 create or replace function aqueduck._check_same(old aqueduck.table_mappings, in_group aqueduck.sync_groups,
-                                                any_target boolean, target text[], mode text)
+                                                any_target boolean, target text[], mode text,
+                                                options jsonb)
 returns void language plpgsql stable as $$
 declare
     shown constant text := format('%I.%I', old.source_schema, old.source_table);
@@ -113,6 +141,9 @@ begin
     elsif old.mode <> mode or not any_target and (old.target_schema, old.target_table) <> (target[1], target[2]) then
         perform aqueduck._refuse(format('%s is already synced, to %I.%I with the mode %s', shown,
             old.target_schema, old.target_table, old.mode), format('first: select aqueduck.remove_table(%L)', shown));
+    elsif old.options <> options then
+        perform aqueduck._refuse(format('%s is already synced, with other options', shown),
+            format('first: select aqueduck.remove_table(%L)', shown));
     end if;
 end
 $$;
