@@ -36,6 +36,7 @@ __all__ = [
     "lake_schema",
     "masks_key",
     "only_needed",
+    "other_rules",
     "problem",
     "salt_mark",
 ]
@@ -180,6 +181,40 @@ def problem(table: TableSchema) -> str | None:
         if next((i for i, c in enumerate(source.columns) if c.name == name), -1) not in chosen:
             return f"needs its key column {name} in the lake: it cannot be left out"
     return None
+
+
+def other_rules(before: TableSchema, after: TableSchema) -> str | None:
+    """
+    Why rows that are in the lake already may be others under `after`, if they may.
+
+    The stream does not bring them again.  What a filter or a hash makes of a value depends on the column's type, and
+    the values of another column are others, whatever its name.
+    """
+    one, other = before.source or before, after.source or after
+    if one.projection != other.projection:
+        return "is published with another row filter"
+    if one.projection is None or other.projection is None:
+        return None
+    for was, now in zip(filter_columns(one), filter_columns(other), strict=False):
+        if _differ(one.columns[was], other.columns[now]):
+            return f"has another column or type for {other.columns[now].name}, which its row filter reads"
+    hashes = {c.number: c for c in _hashed(one)}
+    for column in _hashed(other):
+        known = hashes.get(column.number)
+        if known is not None and _differ(known, column):
+            return f"has another type for {column.name}, which is masked by hash"
+    return None
+
+
+def _hashed(table: TableSchema) -> list[Column]:
+    cells = lake_cells(table)
+    return [table.columns[c.index] for c in cells if c.mask is not None and c.mask.kind == "hash"]
+
+
+def _differ(one: Column, other: Column) -> bool:
+    return (one.type_oid, one.typmod) != (other.type_oid, other.typmod) or bool(
+        one.number and other.number and one.number != other.number
+    )
 
 
 def is_clear(table: TableSchema) -> bool:

@@ -306,13 +306,13 @@ def test_columns_called_like_our_own_can_be_chosen_and_filtered(db: Database, tm
     )
     where = '"passes" >= 0 and "f0" >= 0 and "n0" < 100 and _op = 0 and "select" > 0'
     with whole_group(db, tmp_path, {"t": {"exclude": ["gone"], "where": where}}) as group:
-        for tasks in (False, True):
+        for more, tasks in ((10, False), (100, True)):
             shown = ", ".join(f'"{name}"' for name in names)
             want = db.query(f'select id, {shown} from t where "n0" < 100 order by id')
             assert group.read(f"select id, {shown} from lake.main.t order by id") == want
             db.execute(
                 'update t set "n0" = 200 where id = 1; update t set "s" = 7; delete from t where id = 2'
             )
-            db.execute(f"insert into t select id + 10, {shown}, 0 from t")
+            db.execute(f"insert into t select id + {more}, {shown}, 0 from t")
             group.apply(tasks=tasks)
         assert [r.verdict for r in group.verify()] == ["identical"]

@@ -19,7 +19,15 @@ import duckdb
 from aqueduck.changes import OP_DELETE, OP_INSERT, OP_UPDATE, SegmentRef
 from aqueduck.errors import ConfigError, ResyncNeededError
 from aqueduck.lake.sql import literal
-from aqueduck.projection import Cell, blank_columns, filter_columns, lake_cells, problem, salt_mark
+from aqueduck.projection import (
+    Cell,
+    blank_columns,
+    filter_columns,
+    lake_cells,
+    other_rules,
+    problem,
+    salt_mark,
+)
 from aqueduck.schema import TableSchema
 from aqueduck.typemap import cast_sql
 
@@ -167,10 +175,8 @@ def change_view(
 
 
 def refuse_unclear(table: TableSchema, current: TableSchema | None) -> None:
-    """Raise if it is not clear what the projection means for these columns, or if the target was made with another one."""
-    reason = problem(table)
-    if current is not None and current.streamed.projection != table.streamed.projection:
-        reason = "is published with another row filter"
+    """Raise if it is not clear what the projection means for these columns, or if the target was made by other rules."""
+    reason = problem(table) or (None if current is None else other_rules(current, table))
     if reason is not None:
         raise ResyncNeededError(f"{table.qualified} {reason}", table=table.qualified)
 
