@@ -38,11 +38,11 @@ class WholeGroup:
         tables: Mapping[str, Options],
         *,
         group: Options | None = None,
-        lake: Options | None = None,
+        salt_env: str | None = None,
     ) -> None:
         self.db = db
         self.directory = directory
-        self._group, self._lake_options = dict(group or {}), dict(lake or {})
+        self._group, self._salt_env = dict(group or {}), salt_env
         self.start(tables)
 
     def start(self, tables: Mapping[str, Options]) -> None:
@@ -75,12 +75,12 @@ class WholeGroup:
                 "catalog": f"sqlite:{self.directory}/lake.sqlite",
                 "data_path": f"{self.directory}/data",
                 "inline_rows": 5,
-                **self._lake_options,
             },
             "groups": [
                 {"name": "test", **self._group, "tables": [{"source": t, **o} for t, o in tables.items()]}
             ],
             "state_dir": f"{self.directory}/state",
+            "mask_salt_env": self._salt_env,
         }
         file = self.directory / "aqueduck.yaml"
         file.write_text(json.dumps(values))  # JSON is YAML

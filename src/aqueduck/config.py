@@ -90,15 +90,6 @@ class LakeConfig(Section):
     """`postgres:…`, `sqlite:PATH`, or the path of a DuckDB file."""
     data_path: Text
     inline_rows: int = Field(default=1000, ge=0)
-    mask_salt_env: str | None = None
-    """Name of the variable that holds the salt of masks by hash; the salt itself is never in here."""
-
-    @field_validator("mask_salt_env")
-    @classmethod
-    def _is_a_variable(cls, value: str | None) -> str | None:
-        if value is not None and not _VARIABLE.fullmatch(value):  # it may be a salt: never show it
-            raise ValueError("must be the name of an environment variable")
-        return value
 
     @field_validator("catalog")
     @classmethod
@@ -303,6 +294,15 @@ class SyncConfig(Section):
     spark: SparkConfig = SparkConfig()
     server: ServerConfig = ServerConfig()
     state_dir: Text = ".aqueduck"
+    mask_salt_env: str | None = None
+    """Name of the variable that holds the salt of masks by hash; the salt itself is never in here."""
+
+    @field_validator("mask_salt_env")
+    @classmethod
+    def _is_a_variable(cls, value: str | None) -> str | None:
+        if value is not None and not _VARIABLE.fullmatch(value):  # it may be a salt: never show it
+            raise ValueError("must be the name of an environment variable")
+        return value
 
     @model_validator(mode="after")
     def _has_groups_and_nothing_twice(self) -> SyncConfig:

@@ -12,11 +12,11 @@ from aqueduck.errors import AqueduckError
 from tests.fix_postgres import Database
 from tests.whole_group import WholeGroup, whole_group
 
-LAKE = {"mask_salt_env": "TEST_SALT"}
 TABLE = """
     create table t (id int primary key, a text, b text, c int);
     insert into t select g, 'a' || g, 'b' || g, g from generate_series(1, 3) g
 """
+TASKS = [True, pytest.param(False, marks=pytest.mark.slow)]  # as tasks fold, and as the driver does
 
 
 @pytest.fixture(autouse=True)
@@ -115,13 +115,18 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.mark.parametrize("tasks", [False, True])
-@pytest.mark.parametrize("case", CASES)
+SHORT = {"add_is_ignored_with_columns", "names_that_are_swapped", "another_column_for_the_filter"}
+
+
+@pytest.mark.parametrize("tasks", TASKS)
+@pytest.mark.parametrize(
+    "case", [c if c in SHORT else pytest.param(c, marks=pytest.mark.slow) for c in CASES]
+)
 def test_options_follow_their_columns(db: Database, tmp_path: Path, case: str, tasks: bool) -> None:
     """P-S12: after a change of columns between changes of rows, source and lake agree under the options."""
     options, statements, columns, copies = CASES[case]
     db.execute(TABLE)
-    with whole_group(db, tmp_path, {"t": options}, lake=LAKE) as group:
+    with whole_group(db, tmp_path, {"t": options}, salt_env="TEST_SALT") as group:
         db.execute("update t set a = a || '!' where id = 1")
         db.execute(statements)
         db.execute("delete from t where id = 2")
@@ -140,7 +145,7 @@ def test_options_follow_their_columns(db: Database, tmp_path: Path, case: str, t
 def test_a_change_that_the_catalog_no_longer_shows_is_not_guessed_about(db: Database, tmp_path: Path) -> None:
     """P-S12: a masked column that was renamed twice while nobody looked is copied again, and never shown."""
     db.execute(TABLE)
-    with whole_group(db, tmp_path, {"t": {"mask": {"a": "hash"}}}, lake=LAKE) as group:
+    with whole_group(db, tmp_path, {"t": {"mask": {"a": "hash"}}}, salt_env="TEST_SALT") as group:
         group.capture.stop()
         db.execute("alter table t rename a to z; insert into t values (10, 'hidden', 'b', 1)")
         db.execute("alter table t rename z to y; insert into t values (11, 'hidden', 'b', 1)")
@@ -168,7 +173,9 @@ def test_a_filter_whose_column_is_dropped_stops_the_table_with_a_reason(db: Data
 def test_options_hold_while_a_table_is_parked(db: Database, tmp_path: Path) -> None:
     """P-S04: what was parked before and after a rename is masked when it is replayed."""
     db.execute(TABLE)
-    with whole_group(db, tmp_path, {"t": {"mask": {"a": "hash"}, "where": "c <> 2"}}, lake=LAKE) as group:
+    with whole_group(
+        db, tmp_path, {"t": {"mask": {"a": "hash"}, "where": "c <> 2"}}, salt_env="TEST_SALT"
+    ) as group:
         park(group, True)
         db.execute("insert into t values (10, 'hidden', 'b', 1); update t set c = 3 where id = 2")
         group.apply(tasks=True)

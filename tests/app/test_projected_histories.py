@@ -90,7 +90,7 @@ def play(db: Database, directory: Path, seed: int, identity: str, batches: int) 
     )
     history = History(db, seed)
     history.batch()
-    with whole_group(db, directory, {"t": OPTIONS}, lake={"mask_salt_env": "TEST_SALT"}) as group:
+    with whole_group(db, directory, {"t": OPTIONS}, salt_env="TEST_SALT") as group:
         check(group)
         for number in range(batches):
             history.batch()
@@ -108,7 +108,7 @@ def check(group: WholeGroup) -> None:
     assert sorted(group.read(f"select {columns} from lake.main.t")) == projected(group.db)
 
 
-@pytest.mark.parametrize("identity", ["default", "full"])
+@pytest.mark.parametrize("identity", ["default", pytest.param("full", marks=pytest.mark.slow)])
 def test_the_lake_is_the_projected_source_after_every_batch(
     db: Database, tmp_path: Path, identity: str
 ) -> None:

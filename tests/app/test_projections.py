@@ -13,6 +13,7 @@ from tests.fix_postgres import Database
 from tests.whole_group import WholeGroup, whole_group
 
 SALT = "a long random text"
+TASKS = [True, pytest.param(False, marks=pytest.mark.slow)]  # as tasks fold, and as the driver does
 
 
 @pytest.fixture(autouse=True)
@@ -38,13 +39,13 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("tasks", [False, True])
+@pytest.mark.parametrize("tasks", TASKS)
 def test_columns_masks_and_filters_apply_to_copy_and_stream_alike(
     db: Database, tmp_path: Path, tasks: bool
 ) -> None:
     """P-S12: the lake has the chosen columns under their names, masks in place of values, and only rows that pass."""
     db.execute(PEOPLE)
-    with whole_group(db, tmp_path, {"people": OPTIONS}, lake={"mask_salt_env": "TEST_SALT"}) as group:
+    with whole_group(db, tmp_path, {"people": OPTIONS}, salt_env="TEST_SALT") as group:
         assert group.columns("people") == ["id", "full_name", "email", "phone", "age", "country"]
         rows = "from lake.main.people order by id"
         assert group.read(rows) == [
@@ -78,38 +79,36 @@ def refusal(db: Database, directory: Path, options: dict[str, Any], **keywords: 
     return caught.value
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"columns": ["id", "nome"]}, "has no column nome"),
-        ({"exclude": ["id"]}, "needs its key column id"),
-        ({"columns": ["name"]}, "needs its key column id"),
-        ({"rename": {"name": "EMAIL"}}, "both as"),
-        ({"mask": {"id": "redact"}}, "cannot be a constant"),
-        ({"mask": {"id": {"constant": "1"}}}, "cannot be a constant"),
-        ({"mask": {"age": {"constant": "old"}}}, "is no INTEGER"),
-        ({"mask": {"email": "hash"}}, "needs a salt"),
-        ({"where": "age"}, "is INTEGER, not true or false"),
-        ({"where": "nome = 'x'"}, "reads the column nome"),
-        ({"where": "age > 1) group by (age"}, "more than one expression"),
-        ({"where": "age in (select 1)"}, "has a subquery"),
-        ({"where": "age > 10 * random()"}, "calls random"),
-        ({"where": "now() > '2020-01-01'"}, "calls now"),
-        ({"where": "current_setting('TimeZone') = name"}, "calls current_setting"),
-        ({"where": "age >"}, "cannot be read"),
-        ({"where": "max(age) > 1"}, "cannot be used"),
-        ({"where": "name > 1 order by 1"}, "cannot be read"),
-    ],
-)
-def test_options_that_cannot_work_are_refused_before_anything_is_made(
-    db: Database, tmp_path: Path, options: dict[str, Any], says: str
-) -> None:
-    """Each names the table and what is wrong, with a way out; neither slot nor publication is left behind."""
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"columns": ["id", "nome"]}, "has no column nome"),
+    ({"exclude": ["id"]}, "needs its key column id"),
+    ({"columns": ["name"]}, "needs its key column id"),
+    ({"rename": {"name": "EMAIL"}}, "both as"),
+    ({"mask": {"id": "redact"}}, "cannot be a constant"),
+    ({"mask": {"id": {"constant": "1"}}}, "cannot be a constant"),
+    ({"mask": {"age": {"constant": "old"}}}, "is no INTEGER"),
+    ({"mask": {"email": "hash"}}, "needs a salt"),
+    ({"where": "age"}, "is INTEGER, not true or false"),
+    ({"where": "nome = 'x'"}, "reads the column nome"),
+    ({"where": "age > 1) group by (age"}, "more than one expression"),
+    ({"where": "age in (select 1)"}, "has a subquery"),
+    ({"where": "age > 10 * random()"}, "calls random"),
+    ({"where": "now() > '2020-01-01'"}, "calls now"),
+    ({"where": "current_setting('TimeZone') = name"}, "calls current_setting"),
+    ({"where": "age >"}, "cannot be read"),
+    ({"where": "max(age) > 1"}, "cannot be used"),
+    ({"where": "name > 1 order by 1"}, "cannot be read"),
+]
+
+
+def test_options_that_cannot_work_are_refused_before_anything_is_made(db: Database, tmp_path: Path) -> None:
+    """P-S02: each names the table and what is wrong, with a way out; neither slot nor publication is left behind."""
     db.execute(PEOPLE)
-    error = refusal(db, tmp_path, options)
-    assert says in str(error)
-    assert "people" in str(error)
-    assert error.hint
+    for options, says in MISTAKES:
+        error = refusal(db, tmp_path, options)
+        assert says in str(error)
+        assert "people" in str(error)
+        assert error.hint
     assert db.query("select 1 from pg_replication_slots where database = current_database()") == []
     assert db.query("select 1 from pg_publication") == []
 
@@ -120,10 +119,10 @@ def test_a_missing_salt_is_named_and_never_shown(
     """P-S26: the variable's name is in the error; its value is in no file of ours, the lake's books included."""
     db.execute(PEOPLE)
     monkeypatch.delenv("TEST_SALT")
-    options, lake = {"mask": {"email": "hash"}}, {"mask_salt_env": "TEST_SALT"}
-    assert "TEST_SALT" in str(refusal(db, tmp_path, options, lake=lake))
+    options = {"mask": {"email": "hash"}}
+    assert "TEST_SALT" in str(refusal(db, tmp_path, options, salt_env="TEST_SALT"))
     monkeypatch.setenv("TEST_SALT", SALT)
-    with whole_group(db, tmp_path, {"people": options}, lake=lake) as group:
+    with whole_group(db, tmp_path, {"people": options}, salt_env="TEST_SALT") as group:
         db.execute("update people set email = 'x'")
         group.apply(tasks=True)
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -148,13 +147,13 @@ def test_values_that_are_left_out_are_in_no_file(db: Database, tmp_path: Path) -
         assert group.read("from lake.main.t order by id") == [(1, "seen", None, "-"), (2, "seen", None, "-")]
 
 
-@pytest.mark.parametrize("tasks", [False, True])
+@pytest.mark.parametrize("tasks", TASKS)
 def test_a_masked_key_still_tells_rows_apart(db: Database, tmp_path: Path, tasks: bool) -> None:
     """P-S08: updates, deletes and changes of a hashed key reach the right row."""
     db.execute("create table t (a text, b int, v int, primary key (a, b))")
     db.execute("insert into t select 'k' || g, g, 0 from generate_series(1, 50) g")
     options = {"mask": {"a": "hash", "b": "hash"}, "rename": {"a": "key"}}
-    with whole_group(db, tmp_path, {"t": options}, lake={"mask_salt_env": "TEST_SALT"}) as group:
+    with whole_group(db, tmp_path, {"t": options}, salt_env="TEST_SALT") as group:
         db.execute("update t set v = 1 where b % 2 = 0; delete from t where b % 5 = 0")
         db.execute("update t set a = 'moved' where b = 7; insert into t values ('k5', 5, 9)")
         group.apply(tasks=tasks)
@@ -180,8 +179,8 @@ def check_toasted(group: WholeGroup) -> None:
     assert group.read("select id, md5(body), tag from lake.main.t order by id") == want
 
 
-@pytest.mark.parametrize("tasks", [False, True])
-@pytest.mark.parametrize("identity", ["default", "full"])
+@pytest.mark.parametrize("tasks", TASKS)
+@pytest.mark.parametrize("identity", ["default", pytest.param("full", marks=pytest.mark.slow)])
 def test_rows_that_enter_the_filter_have_their_large_values(
     db: Database, tmp_path: Path, identity: str, tasks: bool
 ) -> None:
@@ -202,7 +201,7 @@ def test_rows_that_enter_the_filter_have_their_large_values(
         assert group.copies == (1 if identity == "full" else 2)
 
 
-@pytest.mark.parametrize("tasks", [False, True])
+@pytest.mark.parametrize("tasks", TASKS)
 def test_a_large_value_of_another_row_with_the_same_key_is_never_taken(
     db: Database, tmp_path: Path, tasks: bool
 ) -> None:
@@ -234,9 +233,8 @@ def test_a_mask_of_an_unsent_value_stays_what_it_was(db: Database, tmp_path: Pat
     """P-S10: a hash is kept with the row, within a batch and across batches, also when columns before it are left out."""
     toasted(db, identity="default")
     db.execute(f"insert into t select g, {BIG}, 'x', true from generate_series(1, 3) g")
-    lake = {"mask_salt_env": "TEST_SALT"}
     options = {"exclude": ["tag"], "mask": {"body": "hash"}}
-    with whole_group(db, tmp_path, {"t": options}, lake=lake) as group:
+    with whole_group(db, tmp_path, {"t": options}, salt_env="TEST_SALT") as group:
         db.execute(f"update t set live = false where id = 1; insert into t values (4, {BIG}, 'y', true)")
         db.execute("update t set live = null where id = 4; update t set id = 20 where id = 2")
         for tasks in (True, False):
@@ -250,12 +248,13 @@ def test_a_mask_of_an_unsent_value_stays_what_it_was(db: Database, tmp_path: Pat
         assert group.copies == 1
 
 
+@pytest.mark.slow
 def test_other_options_copy_the_table_again_and_the_same_do_not(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P-S12: what the lake shows follows the file: columns, filter, salt; an unchanged file costs nothing."""
     db.execute(PEOPLE)
-    group = WholeGroup(db, tmp_path, {"people": {}}, lake={"mask_salt_env": "TEST_SALT"})
+    group = WholeGroup(db, tmp_path, {"people": {}}, salt_env="TEST_SALT")
     try:
         steps: list[tuple[dict[str, Any], int]] = [
             ({}, 1),
@@ -279,6 +278,16 @@ def test_other_options_copy_the_table_again_and_the_same_do_not(
         assert [r.verdict for r in group.verify()] == ["identical"]
     finally:
         group.stop()
+
+
+def test_another_filter_copies_the_table_again(db: Database, tmp_path: Path) -> None:
+    """P-S12: options that changed while the service was stopped are noticed at its start."""
+    db.execute(PEOPLE)
+    with whole_group(db, tmp_path, {"people": {"where": "age > 35"}}) as group:
+        assert group.read("select id from lake.main.people") == [(2,)]
+        group.restart({"people": {"where": "age < 35", "exclude": ["notes"]}})
+        assert group.read("select id from lake.main.people") == [(1,)]
+        assert "notes" not in group.columns("people")
 
 
 def test_columns_called_like_our_own_can_be_chosen_and_filtered(db: Database, tmp_path: Path) -> None:

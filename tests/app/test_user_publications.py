@@ -13,6 +13,7 @@ from aqueduck.postgres.tables import describe_table
 from tests.fix_postgres import Database
 from tests.whole_group import WholeGroup, whole_group
 
+TASKS = [True, pytest.param(False, marks=pytest.mark.slow)]  # as tasks fold, and as the driver does
 GROUP = {"publication": "theirs", "publication_by": "user"}
 TABLE = """
     create table t (id int primary key, a text, b int, c text);
@@ -24,7 +25,7 @@ def check(group: WholeGroup, rows: int) -> None:
     assert [(r.verdict, r.note, r.lake_rows) for r in group.verify()] == [("identical", None, rows)]
 
 
-@pytest.mark.parametrize("tasks", [False, True])
+@pytest.mark.parametrize("tasks", TASKS)
 def test_lists_and_filters_of_a_publication_apply_to_the_copy(
     any_db: Database, tmp_path: Path, tasks: bool
 ) -> None:
@@ -67,7 +68,9 @@ def test_our_options_come_on_top(db: Database, tmp_path: Path) -> None:
             group.restart({"t": {"exclude": ["a"]}})
 
 
-@pytest.mark.parametrize("what", ["all tables", "tables in schema public"])
+@pytest.mark.parametrize(
+    "what", ["all tables", pytest.param("tables in schema public", marks=pytest.mark.slow)]
+)
 def test_publications_of_everything_can_be_used(any_db: Database, tmp_path: Path, what: str) -> None:
     """P-S14: only tables of the configuration are followed; partitions come in the name of their root."""
     db = any_db
@@ -124,6 +127,7 @@ def test_a_publication_that_cannot_do_is_refused_with_the_statement_that_repairs
         ("table t where (id > 3)", "table t"),
     ],
 )
+@pytest.mark.slow
 @pytest.mark.parametrize("running", [True, False])
 def test_another_list_or_filter_is_noticed(
     db: Database, tmp_path: Path, before: str, after: str, running: bool
@@ -150,7 +154,7 @@ def test_another_list_or_filter_is_noticed(
         check(group, len(want))
 
 
-@pytest.mark.parametrize("tasks", [False, True])
+@pytest.mark.parametrize("tasks", TASKS)
 def test_a_row_that_a_publication_lets_in_without_its_large_value_is_copied(
     any_db: Database, tmp_path: Path, tasks: bool
 ) -> None:
@@ -183,7 +187,7 @@ def table_of_every_kind(db: Database) -> None:
     db.execute("insert into t (n) values (1), (2), (3)")
 
 
-@pytest.mark.parametrize("tasks", [False, True])
+@pytest.mark.parametrize("tasks", TASKS)
 def test_generated_columns_are_not_in_the_lake_and_identity_columns_are(
     any_db: Database, tmp_path: Path, tasks: bool
 ) -> None:
@@ -221,6 +225,7 @@ def test_stored_generated_columns_come_if_a_publication_sends_them(db: Database,
         check(group, len(want))
 
 
+@pytest.mark.slow
 def test_a_listed_generated_column_comes_too(db: Database, tmp_path: Path) -> None:
     """P-S12: a column list may name it, whatever the publication's default."""
     table_of_every_kind(db)

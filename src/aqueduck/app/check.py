@@ -201,7 +201,7 @@ def _check_table(
     table = describe_table(conn, wanted.source, publication=group.users_publication)
     found.append(table)
     refuse_without_identity(table)
-    in_lake = with_projection(table, wanted, config.lake.mask_salt_env).in_lake
+    in_lake = with_projection(table, wanted, config.mask_salt_env).in_lake
     with translate_errors(f"read the rights on {table.qualified}", table.qualified, conn=conn):
         row = conn.execute(
             "select has_schema_privilege(c.relnamespace, 'usage'), has_table_privilege(c.oid, 'select'), "

@@ -45,7 +45,7 @@ def _with_salt(schema: TableSchema, wanted: Projection, salt_env: str | None) ->
     if salt_env is None:
         raise ConfigError(
             f"{schema.qualified} masks a column with hash, which needs a salt",
-            hint="set lake.mask_salt_env to the name of a variable that holds a long random text",
+            hint="set mask_salt_env to the name of a variable that holds a long random text",
             table=schema.qualified,
         )
     salt = os.environ.get(salt_env)

@@ -173,7 +173,7 @@ def describe_tables(
         try:
             schema = describe_table(conn, table.source, publication=group.users_publication)
             refuse_without_identity(schema)
-            schema = with_projection(schema, table, config.lake.mask_salt_env, before.get(schema.oid))
+            schema = with_projection(schema, table, config.mask_salt_env, before.get(schema.oid))
         except (ConnectionLostError, SourceUnreachableError):
             raise
         except AqueduckError as exc:

@@ -77,8 +77,8 @@ begin
         if item.key not in ('columns', 'exclude', 'rename', 'mask', 'where') then
             perform aqueduck._refuse(format('unknown option %s', item.key),
                 'known options: columns, exclude, rename, mask, where');
-        elsif jsonb_typeof(item.value) <> case when item.key in ('columns', 'exclude') then 'array'
-                when item.key = 'where' then 'string' else 'object' end then
+        elsif jsonb_typeof(item.value) <> (case when item.key in ('columns', 'exclude') then 'array'
+                when item.key = 'where' then 'string' else 'object' end) then
             perform aqueduck._refuse(format('the option %s has the wrong form', item.key), 'see docs/columns.md');
         end if;
     end loop;
