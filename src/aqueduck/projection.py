@@ -29,6 +29,7 @@ __all__ = [
     "Projection",
     "bind",
     "blank_columns",
+    "copies_cells",
     "filter_columns",
     "filters_rows",
     "is_clear",
@@ -320,6 +321,16 @@ def only_needed(table: TableSchema) -> TableSchema:
         return table
     needed = {cell.index for cell in lake_cells(table)} | set(filter_columns(table))
     return replace(table, columns=tuple(c for i, c in enumerate(table.columns) if i in needed))
+
+
+def copies_cells(table: TableSchema) -> bool:
+    """Whether the lake's rows are the source's, cell by cell: nothing is masked, filtered by us or left out of what is read."""
+    source = table.source
+    if source is None or source.projection is None:
+        return True
+    if source.projection.masks or source.projection.condition:
+        return False
+    return [cell.index for cell in lake_cells(source)] == list(range(len(source.columns)))
 
 
 def blank_columns(table: TableSchema) -> set[int]:

@@ -1,7 +1,8 @@
 """
 Files of an initial copy: what a Spark task writes of one chunk, and how all of them become a table.
 
-The rows come as PostgreSQL's text and go through the same casts as the stream's.
+A column comes either as the lake's values or as PostgreSQL's text, which goes through the same casts as
+the stream's.  Where nothing is to be cast, Arrow writes the file; otherwise DuckDB does both.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 
-from aqueduck.lake.files import write_files
+from aqueduck.lake.engine import is_remote
+from aqueduck.lake.files import write_arrow, write_files
 from aqueduck.lake.projected import project_rows
 from aqueduck.lake.sql import ident
 from aqueduck.lake.units import task_engine
+from aqueduck.projection import copies_cells
 from aqueduck.schema import TableSchema
 from aqueduck.typemap import cast_sql
 
@@ -51,7 +54,14 @@ def write_chunk(
     first, rest = _peek(batches)
     if first is None:
         return ChunkFile(chunk, None, 0)
-    typed = ", ".join(f"{cast_sql(c, f'n{i}')} as {ident(c.name)}" for i, c in enumerate(schema.columns))
+    cells = [
+        cast_sql(c, f"n{i}") if _is_text(first, schema, i) else f"n{i}" for i, c in enumerate(schema.columns)
+    ]
+    if cells == first.schema.names and not is_remote(data_path) and copies_cells(schema):
+        names = [c.name for c in schema.columns]
+        file = write_arrow(rest, names, directory, f"{name}.parquet", table=schema.qualified)
+        return ChunkFile(chunk, file.path, file.rows)
+    typed = ", ".join(f"{cell} as {ident(c.name)}" for cell, c in zip(cells, schema.columns, strict=True))
     with task_engine(data_path, len(schema.columns)) as con:
         con.register("aqueduck_chunk", pa.RecordBatchReader.from_batches(first.schema, rest))
         query = f"select {typed} from {project_rows(con, schema, 'aqueduck_chunk')}"
@@ -61,6 +71,10 @@ def write_chunk(
     if not files:  # a row filter may leave none
         return ChunkFile(chunk, None, 0)
     return ChunkFile(chunk, files[0].path, files[0].rows)
+
+
+def _is_text(batch: pa.RecordBatch, schema: TableSchema, index: int) -> bool:
+    return not copies_cells(schema) or pa.types.is_string(batch.schema.field(index).type)
 
 
 def _peek(batches: Iterable[pa.RecordBatch]) -> tuple[pa.RecordBatch | None, Iterator[pa.RecordBatch]]:

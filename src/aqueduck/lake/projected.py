@@ -22,6 +22,7 @@ from aqueduck.lake.sql import literal
 from aqueduck.projection import (
     Cell,
     blank_columns,
+    copies_cells,
     filter_columns,
     lake_cells,
     other_rules,
@@ -69,7 +70,7 @@ def project_rows(
     `also` are more columns of the relation, under names that both have.
     """
     source = table.streamed
-    if source.projection is None:
+    if source.projection is None or copies_cells(table):
         return relation
     _set_salt(con, table)
     cells = [f"{_cell(cell, 'n')} as n{i}" for i, cell in enumerate(lake_cells(source))]

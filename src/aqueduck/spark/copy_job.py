@@ -8,6 +8,8 @@ several tables, share a task.  Committing the files is the caller's business.
 
 from __future__ import annotations
 
+import functools
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +23,14 @@ from aqueduck import faults
 from aqueduck.errors import AqueduckError, CopyDisturbedError, own_error
 from aqueduck.lake.copy_files import ChunkFile, write_chunk
 from aqueduck.notes import write_note
-from aqueduck.postgres.table_copy import Chunk, read_chunk
+from aqueduck.postgres.table_copy import Chunk, read_chunk, read_text
+from aqueduck.projection import copies_cells
 from aqueduck.schema import TableSchema
 
 __all__ = ["CopyItem", "CopyJob", "run_copy"]
 
 POOL = "copy"
-TASK_BYTES = 32 << 20
+TASK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class CopyJob:
     def run(self, number: int) -> ChunkFile:
         item = self.items[number]
         done = write_chunk(
-            read_chunk(self.dsn, self.snapshot, item.schema.streamed, item.chunk),
+            self._rows(item),
             item.schema,
             data_path=self.data_path,
             directory=item.directory,
@@ -65,6 +68,10 @@ class CopyJob:
             write_note(Path(item.note), done.to_json(), sync=True)
         faults.point("copy.chunk_written")
         return done
+
+    def _rows(self, item: CopyItem) -> Iterator[pa.RecordBatch]:
+        read = read_chunk if copies_cells(item.schema) else read_text
+        return read(self.dsn, self.snapshot, item.schema.streamed, item.chunk)
 
     def tasks(self) -> list[list[int]]:
         """Which items share a task: in order, up to `TASK_BYTES`."""
@@ -108,8 +115,16 @@ def _copy_tasks(
                 except Exception as exc:  # noqa: BLE001 - a bug says its kind and place; its message may hold anything
                     raise own_error(exc) from None
                 numbers, files = zip(*done, strict=True)
+                _settle()
                 yield pa.RecordBatch.from_arrays(
                     [pa.array(numbers, pa.int64()), pa.array(files)], names=["item", "file"]
                 )
 
     return run
+
+
+@functools.cache
+def _settle() -> None:
+    """Once a worker: Spark collects garbage after each task, and what the kernels loaded is none."""
+    gc.collect()
+    gc.freeze()
