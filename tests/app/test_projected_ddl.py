@@ -115,7 +115,7 @@ CASES: dict[str, Case] = {
 }
 
 
-SHORT = {"add_is_ignored_with_columns", "names_that_are_swapped", "another_column_for_the_filter"}
+SHORT = {"add_is_ignored_with_columns", "names_that_are_swapped"}
 
 
 @pytest.mark.parametrize("tasks", TASKS)
@@ -157,6 +157,7 @@ def test_a_change_that_the_catalog_no_longer_shows_is_not_guessed_about(db: Data
         assert [r.verdict for r in group.verify()] == ["identical"]
 
 
+@pytest.mark.slow
 def test_a_filter_whose_column_is_dropped_stops_the_table_with_a_reason(db: Database, tmp_path: Path) -> None:
     """P-S12: the lake keeps what it had, the changes are parked, and the error says what is wrong."""
     db.execute(TABLE)
@@ -170,6 +171,7 @@ def test_a_filter_whose_column_is_dropped_stops_the_table_with_a_reason(db: Data
         assert len(group.read("from lake.main.t")) == 4
 
 
+@pytest.mark.slow
 def test_options_hold_while_a_table_is_parked(db: Database, tmp_path: Path) -> None:
     """P-S04: what was parked before and after a rename is masked when it is replayed."""
     db.execute(TABLE)

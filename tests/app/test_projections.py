@@ -113,6 +113,7 @@ def test_options_that_cannot_work_are_refused_before_anything_is_made(db: Databa
     assert db.query("select 1 from pg_publication") == []
 
 
+@pytest.mark.slow
 def test_a_missing_salt_is_named_and_never_shown(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +148,7 @@ def test_values_that_are_left_out_are_in_no_file(db: Database, tmp_path: Path) -
         assert group.read("from lake.main.t order by id") == [(1, "seen", None, "-"), (2, "seen", None, "-")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tasks", TASKS)
 def test_a_masked_key_still_tells_rows_apart(db: Database, tmp_path: Path, tasks: bool) -> None:
     """P-S08: updates, deletes and changes of a hashed key reach the right row."""
@@ -201,6 +203,7 @@ def test_rows_that_enter_the_filter_have_their_large_values(
         assert group.copies == (1 if identity == "full" else 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tasks", TASKS)
 def test_a_large_value_of_another_row_with_the_same_key_is_never_taken(
     db: Database, tmp_path: Path, tasks: bool
@@ -215,6 +218,7 @@ def test_a_large_value_of_another_row_with_the_same_key_is_never_taken(
         check_toasted(group)
 
 
+@pytest.mark.slow
 def test_a_filter_that_reads_an_unsent_value_copies_the_table_again(db: Database, tmp_path: Path) -> None:
     """P-S10: whether the row passes cannot be known from the stream, so it is not guessed."""
     toasted(db, identity="default")
@@ -229,6 +233,7 @@ def test_a_filter_that_reads_an_unsent_value_copies_the_table_again(db: Database
         assert [row[0] for row in group.read("select id from lake.main.t order by id")] == [1, 3]
 
 
+@pytest.mark.slow
 def test_a_mask_of_an_unsent_value_stays_what_it_was(db: Database, tmp_path: Path) -> None:
     """P-S10: a hash is kept with the row, within a batch and across batches, also when columns before it are left out."""
     toasted(db, identity="default")

@@ -71,4 +71,4 @@ def projection_of(state: TableState) -> Projection | None:
 
 def is_other(state: TableState, schema: TableSchema) -> bool:
     """Whether the lake's table was made with other options than the source table has now."""
-    return state.schema is not None and projection_of(state) != schema.projection
+    return projection_of(state) != schema.projection

@@ -117,7 +117,7 @@ class Decoder:
     marks all their columns as key).  `more` is asked again when the stream describes one that is not
     among them: it may have been added meanwhile.  `resolve` completes a column that the catalog did not
     have like this: what lies below a type that is not built in is not on the wire.  `settle` does the same for a table with
-    a projection, and may leave out columns that nobody needs.
+    a projection, and may leave out columns that nobody needs; without it, the driver has to find out which column is which.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Decoder:
         first_ord: int = 0,
         more: Callable[[], Mapping[int, TableSchema]] | None = None,
         resolve: Callable[[Column], Column] = lambda column: column,
-        settle: Callable[[TableSchema], TableSchema] = lambda table: table,
+        settle: Callable[[TableSchema], TableSchema] = lambda table: table.settled(None),
         first_version: int = 0,
     ) -> None:
         self._known = dict(tables)
