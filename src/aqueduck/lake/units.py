@@ -19,7 +19,7 @@ import duckdb
 
 from aqueduck.batches import Unit
 from aqueduck.changes import SegmentRef
-from aqueduck.errors import ResyncNeededError
+from aqueduck.errors import ConfigError, ResyncNeededError
 from aqueduck.lake.commit import BatchPlan, RunPlan, TablePlan
 from aqueduck.lake.engine import open_kernel
 from aqueduck.lake.failures import lake_errors
@@ -99,8 +99,8 @@ class UnitWriter:
             return None
         try:
             return self._folded(unit, schema, place, skip_before)
-        except ResyncNeededError:
-            return None  # the driver will find the same, and knows what to do about it
+        except (ResyncNeededError, ConfigError):
+            return None  # the driver knows what to do about it, or has the salt that this worker lacks
 
     def _folded(self, unit: Unit, schema: TableSchema, place: str, skip_before: int) -> UnitFiles:
         first = unit.segments[0].first_ord
