@@ -2,7 +2,6 @@
 
 alter table aqueduck.table_mappings add column options jsonb not null default '{}';
 
--- They have one more argument or column now.
+-- They have one more argument now.
 drop function if exists aqueduck.add_table(text, text, text, text, boolean);
 drop function if exists aqueduck._check_same(aqueduck.table_mappings, aqueduck.sync_groups, boolean, text[], text);
-drop function if exists aqueduck.tables();
