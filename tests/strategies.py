@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -199,3 +199,11 @@ def stage(
         part = history[start : start + size]
         refs.append(write_segment(directory, part, first_ord + 3 * start, table))
     return refs
+
+
+def truncate_before(segment: SegmentRef, *, lsn: int = 999, time_us: int = 0) -> SegmentRef:
+    """A truncate that comes right before a segment."""
+    return replace(
+        segment, kind="truncate", path="", rows=0, bytes=0, inserts=0, updates=0, deletes=0, key_changes=0,
+        unchanged=0, first_ord=segment.first_ord - 1, commit_lsn=lsn, commit_ts=time_us,
+    )  # fmt: skip

@@ -42,10 +42,16 @@ from aqueduck.lake.table_states import (
     read_states,
     write_state,
 )
+from aqueduck.modes import UPSERT, TableMode
 from aqueduck.notes import read_note
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.failures import SET_WAL_LEVEL, THEN_RESTART
-from aqueduck.postgres.publications import drop_publication, ensure_publication, refuse_without_identity
+from aqueduck.postgres.publications import (
+    drop_publication,
+    ensure_publication,
+    give_identity,
+    refuse_without_identity,
+)
 from aqueduck.postgres.server import ServerInfo, read_server
 from aqueduck.postgres.slots import check_slot, create_slot, drop_slot, slot_info
 from aqueduck.postgres.tables import describe_table
@@ -69,6 +75,7 @@ class PreparedTable:
     schema: TableSchema
     target: TableName
     initial_copy: bool
+    mode: TableMode = UPSERT
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +161,17 @@ def describe_tables(
     refused: dict[str, AqueduckError] = {}
     for table in tables:
         try:
-            schema = describe_table(conn, table.source)
+            mode = table.table_mode
+            schema = describe_table(conn, table.source, need_key=mode.needs_key)
+            if not mode.needs_key:
+                schema = give_identity(conn, schema)
             refuse_without_identity(schema)
         except (ConnectionLostError, SourceUnreachableError):
             raise
         except AqueduckError as exc:
             refused[table.source] = exc
         else:
-            found[schema.oid] = PreparedTable(schema, table.target_table, table.initial_copy)
+            found[schema.oid] = PreparedTable(schema, table.target_table, table.initial_copy, mode)
     return found, refused
 
 
@@ -185,10 +195,12 @@ def prepare_tables(
 def _make_tables(lake: LakeSession, group: str, tables: Mapping[int, PreparedTable], now: int) -> None:
     with lake.transaction():
         for oid, table in tables.items():
-            ensure_target(lake, table.target, table.schema)
+            ensure_target(lake, table.target, table.schema, table.mode)
             position = 0 if table.initial_copy else now
             ready = not table.initial_copy
-            state = TableState(oid, table.schema.qualified, table.target, ready, position, None, table.schema)
+            state = TableState(
+                oid, table.schema.qualified, table.target, ready, position, None, table.schema, table.mode
+            )
             write_state(lake, group, [state])
 
 
@@ -240,7 +252,9 @@ def _prepare_lake(
     ensure_parking(lake)
     known = read_states(lake, group.name)
     waiting = {t.target_table for t in group.tables if t.source in refused}
-    gone = [s for oid, s in known.items() if oid not in tables and s.target not in waiting]
+    others = {oid for oid, s in known.items() if oid in tables and not _is_for(s, tables[oid])}
+    gone = [s for oid, s in known.items() if oid in others or (oid not in tables and s.target not in waiting)]
+    known = {oid: s for oid, s in known.items() if oid not in others}
     broken = [_broken(lake, known[oid], table) for oid, table in tables.items() if oid in known]
     with lake.transaction():
         for state in gone:
@@ -271,10 +285,15 @@ def _begin_at(
         write_position(lake, first)
 
 
+def _is_for(state: TableState, table: PreparedTable) -> bool:
+    """Whether the lake's state is about what is wanted now, and not about another target or mode."""
+    return (state.target, state.mode) == (table.target, table.mode)
+
+
 def _broken(lake: LakeSession, state: TableState, table: PreparedTable) -> TableState | None:
     """The state of a table that streamed and whose target was changed or dropped since by somebody else."""
     try:
-        check_target(lake, table.target, state.schema or table.schema)
+        check_target(lake, table.target, state.schema or table.schema, table.mode)
     except (SchemaChangeError, LakeWriteError) as exc:
         return replace(state, ready=False, error=str(exc)) if state.ready else None
     return None

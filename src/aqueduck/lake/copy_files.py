@@ -45,15 +45,16 @@ def write_chunk(
     directory: str,
     name: str,
     chunk: int,
+    more: str = "",
 ) -> ChunkFile:
-    """Cast and write the rows of one chunk, a batch at a time."""
+    """Cast and write the rows of one chunk, a batch at a time; `more` are columns that all of them have besides."""
     first, rest = _peek(batches)
     if first is None:
         return ChunkFile(chunk, None, 0)
     typed = ", ".join(f"{cast_sql(c, f'n{i}')} as {ident(c.name)}" for i, c in enumerate(schema.columns))
     with task_engine(data_path, len(schema.columns)) as con:
         con.register("aqueduck_chunk", pa.RecordBatchReader.from_batches(first.schema, rest))
-        query = f"select {typed} from aqueduck_chunk"
+        query = f"select {typed}{more} from aqueduck_chunk"
         [file] = write_files(
             con, query, directory, f"{name}.parquet", columns=len(schema.columns), table=schema.qualified
         )
