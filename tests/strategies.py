@@ -52,6 +52,8 @@ class Change:
     row: Row | None = None
     old_key: Key | None = None
     unchanged: tuple[int, ...] = ()
+    commit: int | None = None
+    """The number of its transaction; by default each change is one."""
 
 
 def key_of(row: Row, table: TableSchema = TABLE) -> Key:
@@ -129,15 +131,23 @@ def split(history: Sequence[Change], cuts: Iterable[int]) -> list[list[Change]]:
     return [list(history[a:b]) for a, b in itertools.pairwise(places) if a < b]
 
 
+def time_of(commit: int) -> int:
+    return commit * 1_000_000
+
+
+def _lsn(change: Change, place: int) -> int:
+    return 1000 + (place if change.commit is None else 10 * change.commit)
+
+
 def segment_table(history: Sequence[Change], first_ord: int, table: TableSchema = TABLE) -> pa.Table:
     """The changes as capture stages them."""
     old_keys = [c.old_key for c in history]
     columns = {
         "_op": pa.array([c.op for c in history], pa.int8()),
         "_ord": pa.array([first_ord + 3 * i for i in range(len(history))], pa.int64()),
-        "_lsn": pa.array([1000 + i for i in range(len(history))], pa.int64()),
+        "_lsn": pa.array([_lsn(c, i) for i, c in enumerate(history)], pa.int64()),
         "_seq": pa.array(range(len(history)), pa.int64()),
-        "_ts": pa.array([0] * len(history), pa.int64()),
+        "_ts": pa.array([time_of(c.commit or 0) for c in history], pa.int64()),
         "_xid": pa.array([7] * len(history), pa.int64()),
         "_kc": pa.array([c.op == OP_UPDATE and c.old_key is not None for c in history], pa.bool_()),
         "_old": pa.array([0 if c.old_key is None else 1 for c in history], pa.int8()),
@@ -178,7 +188,7 @@ def write_segment(
         key_changes=sum(c.op == OP_UPDATE and c.old_key is not None for c in history),
         unchanged=sum(bool(c.unchanged) for c in history),
         first_ord=first_ord,
-        last_lsn=1000 + len(history),
+        last_lsn=1 + max(_lsn(c, i) for i, c in enumerate(history)),
         last_ts=0,
         schema_json=table.to_json(),
     )

@@ -72,7 +72,7 @@ class Fold:
     delete_rows: int
     patch_rows: int
     ends: str | None = None
-    """Keys of rows of the target that end, and when: k0, k1, …, at; None if there are none, or if rows do not end."""
+    """Keys of rows of the target that end, and when: k0, k1, …, ended_at; None if there are none, or if rows do not end."""
 
 
 @contextlib.contextmanager

@@ -149,7 +149,7 @@ def _versions(work: Work) -> Fold:
     )
     ended = work.table(
         "ended",
-        f"select {work.keys}, {TIME.format('arg_min(ts, first)')} as at from {commits} group by {work.keys}"
+        f"select {work.keys}, {TIME.format('arg_min(ts, first)')} as ended_at from {commits} group by {work.keys}"
         f" having min(first) & {FRESH} = 0",
     )
     live = work.table(
@@ -189,7 +189,7 @@ def _marked(work: Work) -> Fold:
         f" from {net} where shown is not null",
     )
     ended = work.table(
-        "ended", f"select {work.keys}, {TIME.format('ts')} as at from {net} where shown is null"
+        "ended", f"select {work.keys}, {TIME.format('ts')} as ended_at from {net} where shown is null"
     )
     gone_at = f"case when l.gone is null then {_NEVER} else {TIME.format('l.gone')} end"
     extras = _extras("soft_delete", "l.gone is not null", gone_at)
@@ -234,7 +234,7 @@ def _inserts(work: Work, extras: Sequence[Extra], *, replaces: bool = False) -> 
 def _ends(work: Work, ended: str) -> str | None:
     if not work.value(f"select count(*) from {ended}"):
         return None
-    return f"select at, {work.typed_key(ended)}"
+    return f"select ended_at, {work.typed_key(ended)}"
 
 
 _FOLDS: dict[str, Callable[[Work], Fold]] = {

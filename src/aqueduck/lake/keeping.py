@@ -54,9 +54,9 @@ def source_tag(mode: TableMode) -> str:
 
 
 def end_rows(session: LakeSession, target: TableName, same_key: str, mode: TableMode, ends: str) -> None:
-    """Rows whose key is in `ends` (k0, …, at) end then; `same_key` compares a row `t` with a key `k`."""
+    """Rows whose key is in `ends` (k0, …, ended_at) end then; `same_key` compares a row `t` with a key `k`."""
     session.execute(
-        f"update {lake_table(target)} as t set {_END[mode.name].format(at='k.at')} from {ends} as k"
+        f"update {lake_table(target)} as t set {_END[mode.name].format(at='k.ended_at')} from {ends} as k"
         f" where {same_key} and {current_rows(mode)}",
         doing="ending rows",
         table=target.qualified,

@@ -133,7 +133,7 @@ def _end_missing(
     keys = ", ".join(f"t.{ident(schema.columns[k].name)} as k{i}" for i, k in enumerate(schema.key_indexes))
     copied = ", ".join(f"{ident(schema.columns[k].name)} as k{i}" for i, k in enumerate(schema.key_indexes))
     session.execute(
-        f"create or replace temp table aqueduck_ends as select {keys}, {TIME.format(copy.time_us)} as at"
+        f"create or replace temp table aqueduck_ends as select {keys}, {TIME.format(copy.time_us)} as ended_at"
         f" from {lake_table(state.target)} as t where {current_rows(state.mode)} and not exists"
         f" (from (select *, {copied} from {_rows(schema, copy.paths)}) as c where {same})",
         doing="landing a copy",
