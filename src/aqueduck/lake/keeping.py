@@ -125,9 +125,9 @@ def present_rows(mode: TableMode, schema: TableSchema, relation: str) -> str:
         return f"select t.* from {relation} as t where {current_rows(mode)}"
     # What comes after the last event that voids all before it; then the last that each key saw.
     place = "(t._commit_lsn, t._seq)"
-    own = f"select t.*, {place} as place from {relation} as t where {own_rows(mode)}"
-    void = "_op in ('truncate', 'resync')"
-    since = f"select * from ({own}) qualify coalesce(place > max(place) filter (where {void}) over (), true)"
+    own = f"{relation} as t where {own_rows(mode)}"
+    void = f"select max({place}) from {own} and _op in ('truncate', 'resync')"
+    since = f"select t.*, {place} as place from {own} and {place} > coalesce(({void}), (-1, -1))"
     if schema.key:
         keys = ", ".join(ident(name) for name in schema.key)
         return (
