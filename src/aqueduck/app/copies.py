@@ -92,6 +92,8 @@ class _Copy:
     place: str
     journal: CopyJournal
     session: CopySession
+    beside: bool = False
+    """Whether rows of an earlier copy stay, and changes from before this one count as well."""
 
     def items(self, prefix: str) -> list[CopyItem]:
         # A name of its own for each copy: the lake may still show the file of an earlier one.
@@ -303,7 +305,7 @@ class Copier:
             self._check_undisturbed(copies)
         finally:
             snapshot.close()
-        if any(len(copy.journal.sessions) > 1 for copy in copies):
+        if any(copy.beside or len(copy.journal.sessions) > 1 for copy in copies):
             self._wait_for_changes(snapshot.position)
         faults.point("copy.before_landing")
         rows = self._land(copies, again, snapshot.position)
@@ -340,8 +342,10 @@ class Copier:
                 planned.append((state, schema, plan_chunks(conn, schema, chunk_bytes=self.chunk_bytes)))
         with self.commit_lock:
             places = []
+            beside = set()
             for state, schema, _ in planned:
                 if not prepare_copy(self.lake, state, schema):
+                    beside.add(state.oid)
                     forget_journal(self.directory, state.oid)
                 places.append(table_directory(self.lake, state.target))
         for (state, schema, chunks), place in zip(planned, places, strict=True):
@@ -349,7 +353,7 @@ class Copier:
             session = journal.begin(
                 schema, place, chunks, position=snapshot.position, xmin=xmin, time_us=time_us
             )
-            copies.append(_Copy(state, schema, place, journal, session))
+            copies.append(_Copy(state, schema, place, journal, session, state.oid in beside))
             self.progress[state.oid] = CopyProgress(journal, began)
             log.info(
                 "copy started" if session.number == 0 else "copy goes on", group=self.group, table=state.source,

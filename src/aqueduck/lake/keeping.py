@@ -55,12 +55,13 @@ def source_tag(mode: TableMode) -> str:
 
 def end_rows(session: LakeSession, target: TableName, same_key: str, mode: TableMode, ends: str) -> None:
     """Rows whose key is in `ends` (k0, …, ended_at) end then; `same_key` compares a row `t` with a key `k`."""
-    session.execute(
+    ended = session.execute(
         f"update {lake_table(target)} as t set {_END[mode.name].format(at='k.ended_at')} from {ends} as k"
         f" where {same_key} and {current_rows(mode)}",
         doing="ending rows",
         table=target.qualified,
     )
+    _count_inlined(session, target, ended[0][0])
 
 
 def truncate_target(session: LakeSession, target: TableName, mode: TableMode, truncate: SegmentRef) -> None:
@@ -97,7 +98,13 @@ def _write_event(
         doing="writing an event",
         table=target.qualified,
     )
-    session.memory.inlined_rows[target] = session.memory.inlined_rows.get(target, 0) + 1
+    _count_inlined(session, target, 1)
+
+
+def _count_inlined(session: LakeSession, target: TableName, rows: int) -> None:
+    """Rows that were written again: few of them are in the catalog itself."""
+    if rows <= session.config.inline_rows:
+        session.memory.inlined_rows[target] = session.memory.inlined_rows.get(target, 0) + rows
 
 
 def has_rows(session: LakeSession, target: TableName, mode: TableMode) -> bool:
