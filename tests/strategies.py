@@ -54,6 +54,8 @@ class Change:
     unchanged: tuple[int, ...] = ()
     commit: int | None = None
     """The number of its transaction; by default each change is one."""
+    seq: int | None = None
+    """Its place there."""
 
 
 def key_of(row: Row, table: TableSchema = TABLE) -> Key:
@@ -146,7 +148,7 @@ def segment_table(history: Sequence[Change], first_ord: int, table: TableSchema 
         "_op": pa.array([c.op for c in history], pa.int8()),
         "_ord": pa.array([first_ord + 3 * i for i in range(len(history))], pa.int64()),
         "_lsn": pa.array([_lsn(c, i) for i, c in enumerate(history)], pa.int64()),
-        "_seq": pa.array(range(len(history)), pa.int64()),
+        "_seq": pa.array([i if c.seq is None else c.seq for i, c in enumerate(history)], pa.int64()),
         "_ts": pa.array([time_of(c.commit or 0) for c in history], pa.int64()),
         "_xid": pa.array([7] * len(history), pa.int64()),
         "_kc": pa.array([c.op == OP_UPDATE and c.old_key is not None for c in history], pa.bool_()),
