@@ -95,6 +95,7 @@ class World:
     def pump(self, position: int) -> bool:
         """What the query would do: all staged changes into the lake; true when it has everything before a position."""
         self.capture.check()
+        self.capture.ask_position()
         reached = self.capture.seen >= position
         self.stage.cut()
         cuts = self.stage.between(self.position, 1 << 62)

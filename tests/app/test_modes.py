@@ -60,7 +60,7 @@ def test_a_table_without_a_key_is_logged(db: Database, tmp_path: Path) -> None:
             service,
             "select count(distinct _commit_time), min(_commit_time) > now() - interval 1 hour from lake.main.log",
         )
-        assert times == [(3, True)]
+        assert times == [(2, True)]
         service.change_lake("delete from lake.main.log where _op = 'delete' and a = 3")
         assert verdicts(service)["public.log"].verdict == "different"
 
@@ -226,7 +226,7 @@ def test_the_examples_of_the_document_work(db: Database, tmp_path: Path) -> None
         service.apply()
         answers = [lake(service, query) for query in queries]
     changes, now, positions, as_of, held, alive, regions = answers
-    assert [row[0] for row in changes] == ["update"] or changes
+    assert [row[0] for row in changes] == ["delete", "update"]
     assert sorted(row[:2] for row in now) == [(2, "y"), (3, "x3"), (4, "x4")]
     assert all(re.fullmatch(r"[0-9A-F]+/[0-9A-F]+", lsn) for (lsn,) in positions)
     assert [row[:2] for row in as_of] == [(1, 11)], "in the far future, what is now"
