@@ -69,7 +69,8 @@ def test_an_interrupted_copy_and_a_later_one(world: World, seed: int) -> None:
     world.catch_up()
     world.assert_same()
     before = read(world, "select count(*) from lake.main.t")[0][0]
-    world.run = lambda job, number: (change(world.db, dice), job.run(number))[1]
+    stops[0] = -1
+    world.run = interrupted
     world.db.execute("delete from t where id between 40 and 60; insert into t values (7777, 'late', 'doc')")
     resync(world)
     world.catch_up()
