@@ -148,7 +148,7 @@ def ask_lake(
     cells = ", ".join(
         f"cast({ident(c.name)} as {lake_type(c)}) as v{i}" for i, c in enumerate(schema.columns)
     )
-    present = present_rows(mode, schema, f"{lake_table(target)} at (version => {int(version)})")
+    present = present_rows(mode, schema, f"(from {lake_table(target)} at (version => {int(version)}))")
     rows = f"select {cells}, null::varchar as version from ({present})"
     return _ask(con, rows, schema, question, keys)
 

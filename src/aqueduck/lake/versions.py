@@ -19,7 +19,7 @@ from aqueduck.modes import UPSERT, TableMode
 from aqueduck.schema import TableName, TableSchema
 from aqueduck.typemap import lake_type
 
-__all__ = ["changed_keys", "current_version", "tables_at"]
+__all__ = ["changed_keys", "current_version", "tables_at", "unsent_columns"]
 
 KEYS = pa.schema([("k", pa.uint64()), ("key", pa.list_(pa.string()))])
 
@@ -58,8 +58,8 @@ def tables_at(session: LakeSession, version: int) -> dict[str, dict[int, TableSt
 def unsent_columns(session: LakeSession, target: TableName, version: int, mode: TableMode) -> tuple[str, ...]:
     """Columns of a log some of whose values PostgreSQL left out, so that the log cannot tell them."""
     names = session.execute(
-        f"select distinct unnest(cast(_unchanged as varchar[])) from {lake_table(target)} at (version => {int(version)})"
-        f" as t where {own_rows(mode)} and _unchanged is not null order by 1",
+        f"select distinct unnest(cast(_unchanged as varchar[])) from"
+        f" (from {lake_table(target)} at (version => {int(version)})) as t where {own_rows(mode)} and _unchanged is not null order by 1",
         doing="reading the log",
         table=target.qualified,
     )
