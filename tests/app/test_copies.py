@@ -89,6 +89,11 @@ class World:
         )  # fmt: skip
         self.run: Callable[[CopyJob, int], ChunkFile] = lambda job, number: job.run(number)
 
+    def close(self) -> None:
+        self.copier.stop()
+        self.capture.stop()
+        self.lake.close()
+
     def run_job(self, job: CopyJob) -> list[ChunkFile]:
         return [self.run(job, number) for number in range(len(job.items))]
 
@@ -143,9 +148,7 @@ class World:
 def world(db: Database, tmp_path: Path) -> Iterator[World]:
     world = World(db, tmp_path)
     yield world
-    world.copier.stop()
-    world.capture.stop()
-    world.lake.close()
+    world.close()
 
 
 def change(db: Database, dice: random.Random) -> None:

@@ -205,7 +205,7 @@ def show_tables(out: Console, rows: Sequence[Row]) -> None:
         table.add_row(
             escape(row["group_name"]),
             escape(row["source"]),
-            escape(row["target"] + _of_source(row)),
+            escape(row["target"]),
             row["mode"],
             "yes" if row["copy"] else "no",
             _state(row),
@@ -213,11 +213,6 @@ def show_tables(out: Console, rows: Sequence[Row]) -> None:
             escape(", ".join(f"{name}={value}" for name, value in row["settings"].items())),
         )
     out.print(table if rows else "no tables yet: aqueduck tables add TABLE, or list them in the file")
-
-
-def _of_source(row: Row) -> str:
-    """Which rows of the target are this source's, if there may be others."""
-    return f" ({row['source_column']} = {row['source_value']})" if row["source_column"] else ""
 
 
 def show_settings(out: Console, rows: Sequence[Row]) -> None:

@@ -35,14 +35,12 @@ language sql stable as $$
     where m.removed_at is null order by g.name, m.source_schema, m.source_table
 $$;
 
-drop function if exists aqueduck.tables();
 create or replace function aqueduck.tables()
 returns table (id bigint, group_name text, source text, target text, mode text, copy boolean, enabled boolean,
-               state text, settings jsonb, created_by_file boolean, created_at timestamptz, source_column text,
-               source_value text)
+               state text, settings jsonb, created_by_file boolean, created_at timestamptz)
 language sql stable as $$
     select m.id, g.name, aqueduck._source_name(m), format('%I.%I', m.target_schema, m.target_table), m.mode, m.copy,
-           m.enabled, m.state, m.settings, m.created_by_file, m.created_at, m.source_column, m.source_value
+           m.enabled, m.state, m.settings, m.created_by_file, m.created_at
     from aqueduck.table_mappings m join aqueduck.sync_groups g on g.id = m.group_id
     where m.removed_at is null order by g.name, m.source_schema, m.source_table
 $$;
