@@ -40,6 +40,8 @@ class Sync:
     group_options: dict[str, Any] = field(default_factory=dict)
     copy: bool = False
     """Whether rows that are there before are copied; without, everything comes by the stream."""
+    modes: dict[str, str] = field(default_factory=dict)
+    """Of tables that are not upserted."""
     user: str = "postgres"
     group: str = "test"
     spark: dict[str, Any] = field(default_factory=dict)
@@ -51,7 +53,9 @@ class Sync:
 
     def write_config(self) -> None:
         group = {"name": self.group, "flush_interval_ms": 200, **self.group_options}
-        group["tables"] = [{"source": t, "copy": self.copy} for t in self.tables]
+        group["tables"] = [
+            {"source": t, "copy": self.copy, "mode": self.modes.get(t, "upsert")} for t in self.tables
+        ]
         config = {
             "source": {"dsn": self.db.dsn_for(self.user)},
             "lake": {

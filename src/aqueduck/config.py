@@ -31,6 +31,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from aqueduck.errors import ConfigError
+from aqueduck.modes import TableMode
 from aqueduck.schema import TableName, parse_table_name
 
 __all__ = [
@@ -104,7 +105,11 @@ class TableConfig(Section):
     source: str
     target: str = ""
     """By default the source's name in the schema `main`."""
-    mode: Literal["upsert"] = "upsert"
+    mode: Literal["upsert", "append", "history", "soft_delete"] = "upsert"
+    source_column: Text | None = None
+    """A column of the target that tells the rows of its sources apart; then several tables may have the same target."""
+    source_value: str | None = None
+    """What this source has there; by default its name."""
     initial_copy: bool = Field(default=True, alias="copy")
 
     @field_validator("source")
@@ -127,6 +132,18 @@ class TableConfig(Section):
         except (KeyError, TypeError, ValueError):
             return values  # reported under the key `source`
         return {**values, "target": str(TableName("main", source.name))}
+
+    @model_validator(mode="after")
+    def _has_a_column_for_its_value(self) -> TableConfig:
+        if self.source_value is not None and self.source_column is None:
+            raise ValueError("source_value needs a source_column")
+        return self
+
+    @property
+    def table_mode(self) -> TableMode:
+        """The mode with all that belongs to it."""
+        value = self.source_table.qualified if self.source_value is None else self.source_value
+        return TableMode(self.mode, self.source_column, value if self.source_column is not None else None)
 
     @property
     def source_table(self) -> TableName:
@@ -255,8 +272,7 @@ class SyncConfig(Section):
         _refuse_repeated("slot_name", (group.slot_name for group in self.groups))
         _refuse_repeated("publication", (group.publication for group in self.groups))
         _refuse_repeated("source table", (table.source for table in tables))
-        # DuckDB does not tell names apart by case.
-        _refuse_repeated("target table", (table.target_table.qualified.lower() for table in tables))
+        _refuse_shared_targets(tables)
         return self
 
 
@@ -377,6 +393,26 @@ def _refuse_repeated(what: str, names: Iterable[str]) -> None:
     for name, count in Counter(names).items():
         if count > 1:
             raise ValueError(f"the {what} {name} stands {count} times under groups")
+
+
+def _refuse_shared_targets(tables: Iterable[TableConfig]) -> None:
+    """Several sources may fill one target if a column tells their rows apart, and all have the same mode."""
+    targets: dict[str, list[TableConfig]] = {}
+    for table in tables:
+        # DuckDB does not tell names apart by case.
+        targets.setdefault(table.target_table.qualified.lower(), []).append(table)
+    for name, sharing in targets.items():
+        modes = [table.table_mode for table in sharing]
+        if len(sharing) == 1:
+            continue
+        if any(mode.source_column is None for mode in modes):
+            raise ValueError(
+                f"the target table {name} stands {len(sharing)} times under groups: give each a source_column,"
+                " or a target of its own"
+            )
+        if len({(mode.name, mode.source_column) for mode in modes}) > 1:
+            raise ValueError(f"the sources of the target table {name} need the same mode and source_column")
+        _refuse_repeated(f"source_value of the target {name}", (str(mode.source_value) for mode in modes))
 
 
 def _describe(problem: ErrorDetails, sections: Sections = _SECTIONS) -> str:

@@ -288,6 +288,8 @@ class Actions(Protocol):
         group_name: str = "default",
         mode: str = "upsert",
         copy: bool = True,
+        source_column: str | None = None,
+        source_value: str | None = None,
     ) -> int: ...
 
     def remove_table(

@@ -62,9 +62,18 @@ class RegistryActions:
         group_name: str = "default",
         mode: str = "upsert",
         copy: bool = True,
+        source_column: str | None = None,
+        source_value: str | None = None,
     ) -> int:
         made = self._call(
-            "add_table", source=source, target=target, group_name=group_name, mode=mode, copy=copy
+            "add_table",
+            source=source,
+            target=target,
+            group_name=group_name,
+            mode=mode,
+            copy=copy,
+            source_column=source_column,
+            source_value=source_value,
         )
         return int(made)
 

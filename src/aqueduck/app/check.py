@@ -190,9 +190,11 @@ def _check_slot(conn: Connection, server: ServerInfo, group: GroupConfig) -> str
 
 def _check_table(conn: Connection, config: TableConfig, found: list[TableSchema]) -> str:
     """Exists, has a key and an identity, and may be read; added to `found` where it exists."""
-    table = describe_table(conn, config.source)
+    table = describe_table(conn, config.source, need_key=config.table_mode.needs_key)
     found.append(table)
-    refuse_without_identity(table)
+    needs_identity = not table.key and table.identity != "f"
+    if config.table_mode.needs_key:
+        refuse_without_identity(table)
     with translate_errors(f"read the rights on {table.qualified}", table.qualified, conn=conn):
         row = conn.execute(
             "select has_schema_privilege(c.relnamespace, 'usage'), has_table_privilege(c.oid, 'select'), "
@@ -208,7 +210,9 @@ def _check_table(conn: Connection, config: TableConfig, found: list[TableSchema]
         raise PrivilegeError(
             f"the role {role} may not read {table.qualified}", hint="; ".join(grants), table=table.qualified
         )
-    return f"{len(table.columns)} columns, key {', '.join(table.key)}"
+    key = f"key {', '.join(table.key)}" if table.key else "no key"
+    note = ", its replica identity will be set to full" if needs_identity else ""
+    return f"{len(table.columns)} columns, {key}{note}"
 
 
 def _check_publication(conn: Connection, server: ServerInfo, group: GroupConfig) -> str:

@@ -157,12 +157,28 @@ def tables_add(
         str | None, typer.Option(help="The lake table; by default main and the same name.")
     ] = None,
     group: Annotated[str, typer.Option(help="The group.")] = "default",
+    mode: Annotated[str, typer.Option(help="upsert, append, history or soft_delete.")] = "upsert",
+    source_column: Annotated[
+        str | None, typer.Option(help="Column that tells the rows of several sources of one target apart.")
+    ] = None,
+    source_value: Annotated[
+        str | None, typer.Option(help="What this source has there; by default its name.")
+    ] = None,
     no_copy: Annotated[bool, typer.Option("--no-copy", help="Only changes from now on.")] = False,
     as_json: Json = False,
 ) -> None:
     """Add a table to a group; its rows are copied beside the stream."""
     said = f"{table} will be {'followed' if no_copy else 'copied and followed'}"
-    _call(config, as_json, said, "add_table", source=table, target=target, group_name=group, copy=not no_copy)
+    wanted = {
+        "source": table,
+        "target": target,
+        "group_name": group,
+        "mode": mode,
+        "copy": not no_copy,
+        "source_column": source_column,
+        "source_value": source_value,
+    }
+    _call(config, as_json, said, "add_table", **wanted)
 
 
 @tables_app.command("remove")

@@ -18,6 +18,7 @@ import structlog
 from aqueduck.config import GroupConfig, SyncConfig
 from aqueduck.errors import AqueduckError, ConfigError, PrivilegeError
 from aqueduck.lifecycle import ErrorClass, TableState
+from aqueduck.modes import MODES
 from aqueduck.postgres import registry
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.registry import GroupObservation, GroupRow, TableObservation, TableRow
@@ -50,10 +51,12 @@ class Wanted:
                 state=TableState.ERRORED,
                 error_code=ConfigError.code,
                 error_class=ErrorClass.CONFIGURATION,
-                error_message=str(ConfigError(f"mode {row.mode} is not supported yet", hint="use upsert")),
+                error_message=str(
+                    ConfigError(f"mode {row.mode} is unknown here", hint="upgrade this Aqueduck")
+                ),
             )
             for row in self.rows.values()
-            if not row.removed and row.mode != "upsert"
+            if not row.removed and row.mode not in MODES
         ]
 
     @property
@@ -125,7 +128,7 @@ def open_control(config: SyncConfig) -> Control:
 
 
 def _wanted(row: GroupRow) -> Wanted:
-    live = [t for t in row.tables if not t.removed and t.mode == "upsert"]
+    live = [t for t in row.tables if not t.removed and t.mode in MODES]
     settings = {name: getattr(row.settings, name) for name in _GROUP_SETTINGS}
     group = GroupConfig.model_validate(
         {
@@ -133,8 +136,20 @@ def _wanted(row: GroupRow) -> Wanted:
             "slot_name": row.slot_name,
             "publication": row.publication,
             **settings,
-            "tables": [{"source": str(t.source), "target": str(t.target), "copy": t.copy} for t in live],
+            "tables": [_table(t) for t in live],
         }
     )
     rows = {("removed:" if t.removed else "") + str(t.source): t for t in row.tables}
     return Wanted(group, row.enabled, row.removed, row.id, rows)
+
+
+def _table(row: TableRow) -> dict[str, Any]:
+    mode = row.table_mode
+    return {
+        "source": str(row.source),
+        "target": str(row.target),
+        "copy": row.copy,
+        "mode": mode.name,
+        "source_column": mode.source_column,
+        "source_value": mode.source_value,
+    }

@@ -43,9 +43,9 @@ from aqueduck.lake.apply import table_directory
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import BatchPlan, TableFailed, commit_batch
 from aqueduck.lake.evolve import same_columns, widen, wider_columns
+from aqueduck.lake.keeping import remove_target
 from aqueduck.lake.parking import copy_to_parking, forget_parked, parked_totals
 from aqueduck.lake.progress import Position, read_position
-from aqueduck.lake.sql import lake_table
 from aqueduck.lake.table_states import TableState, forget_state, read_states, write_state
 from aqueduck.lake.units import UnitFiles, UnitWriter, parked_units, plan_batch, remove_scratch, skips_of
 from aqueduck.notes import note_position, write_skips, write_tables
@@ -152,7 +152,7 @@ class GroupRunner:
                 places.append((table.schema, table_directory(self.lake, table.target)))
             except SchemaChangeError:  # the target is gone: the driver will see, and park the table
                 places.append((table.schema, None))
-        write_tables(self._tables_note, places)
+        write_tables(self._tables_note, places, {oid: t.mode for oid, t in self.tables.items()})
 
     def _on_ready(self, oids: list[int]) -> None:
         for oid in oids:
@@ -317,8 +317,8 @@ class GroupRunner:
             counts = status.tables[self.tables[unit.table_oid].schema.qualified]
             if self.states[unit.table_oid].ready:
                 counts.applied = (position, datetime.now(UTC))
-            counts.truncates += unit.truncate_first and unit.run == 0
-            if unit.truncate_first:
+            if unit.truncate is not None:
+                counts.truncates += 1
                 self.truncated.add(unit.table_oid)
             for segment in unit.segments:
                 counts.changes += segment.rows
@@ -376,7 +376,9 @@ class GroupRunner:
                 replaced = [
                     s
                     for s in known.values()
-                    if s.oid not in self.tables | found and s.target in {t.target for t in found.values()}
+                    if s.oid not in self.tables | found
+                    and (s.target, s.mode.source_value)
+                    in {(t.target, t.mode.source_value) for t in found.values()}
                 ]
                 with self.lake.transaction():
                     for state in replaced:
@@ -423,7 +425,7 @@ class GroupRunner:
                     forget_state(self.lake, self.group.name, oid)
                     forget_parked(self.lake, self.group.name, oid)
                     if oid in dropped:
-                        self.lake.execute(f"drop table if exists {lake_table(self.tables[oid].target)}")
+                        remove_target(self.lake, self.tables[oid].target, self.tables[oid].mode)
             for oid in gone:
                 self.forget_table(oid)
             self._tell_tables()

@@ -38,10 +38,10 @@ from aqueduck.errors import (
 )
 from aqueduck.lake.catalog import LakeSession, open_lake
 from aqueduck.lake.inlined import count_inlined
+from aqueduck.lake.keeping import remove_target
 from aqueduck.lake.orphans import remove_orphans
 from aqueduck.lake.parking import remove_parking_orphans
 from aqueduck.lake.progress import progress_table
-from aqueduck.lake.sql import lake_table
 from aqueduck.lake.table_states import forget_group
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.group_lock import lock_group, unlock_group
@@ -290,8 +290,10 @@ class SyncService:
 
     def _surplus(self, runner: GroupRunner, wanted: Wanted) -> list[int]:
         """Tables that run and are not wanted here any more."""
-        names = {(t.source_table.qualified, t.target_table) for t in wanted.group.tables}
-        return [oid for oid, t in runner.tables.items() if (t.schema.qualified, t.target) not in names]
+        names = {(t.source_table.qualified, t.target_table, t.table_mode) for t in wanted.group.tables}
+        return [
+            oid for oid, t in runner.tables.items() if (t.schema.qualified, t.target, t.mode) not in names
+        ]
 
     def _reconcile_group(self, control: Control, wanted: Wanted, all_wanted: list[Wanted]) -> None:
         name = wanted.group.name
@@ -339,14 +341,18 @@ class SyncService:
         waits = {oid for oid in moving if self._is_taken_over(oid)}
         gone = [oid for oid in surplus if oid not in waits]
         if gone:
-            dropped = {row.target for row in wanted.removed_tables if row.drop_target}
-            drop = [oid for oid in gone if runner.tables[oid].target in dropped]
+            dropped = {(row.target, row.table_mode) for row in wanted.removed_tables if row.drop_target}
+            drop = [oid for oid in gone if (runner.tables[oid].target, runner.tables[oid].mode) in dropped]
             for oid in gone:
                 log.info("table removed", group=wanted.group.name, table=runner.tables[oid].schema.qualified)
             runner.remove_tables(gone, drop=drop)
         self._forget_tables(control, wanted)
-        known = {(t.schema.qualified, t.target) for t in runner.tables.values()}
-        new = [t for t in wanted.group.tables if (t.source_table.qualified, t.target_table) not in known]
+        known = {(t.schema.qualified, t.target, t.mode) for t in runner.tables.values()}
+        new = [
+            t
+            for t in wanted.group.tables
+            if (t.source_table.qualified, t.target_table, t.table_mode) not in known
+        ]
         if new:
             renew = [name for name, row in wanted.rows.items() if row.resync_wanted]
             runner.add_tables(new, handover=lambda oid: self._giver(oid, runner), renew=renew)
@@ -403,7 +409,7 @@ class SyncService:
         with self.commit_lock, self.lake.transaction():
             for row in gone:
                 if row.drop_target:
-                    self.lake.execute(f"drop table if exists {lake_table(row.target)}")
+                    remove_target(self.lake, row.target, row.table_mode)
         control.forget(tables=gone)
 
     def _take_down(self, control: Control, wanted: Wanted) -> None:

@@ -25,6 +25,7 @@ from aqueduck.errors import CatalogUnreachableError, ConfigError, DataPathError,
 from aqueduck.lake.engine import is_remote, load_extension, new_connection
 from aqueduck.lake.failures import classify_attach, lake_errors
 from aqueduck.lake.sql import LAKE, ident, literal
+from aqueduck.modes import TableMode
 from aqueduck.schema import TableName, TableSchema
 
 __all__ = [
@@ -50,8 +51,8 @@ _SCANNERS = {"postgres": "postgres_scanner", "sqlite": "sqlite_scanner"}
 class SessionMemory:
     """What a session knows about the lake without asking again; a new connection starts empty."""
 
-    targets: dict[TableName, TableSchema] = field(default_factory=dict)
-    """Target tables that were compared with this schema."""
+    targets: dict[TableName, tuple[TableSchema, TableMode]] = field(default_factory=dict)
+    """Target tables that were compared with this schema and mode."""
     inlined_rows: dict[TableName, int] = field(default_factory=dict)
     """Rows, also dead ones, that the catalog itself holds of a table."""
 

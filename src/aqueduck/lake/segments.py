@@ -37,6 +37,7 @@ class Scans:
         skip_from: int | None = None,
     ) -> None:
         self._con = con
+        self._segments = segments
         self._range = (skip_before, skip_from)
         self._paths = tuple(s.path for s in segments if s.kind == "rows")
         self._names: list[str] = []
@@ -47,6 +48,14 @@ class Scans:
         self._con.register(name, read_batches(self._paths, columns, *self._range))
         self._names.append(name)
         return name
+
+    @property
+    def empty(self) -> bool:
+        return not self._paths
+
+    def some(self, part: slice) -> Scans:
+        """Streams over some of the segments."""
+        return Scans(self._con, self._segments[part], *self._range)
 
     def close(self) -> None:
         """Forget the streams."""

@@ -23,6 +23,8 @@ from pyspark.sql.types import StructType
 
 from aqueduck import faults
 from aqueduck.batches import Unit, plan_units
+from aqueduck.changes import SegmentRef
+from aqueduck.notes import read_modes
 from aqueduck.postgres.capture_settings import CaptureSettings
 
 if TYPE_CHECKING:
@@ -143,11 +145,18 @@ class CaptureReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         cuts = stage.between(int(start["position"]), int(end["position"]))
         if not cuts:
             return []
-        units = plan_units(segment for cut in cuts for segment in cut.segments)
+        segments = [segment for cut in cuts for segment in cut.segments]
+        units = plan_units(segments, keeping=self._keeping(segments))
         position, time_us = cuts[-1].position, cuts[-1].time_us
         direct = tuple(unit.to_json() for unit in units if unit.direct)
         groups = ([direct] if direct else []) + [(unit.to_json(),) for unit in units if not unit.direct]
         return [UnitPartition(position, time_us, group) for group in groups]
+
+    def _keeping(self, segments: Sequence[SegmentRef]) -> set[int]:
+        """Tables whose changes count although a truncate follows."""
+        if not any(segment.kind == "truncate" for segment in segments):
+            return set()
+        return {oid for oid, mode in read_modes(Path(self._settings.tables_path)).items() if mode.keeps}
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         """In a task: large units become files in the lake's data path, small ones are left to the driver."""

@@ -42,6 +42,8 @@ class CopyItem:
     name: str
     note: str | None
     """A file that appears when the chunk is done, on storage that workers and driver share."""
+    more: str = ""
+    """Columns that the mode adds, for a list of columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class CopyJob:
             directory=item.directory,
             name=item.name,
             chunk=item.chunk.number,
+            more=item.more,
         )
         if item.note is not None:
             write_note(Path(item.note), done.to_json(), sync=True)

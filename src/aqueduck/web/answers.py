@@ -110,7 +110,13 @@ class AddTable(Request):
         default=None, description="The lake table; by default main and the same name."
     )
     group: Name = "default"
-    mode: Literal["upsert", "append"] = "upsert"
+    mode: Literal["upsert", "append", "history", "soft_delete"] = "upsert"
+    source_column: Name | None = Field(
+        default=None, description="A column that tells the rows of several sources of one lake table apart."
+    )
+    source_value: str | None = Field(
+        default=None, description="What this source has there; by default its name."
+    )
     initial_copy: StrictBool = Field(default=True, alias="copy", description="Copy the rows that are there.")
 
 

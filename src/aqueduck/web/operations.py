@@ -129,7 +129,15 @@ def _disable_group(served: Served, p: a.GroupPath, _: None) -> a.Accepted:
 
 
 def _add_table(served: Served, _: None, b: a.AddTable) -> a.Accepted:
-    served.actions.add_table(b.source, target=b.target, group_name=b.group, mode=b.mode, copy=b.initial_copy)
+    served.actions.add_table(
+        b.source,
+        target=b.target,
+        group_name=b.group,
+        mode=b.mode,
+        copy=b.initial_copy,
+        source_column=b.source_column,
+        source_value=b.source_value,
+    )
     return a.Accepted(message=f"{b.source} is added to the group {b.group}")
 
 

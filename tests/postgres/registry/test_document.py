@@ -86,6 +86,7 @@ def test_every_example_runs(any_db: Database) -> None:
     roles = ("dashboard", "operator", "aqueduck_service")
     any_db.execute(
         "create table orders (id int primary key); create table items (id int primary key); create table audit (n int);"
+        "create schema eu; create table eu.sales (id int primary key);"
         + "".join(f"create role {role};" for role in roles)
     )
     try:

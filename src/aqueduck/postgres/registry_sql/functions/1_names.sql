@@ -64,7 +64,7 @@ begin
     elsif it.persistence <> 'p' then
         perform aqueduck._refuse(format('%s is unlogged or temporary: its changes are not in WAL', shown),
             format('alter table %s set logged', shown), '42809');
-    elsif mode = 'upsert' and not aqueduck._has_key(it.oid, it.identity) then
+    elsif mode <> 'append' and not aqueduck._has_key(it.oid, it.identity) then
         perform aqueduck._refuse(format('%s has neither a primary key nor a replica identity index', shown),
             format('alter table %s add primary key (<columns>); -- or select aqueduck.add_table(%L, mode => ''append'')',
                 shown, shown), 'QD002');
