@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Sequence
 
 from aqueduck.errors import SchemaChangeError
+from aqueduck.lake.bags import delete_rows
 from aqueduck.lake.catalog import METADATA, LakeSession
 from aqueduck.lake.evolve import holds, stored_columns
 from aqueduck.lake.failures import lake_errors
@@ -228,6 +229,9 @@ def delete_keys(
     session: LakeSession, target: TableName, schema: TableSchema, keys: str, among: str = "true"
 ) -> None:
     """Remove the rows whose key is in the relation `keys` (k0, k1, …), of those for which `among` holds."""
+    if not schema.key:
+        delete_rows(session, target, schema, keys, among)
+        return
     session.execute(
         f"delete from {lake_table(target)} as t using {keys} as k"
         f" where {same_key(schema, 't', 'k.k')} and {among}",
