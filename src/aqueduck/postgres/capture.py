@@ -106,13 +106,16 @@ class Capture(threading.Thread):
         """One connection, until we stop, are held, or it fails."""
         s = self._settings
         start = max(self._committed, self._confirmed)
-        stream = self._acquire(lambda: start_stream(s.dsn, s.slot, s.publication, start))
+        stream = self._acquire(
+            lambda: start_stream(s.dsn, s.slot, s.publication, start, in_progress=s.stream_in_progress)
+        )
         decoder = Decoder(
             self._tables(),
             first_ord=self._next_ord,
             first_version=self._next_version,
             more=self._tables,
             resolve=self._resolve,
+            streams=s.stream_in_progress,
         )
         try:
             self._read(stream, decoder)
@@ -248,6 +251,7 @@ class Capture(threading.Thread):
             return
         self._reported_at = now
         stage = self._stage
+        unfinished, unfinished_bytes = stage.unfinished
         report = {
             "time": time.time(),
             "pid": os.getpid(),
@@ -256,6 +260,8 @@ class Capture(threading.Thread):
             "confirmed": self._confirmed,
             "durable": stage.durable,
             "staged_bytes": stage.staged_bytes,
+            "unfinished": unfinished,
+            "unfinished_bytes": unfinished_bytes,
             "oldest_us": stage.oldest_us,
             "queued": stage.queued(),
             "rows": stage.rows,

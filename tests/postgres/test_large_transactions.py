@@ -1,0 +1,378 @@
+"""Transactions that the server streams before they end, captured from real servers and compared with what they hold."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import psycopg
+import pyarrow as pa
+import pytest
+
+from aqueduck.notes import write_tables
+from aqueduck.postgres.capture import Capture
+from aqueduck.postgres.capture_settings import CaptureSettings
+from aqueduck.postgres.embedded import EmbeddedPostgres
+from aqueduck.postgres.slots import create_slot
+from aqueduck.postgres.stage import Stage
+from aqueduck.postgres.tables import describe_table
+from aqueduck.schema import TableSchema, parse_lsn
+from tests.fix_postgres import Database, wait_until
+
+SMALL = {"logical_decoding_work_mem": "64kB", "max_prepared_transactions": 5}
+
+
+class Watched:
+    """A capture of some tables without Spark; `state` replays what it offers."""
+
+    def __init__(self, db: Database, directory: Path, tables: tuple[str, ...], **keywords: Any) -> None:
+        self.db, self.directory = db, directory
+        with db.connect() as conn:
+            conn.execute(f"create publication p for table {', '.join(tables)}".encode())
+            position = create_slot(conn, "s")
+            self.schemas = [describe_table(conn, f"public.{name}") for name in tables]
+        write_tables(directory / "tables.json", [(s, None) for s in self.schemas])
+        paths = {f"{name}_path": str(directory / name) for name in ("report", "hold", "confirmed", "durable")}
+        self.settings = CaptureSettings(
+            dsn=db.dsn, slot="s", publication="p", position=position, stage_dir=str(directory / "stage"),
+            tables_path=str(directory / "tables.json"), segment_bytes=32 << 10, slot_retries=8, **paths, **keywords,
+        )  # fmt: skip
+        self.cells: dict[str, dict[str, dict[str, Any]]] = {s.name: {} for s in self.schemas}
+        self.numbers: dict[int, list[int]] = {}
+        self.after = position
+        self.start()
+
+    def start(self) -> None:
+        self.stage = Stage(
+            self.directory / "stage", segment_bytes=32 << 10, bytes_max=256 << 10, position=self.after
+        )
+        settings = CaptureSettings(**{**_asdict(self.settings), "position": self.after})
+        self.capture = Capture(settings, self.stage)
+        self.capture.start()
+
+    def wait_unfinished(self, transactions: int) -> None:
+        def there() -> bool:
+            self.capture.check()
+            return self.stage.unfinished[0] == transactions
+
+        wait_until(there, f"{transactions} unfinished transactions are staged")
+
+    def catch_up(self) -> None:
+        """Take everything that is committed now, batch by batch, as the lake would."""
+        end = parse_lsn(self.db.value("select pg_current_wal_insert_lsn()::text"))
+        self.db.execute("select pg_logical_emit_message(true, '', ''), pg_current_xact_id()")
+        while self.capture.seen < end or self.stage.has_ready(self.after):
+            self.capture.check()
+            self.stage.cut()
+            upto = self.stage.furthest(self.after, 1 << 20)
+            for cut in self.stage.between(self.after, upto):
+                for segment in sorted(cut.segments, key=lambda s: s.first_ord):
+                    self._replay(segment)
+            self.stage.release(upto)
+            self.after = upto
+            self.capture.ask_position()
+
+    def _replay(self, segment: Any) -> None:
+        table = TableSchema.from_json(segment.schema_json)
+        rows = self.cells[table.name]
+        if segment.kind == "truncate":
+            rows.clear()
+            self.numbers.setdefault(segment.xid, []).append(segment.seq)
+            return
+        names = [c.name for c in table.columns]
+        for r in pa.ipc.open_file(segment.path).read_all().to_pylist():
+            assert r["_lsn"]
+            assert r["_ts"]
+            self.numbers.setdefault(r["_xid"], []).append(r["_seq"])
+            if r["o0"] is not None:
+                rows.pop(r["o0"])
+            if r["_op"] != 3:
+                image = {name: r[f"n{i}"] for i, name in enumerate(names)}
+                assert r["_op"] == 2 or r["n0"] not in rows, "nothing is inserted twice"
+                rows[r["n0"]] = image
+
+    def assert_same(self) -> None:
+        """What was replayed is what the source has."""
+        for schema in self.schemas:
+            found = self.db.query(f"select to_jsonb(t) from {schema.name} t")
+            want = {str(row["id"]): _texts(row) for (row,) in found}
+            assert {k: _texts(v) for k, v in self.cells[schema.name].items()} == want
+        for xid, numbers in self.numbers.items():
+            assert sorted(numbers) == list(range(len(numbers))), f"the numbers of {xid} have a gap"
+
+
+def _asdict(settings: CaptureSettings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in CaptureSettings.__dataclass_fields__}
+
+
+def _texts(row: dict[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in row.items() if value is not None}
+
+
+@pytest.fixture(scope="module")
+def small_memory() -> Iterator[EmbeddedPostgres]:
+    with EmbeddedPostgres(settings=SMALL) as server:
+        yield server
+
+
+@pytest.fixture
+def big_db(small_memory: EmbeddedPostgres, request: pytest.FixtureRequest) -> Iterator[Database]:
+    """A database on a server that streams whatever is larger than 64 kB."""
+    from tests.fix_postgres import _new_database
+
+    database = _new_database(small_memory)
+    yield database
+    database.drop()
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[Callable[..., Watched]]:
+    made: list[Watched] = []
+
+    def make(db: Database, *tables: str, **keywords: Any) -> Watched:
+        directory = tmp_path / str(len(made))
+        directory.mkdir()
+        made.append(Watched(db, directory, tables or ("t",), **keywords))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.capture.stop()
+
+
+ROWS = "insert into t select g, repeat('x', 100) from generate_series({}, {}) g"
+
+
+def test_a_large_transaction_is_staged_while_it_goes_on(
+    big_db: Database, watch: Callable[..., Watched]
+) -> None:
+    """P-S29: its rows are on our disk before it commits, and arrive whole and at once when it does."""
+    big_db.execute("create table t (id int primary key, v text)")
+    watched = watch(big_db)
+    with big_db.connect() as conn:
+        conn.execute("begin")
+        conn.execute(ROWS.format(1, 5000))
+        watched.wait_unfinished(1)
+        big_db.execute("insert into t values (9001, 'between')")
+        watched.catch_up()
+        assert list(watched.cells["t"]) == ["9001"]
+        big_db.execute("insert into t values (9002, 'between')")
+        conn.execute("commit")
+    watched.catch_up()
+    watched.assert_same()
+    assert watched.stage.unfinished == (0, 0)
+    assert len(watched.cells["t"]) == 5002
+    assert [*map(len, watched.numbers.values())] == [1, 1, 5000]
+
+
+def test_an_unfinished_transaction_does_not_hold_the_slot(
+    big_db: Database, watch: Callable[..., Watched]
+) -> None:
+    """Promise 3: the slot follows other traffic while a streamed transaction is open, and nothing of it is lost by that."""
+    big_db.execute("create table t (id int primary key, v text); create table other (id int)")
+    watched = watch(big_db)
+    with big_db.connect() as conn:
+        conn.execute("begin")
+        conn.execute(ROWS.format(1, 3000))
+        watched.wait_unfinished(1)
+        big_db.execute("insert into other select generate_series(1, 5000)")
+        target = parse_lsn(big_db.value("select pg_current_wal_flush_lsn()::text"))
+        confirmed = "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = 's'"
+        wait_until(lambda: parse_lsn(big_db.value(confirmed)) >= target, "the slot follows")
+        watched.capture.stop()
+        watched.start()
+        conn.execute("commit")
+    watched.catch_up()
+    watched.assert_same()
+    assert len(watched.cells["t"]) == 3000
+
+
+def test_the_setting_turns_it_off(big_db: Database, watch: Callable[..., Watched]) -> None:
+    """`stream_in_progress: false` leaves large transactions to the server until they commit."""
+    big_db.execute("create table t (id int primary key, v text)")
+    watched = watch(big_db, stream_in_progress=False)
+    with big_db.connect() as conn:
+        conn.execute("begin")
+        conn.execute(ROWS.format(1, 3000))
+        big_db.execute("insert into t values (9001, 'between')")
+        watched.catch_up()
+        assert watched.stage.unfinished == (0, 0)
+        conn.execute("commit")
+    watched.catch_up()
+    watched.assert_same()
+
+
+def test_ddl_inside_large_transactions_and_their_savepoints(
+    big_db: Database, watch: Callable[..., Watched]
+) -> None:
+    """P-S12: columns that come and go inside a streamed transaction, also in a part that is rolled back, and types it makes."""
+    big_db.execute("create table t (id int primary key, v text)")
+    watched = watch(big_db)
+    with big_db.connect() as conn:
+        conn.execute("begin")
+        conn.execute(ROWS.format(1, 2000))
+        conn.execute("savepoint a")
+        conn.execute("alter table t add extra int default 7")
+        conn.execute("insert into t select g, 'void', g from generate_series(2001, 4000) g")
+        conn.execute("rollback to a")
+        conn.execute(ROWS.format(4001, 6000))
+        conn.execute("create type mood as enum ('ok'); create domain amount as numeric(10, 2)")
+        conn.execute("alter table t add m mood[], add a amount")
+        conn.execute("insert into t select g, 'x', '{ok}', 1.5 from generate_series(6001, 8000) g")
+        watched.wait_unfinished(1)
+        conn.execute("truncate t")
+        conn.execute("insert into t select g, 'y', '{ok,ok}', 2.5 from generate_series(8001, 10000) g")
+        conn.execute("commit")
+    big_db.execute("insert into t values (1, 'after', '{}', 3.5)")
+    watched.catch_up()
+    assert len(watched.cells["t"]) == 2001
+    assert watched.cells["t"]["9000"] == {"id": "9000", "v": "y", "m": "{ok,ok}", "a": "2.50"}
+    with big_db.connect() as conn:
+        now = describe_table(conn, "t")
+    big_db.execute("insert into t values (2, 'last', null, null)")
+    watched.catch_up()
+    assert watched.cells["t"]["2"]["v"] == "last"
+    [element] = [c.element_oid for c in now.columns if c.name == "m"]
+    assert element
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["running", "restarted"])
+def test_prepared_transactions_arrive_when_they_are_committed(
+    big_db: Database, watch: Callable[..., Watched], restart: bool
+) -> None:
+    """Two-phase commits, large and small: what is rolled back never shows, what is committed shows then, also after a restart."""
+    big_db.execute("create table t (id int primary key, v text)")
+    watched = watch(big_db)
+    sizes = {"small": 10, "large": 3000, "small_void": 10, "large_void": 3000}
+    for n, (name, rows) in enumerate(sizes.items()):
+        with big_db.connect() as conn:
+            conn.execute("begin")
+            conn.execute(ROWS.format(n * 10_000, n * 10_000 + rows - 1))
+            conn.execute(f"prepare transaction '{name}'".encode())
+    big_db.execute("insert into t values (-1, 'meanwhile')")
+    watched.catch_up()
+    assert list(watched.cells["t"]) == ["-1"]
+    if restart:
+        watched.capture.stop()
+        watched.start()
+    for name in sizes:
+        big_db.execute(f"{'rollback' if 'void' in name else 'commit'} prepared '{name}'")
+    watched.catch_up()
+    watched.assert_same()
+    assert len(watched.cells["t"]) == 3011
+    assert watched.stage.unfinished == (0, 0)
+
+
+def _random_transactions(db: Database, seed: int, connections: int, steps: int, size: int) -> None:
+    """Several connections at once: large writes, savepoints, rollbacks, commits; none waits for another's rows."""
+    chance = random.Random(seed)
+    conns: list[psycopg.Connection[Any]] = [db.connect() for _ in range(connections)]
+    depth = [0] * connections
+    open_ = [False] * connections
+    next_id = 1
+    for _ in range(steps):
+        n = chance.randrange(connections)
+        conn = conns[n]
+        if not open_[n]:
+            conn.execute("begin")
+            open_[n], depth[n] = True, 0
+        what = chance.choice(["insert"] * 4 + ["update", "delete", "savepoint", "release", "back", "end"])
+        table = chance.choice("tu")
+        mine = f"id % {connections} = {n}"
+        if what == "insert":
+            rows = chance.choice([1, 30, size])
+            ids = f"{next_id} * {connections} + g * {connections} + {n}"
+            conn.execute(
+                f"insert into {table} select {ids}, repeat(md5(g::text), 3) from generate_series(0, {rows - 1}) g".encode()
+            )
+            next_id += rows
+        elif what == "update":
+            conn.execute(f"update {table} set v = v || 'u' where {mine} and id % 3 = 0".encode())
+        elif what == "delete":
+            conn.execute(f"delete from {table} where {mine} and id % 7 = {chance.randrange(7)}".encode())
+        elif what == "savepoint":
+            depth[n] += 1
+            conn.execute(f"savepoint s{depth[n]}".encode())
+        elif what in ("release", "back") and depth[n]:
+            to = chance.randint(1, depth[n])
+            conn.execute(f"{'release' if what == 'release' else 'rollback to'} s{to}".encode())
+            depth[n] = to - 1 if what == "release" else to
+        elif what == "end":
+            conn.execute(chance.choice((b"commit", b"commit", b"rollback")))
+            open_[n] = False
+    for n, conn in enumerate(conns):
+        if open_[n]:
+            conn.execute(chance.choice((b"commit", b"rollback")))
+        conn.close()
+
+
+@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 23))])
+def test_random_histories_of_large_transactions(
+    big_db: Database, watch: Callable[..., Watched], seed: int
+) -> None:
+    """P-S29, P-S07: concurrent, nested, partly rolled back; after them the replayed changes are the source's rows."""
+    big_db.execute(
+        "create table t (id int primary key, v text); create table u (id int primary key, v text);"
+        "create table unwatched (id int)"
+    )
+    watched = watch(big_db, "t", "u")
+    for part in range(3):
+        _random_transactions(big_db, seed * 100 + part, connections=4, steps=60, size=800)
+        if part == 1:  # in the middle: nothing of what was unfinished may survive, nor be lost
+            watched.capture.stop()
+            watched.start()
+        watched.catch_up()
+        watched.assert_same()
+    assert watched.stage.unfinished == (0, 0)
+
+
+def test_the_stream_is_read_with_little_memory(big_db: Database, watch: Callable[..., Watched]) -> None:
+    """P-S29: a transaction far beyond the stage's limit passes through it; none of it waits for another to be applied."""
+    big_db.execute("create table t (id int primary key, v text)")
+    watched = watch(big_db)
+    with big_db.connect() as conn:
+        conn.execute("begin")
+        conn.execute(ROWS.format(1, 20_000))
+        watched.wait_unfinished(1)
+        wait_until(lambda: watched.stage.unfinished[1] > 4 << 20, "more than the stage's limit is unfinished")
+        assert watched.stage.staged_bytes == 0
+        assert not watched.stage.full
+        big_db.execute("insert into t values (-1, 'passes')")
+        watched.catch_up()
+        assert list(watched.cells["t"]) == ["-1"]
+        conn.execute("commit")
+    watched.catch_up()
+    watched.assert_same()
+    assert not list((watched.directory / "stage").iterdir())
+
+
+def test_the_order_of_rows_is_one_over_all_transactions(
+    big_db: Database, watch: Callable[..., Watched]
+) -> None:
+    """Segments of streamed and of ordinary transactions can be sorted by their place, as folds and parked tables do."""
+    big_db.execute("create table t (id int primary key, v text)")
+    watched = watch(big_db)
+    with big_db.connect() as conn:
+        conn.execute("begin")
+        conn.execute(ROWS.format(1, 3000))
+        watched.wait_unfinished(1)
+        big_db.execute("insert into t select g, 'b' from generate_series(5001, 5100) g")
+        conn.execute("commit")
+    big_db.execute("insert into t select g, 'c' from generate_series(6001, 6100) g")
+    end = parse_lsn(big_db.value("select pg_current_wal_flush_lsn()::text"))
+    wait_until(lambda: watched.capture.seen >= end, "all is staged")
+    watched.stage.cut()
+    paths = [s.path for cut in watched.stage.between(0, 1 << 62) for s in cut.segments]
+    rows = pa.concat_tables(pa.ipc.open_file(path).read_all() for path in paths)
+    found = duckdb.sql("select string_agg(_lsn || ':' || n, ' ' order by first) from"
+                       " (select _lsn, count(*) as n, min(_ord) as first, max(_ord) as last from rows group by _lsn)")  # fmt: skip
+    assert found is not None
+    counts = [part.split(":")[1] for part in found.fetchall()[0][0].split()]
+    assert counts == ["100", "3000", "100"]
+    overlapping = duckdb.sql(
+        "select count(distinct _ord) = count(*), bool_and(_seq >= 0) from rows"
+    ).fetchall()
+    assert overlapping == [(True, True)]
