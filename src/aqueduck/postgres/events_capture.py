@@ -179,6 +179,8 @@ class EventsCapture(Capture):
     ) -> None:
         super().__init__(settings.capture, stage)
         self._events_settings = settings
+        # A temporary slot goes with its connection: there is no second try.
+        self._in_progress = self._in_progress and not settings.temporary
         self._start_stream = start or self._start_slot
 
     def _start_slot(self, position: int) -> ReplicationStream:
@@ -191,7 +193,7 @@ class EventsCapture(Capture):
                 f"CREATE_REPLICATION_SLOT {identifier(s.slot)} TEMPORARY LOGICAL pgoutput NOEXPORT_SNAPSHOT"
             )
         return start_stream(
-            s.dsn, s.slot, s.publication, position, in_progress=s.stream_in_progress, before=before
+            s.dsn, s.slot, s.publication, position, in_progress=self._in_progress, before=before
         )
 
     def _session(self) -> None:
@@ -205,7 +207,7 @@ class EventsCapture(Capture):
             first_version=self._next_version,
             excluded=events.excluded,
             every_commit=events.max_messages is not None,
-            streams=self._settings.stream_in_progress,
+            streams=self._in_progress,
         )
         try:
             self._read(stream, decoder)
