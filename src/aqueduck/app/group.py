@@ -188,6 +188,7 @@ class GroupRunner:
             max_queued_changes=g.max_queued_changes,
             batch_bytes_max=g.batch_bytes_max,
             flush_interval_seconds=g.flush_interval_ms / 1000,
+            stream_in_progress=g.large_transactions == "stream",
         )
 
     def stop(self) -> None:

@@ -49,6 +49,7 @@ class Settings:
     inline_rows: int = 1000
     on_slot_loss: str = "stop"
     on_type_change: str = "resync"
+    large_transactions: str = "stream"
     heartbeat_interval_ms: int = 0
 
 
