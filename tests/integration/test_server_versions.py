@@ -10,7 +10,7 @@ import pytest
 from aqueduck.postgres.embedded import EmbeddedPostgres
 from tests.fix_postgres import Database, SystemPostgres, _new_database, system_programs, wait_until
 from tests.flow import Flow
-from tests.watched import Watched
+from tests.replica import Replica
 
 SETTINGS = {"logical_decoding_work_mem": "64kB"}
 
@@ -66,7 +66,7 @@ def test_copy_and_stream_and_transactions_in_progress(old_db: Database, tmp_path
 def test_columns_change_and_large_transactions_are_cut_off(old_db: Database, tmp_path: Path) -> None:
     """P-S12, P-S29: DDL between and inside transactions, a truncate, and a restart while one is going on."""
     old_db.execute("create table t (id int primary key, v text)")
-    watched = Watched(old_db, tmp_path, ("t",))
+    watched = Replica(old_db, tmp_path, ("t",))
     try:
         old_db.execute("insert into t values (-1, 'a'); alter table t add n int default 5")
         old_db.execute("insert into t values (-2, 'b', 6); alter table t rename v to w")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import psutil
 import psycopg
 import pyarrow as pa
 import pytest
@@ -17,7 +18,7 @@ from aqueduck.postgres.tables import describe_table
 from aqueduck.schema import parse_lsn
 from aqueduck.typemap import lake_type
 from tests.fix_postgres import Database, _new_database, wait_until
-from tests.watched import Watched
+from tests.replica import Replica
 
 SMALL = {"logical_decoding_work_mem": "64kB", "max_prepared_transactions": 5}
 
@@ -37,13 +38,13 @@ def big_db(small_memory: EmbeddedPostgres) -> Iterator[Database]:
 
 
 @pytest.fixture
-def watch(tmp_path: Path) -> Iterator[Callable[..., Watched]]:
-    made: list[Watched] = []
+def watch(tmp_path: Path) -> Iterator[Callable[..., Replica]]:
+    made: list[Replica] = []
 
-    def make(db: Database, *tables: str, **keywords: Any) -> Watched:
+    def make(db: Database, *tables: str, **keywords: Any) -> Replica:
         directory = tmp_path / str(len(made))
         directory.mkdir()
-        made.append(Watched(db, directory, tables or ("t",), **keywords))
+        made.append(Replica(db, directory, tables or ("t",), **keywords))
         return made[-1]
 
     yield make
@@ -55,7 +56,7 @@ ROWS = "insert into t select g, repeat('x', 100) from generate_series({}, {}) g"
 
 
 def test_a_large_transaction_is_staged_while_it_goes_on(
-    big_db: Database, watch: Callable[..., Watched]
+    big_db: Database, watch: Callable[..., Replica]
 ) -> None:
     """P-S29: its rows are on our disk before it commits, and arrive whole and at once when it does."""
     big_db.execute("create table t (id int primary key, v text)")
@@ -77,7 +78,7 @@ def test_a_large_transaction_is_staged_while_it_goes_on(
 
 
 def test_an_unfinished_transaction_does_not_hold_the_slot(
-    big_db: Database, watch: Callable[..., Watched]
+    big_db: Database, watch: Callable[..., Replica]
 ) -> None:
     """Promise 3: the slot follows other traffic while a streamed transaction is open, and nothing of it is lost by that."""
     big_db.execute("create table t (id int primary key, v text); create table other (id int)")
@@ -98,7 +99,7 @@ def test_an_unfinished_transaction_does_not_hold_the_slot(
     assert len(watched.cells["t"]) == 3000
 
 
-def test_the_setting_turns_it_off(big_db: Database, watch: Callable[..., Watched]) -> None:
+def test_the_setting_turns_it_off(big_db: Database, watch: Callable[..., Replica]) -> None:
     """`stream_in_progress: false` leaves large transactions to the server until they commit."""
     big_db.execute("create table t (id int primary key, v text)")
     watched = watch(big_db, stream_in_progress=False)
@@ -114,7 +115,7 @@ def test_the_setting_turns_it_off(big_db: Database, watch: Callable[..., Watched
 
 
 def test_ddl_inside_large_transactions_and_their_savepoints(
-    big_db: Database, watch: Callable[..., Watched]
+    big_db: Database, watch: Callable[..., Replica]
 ) -> None:
     """P-S12: columns that come and go inside a streamed transaction, also in a part that is rolled back, and types it makes."""
     big_db.execute("create table t (id int primary key, v text)")
@@ -152,7 +153,7 @@ def test_ddl_inside_large_transactions_and_their_savepoints(
 
 
 def test_a_transaction_that_the_server_cannot_stream_is_read_whole(
-    big_db: Database, watch: Callable[..., Watched]
+    big_db: Database, watch: Callable[..., Replica]
 ) -> None:
     """PostgreSQL fails to stream DDL after DDL that was rolled back; read after its end, the same transaction arrives."""
     big_db.execute("create table t (id int primary key, v text)")
@@ -176,7 +177,7 @@ def test_a_transaction_that_the_server_cannot_stream_is_read_whole(
 
 @pytest.mark.parametrize("restart", [False, True], ids=["running", "restarted"])
 def test_prepared_transactions_arrive_when_they_are_committed(
-    big_db: Database, watch: Callable[..., Watched], restart: bool
+    big_db: Database, watch: Callable[..., Replica], restart: bool
 ) -> None:
     """Two-phase commits, large and small: what is rolled back never shows, what is committed shows then, also after a restart."""
     big_db.execute("create table t (id int primary key, v text)")
@@ -246,7 +247,7 @@ def _random_transactions(db: Database, seed: int, connections: int, steps: int, 
 
 @pytest.mark.parametrize("seed", [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 23))])
 def test_random_histories_of_large_transactions(
-    big_db: Database, watch: Callable[..., Watched], seed: int
+    big_db: Database, watch: Callable[..., Replica], seed: int
 ) -> None:
     """P-S29, P-S07: concurrent, nested, partly rolled back; after them the replayed changes are the source's rows."""
     big_db.execute(
@@ -265,7 +266,7 @@ def test_random_histories_of_large_transactions(
     assert watched.capture.streams_in_progress
 
 
-def test_the_stream_is_read_with_little_memory(big_db: Database, watch: Callable[..., Watched]) -> None:
+def test_the_stream_is_read_with_little_memory(big_db: Database, watch: Callable[..., Replica]) -> None:
     """P-S29: a transaction far beyond the stage's limit passes through it; none of it waits for another to be applied."""
     big_db.execute("create table t (id int primary key, v text)")
     watched = watch(big_db)
@@ -285,8 +286,61 @@ def test_the_stream_is_read_with_little_memory(big_db: Database, watch: Callable
     assert not list((watched.directory / "stage").iterdir())
 
 
+def test_ten_times_the_rows_take_no_more_memory(big_db: Database, watch: Callable[..., Replica]) -> None:
+    """P-S29: neither the capture nor the server holds a transaction in memory; the server does not write it to disk either."""
+    big_db.execute("create table t (id int primary key, v text)")
+    watched = watch(big_db)
+    base = _rows_while_going_on(big_db, watched, 0, 20_000)
+    peak = _rows_while_going_on(big_db, watched, 100_000, 200_000)
+    assert peak["ours"] < base["ours"] + (40 << 20), (base, peak)
+    assert peak["server"] < base["server"] + (20 << 20), (base, peak)
+    spilled = "select spill_txns, stream_txns > 0 from pg_stat_replication_slots where slot_name = 's'"
+    wait_until(
+        lambda: big_db.query(spilled) == [(0, True)], "the server has streamed all and spilled nothing"
+    )
+    assert len(watched.cells["t"]) == 220_000
+
+
+def _rows_while_going_on(db: Database, watched: Replica, first: int, rows: int) -> dict[str, int]:
+    """Insert so many rows in one transaction; the most memory that was resident meanwhile, here and in the walsender."""
+    pid = db.value("select active_pid from pg_replication_slots where slot_name = 's'")
+    ours, server = psutil.Process(), psutil.Process(pid)
+    most = {"ours": 0, "server": 0}
+
+    def look() -> None:
+        most["ours"] = max(most["ours"], ours.memory_info().rss)
+        held = server.memory_info()
+        most["server"] = max(most["server"], held.rss - held.shared)
+
+    with db.connect() as conn:
+        conn.execute("begin")
+        for start in range(first, first + rows, 10_000):
+            conn.execute(ROWS.format(start, start + 9_999))
+            look()
+        wanted = watched.stage.rows + rows // 2
+
+        def staged() -> bool:
+            look()
+            watched.capture.check()
+            return watched.stage.rows >= wanted or watched.stage.unfinished[1] > rows * 80
+
+        wait_until(staged, "most of it is staged")
+        conn.execute("commit")
+    end = parse_lsn(db.value("select pg_current_wal_insert_lsn()::text"))
+
+    def seen() -> bool:
+        look()
+        watched.capture.check()
+        watched.capture.ask_position()
+        return watched.capture.seen >= end
+
+    wait_until(seen, "all of it is staged", 120)
+    watched.catch_up()
+    return most
+
+
 def test_the_order_of_rows_is_one_over_all_transactions(
-    big_db: Database, watch: Callable[..., Watched]
+    big_db: Database, watch: Callable[..., Replica]
 ) -> None:
     """Segments of streamed and of ordinary transactions can be sorted by their place, as folds and parked tables do."""
     big_db.execute("create table t (id int primary key, v text)")

@@ -1,7 +1,7 @@
 """
 A capture without Spark and without a lake, whose offered changes are replayed row by row.
 
-`Watched` holds what a replica would hold: compare it with the source at any commit.
+`Replica` holds what a replica would hold: compare it with the source at any commit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aqueduck.schema import TableSchema, parse_lsn
 from tests.fix_postgres import Database, wait_until
 
 
-class Watched:
+class Replica:
     """A capture of some tables without Spark; `state` replays what it offers."""
 
     def __init__(self, db: Database, directory: Path, tables: tuple[str, ...], **keywords: Any) -> None:
