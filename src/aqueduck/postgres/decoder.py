@@ -230,10 +230,12 @@ class Decoder:
         else:
             xid, part = messages.parse_stream_abort(raw)
             stream = self._streams.get(xid)
-            first_void = 0 if part == xid else stream.roll_back(part) if stream is not None else None
+            if stream is None:
+                return  # nothing of it came
             if part == xid:
-                self._streams.pop(xid, None)
-            if first_void is not None:
+                del self._streams[xid]
+                yield Forget(xid, 0)
+            elif (first_void := stream.roll_back(part)) is not None:
                 yield Forget(xid, first_void)
 
     def _streamed(self, xid: int) -> StreamedTransaction:
