@@ -65,7 +65,9 @@ def test_many_tables_beside_three_that_are_synced(
                 assert service.lake.query(f"from lake.main.{ident(name)}")[0] == [(n, round_)]
         finally:
             service.close()
-        db.execute("select pg_drop_replication_slot('aqueduck_test'); drop publication aqueduck_test")
+        db.execute(
+            "select pg_drop_replication_slot('aqueduck_test'); drop publication aqueduck_test; drop schema aqueduck cascade"
+        )
     for name, value in seconds.items():
         record_property(name, round(value, 2))
     for step in ("check", "reconcile", "start"):

@@ -35,10 +35,10 @@ def test_small_transactions_pass_a_large_one_and_it_arrives_whole(shared: Sync) 
     shared.follow("public.t", "public.u", copy=False)
     with db.connect() as conn:
         conn.execute("begin")
-        conn.execute("insert into t select g, repeat('x', 100) from generate_series(1, 30000) g")
+        conn.execute("insert into t select g, repeat('x', 200) from generate_series(1, 15000) g")
         conn.execute("savepoint a")
         conn.execute(
-            "insert into u select g, 'void' from generate_series(1, 30000) g; delete from t where id < 9000"
+            "insert into u select g, 'void' from generate_series(1, 5000) g; delete from t where id < 9000"
         )
         wait_until(lambda: _staged(shared), "it is staged while it goes on")
         db.execute("insert into u values (-1, 'passes')")
@@ -48,7 +48,7 @@ def test_small_transactions_pass_a_large_one_and_it_arrives_whole(shared: Sync) 
         conn.execute("insert into u select g, 'kept' from generate_series(1, 10) g")
         conn.execute("commit")
     shared.wait_same()
-    assert shared.lake("select count(*) from lake.main.t") == [(30000,)]
+    assert shared.lake("select count(*) from lake.main.t") == [(15000,)]
     db.execute(f"alter database {db.name} reset logical_decoding_work_mem")
 
 
