@@ -23,7 +23,7 @@ from tests.fix_postgres import Database, wait_until
 
 
 class Replica:
-    """A capture of some tables without Spark; `state` replays what it offers."""
+    """A capture of some tables without Spark; `catch_up` replays what it offers."""
 
     def __init__(self, db: Database, directory: Path, tables: tuple[str, ...], **keywords: Any) -> None:
         self.db, self.directory = db, directory
@@ -32,7 +32,9 @@ class Replica:
             position = create_slot(conn, "s")
             self.schemas = [describe_table(conn, f"public.{name}") for name in tables]
         write_tables(directory / "tables.json", [(s, None) for s in self.schemas])
-        paths = {f"{name}_path": str(directory / name) for name in ("report", "hold", "confirmed", "durable")}
+        paths: dict[str, Any] = {
+            f"{name}_path": str(directory / name) for name in ("report", "hold", "confirmed", "durable")
+        }
         self.settings = CaptureSettings(
             dsn=db.dsn, slot="s", publication="p", position=position, stage_dir=str(directory / "stage"),
             tables_path=str(directory / "tables.json"), segment_bytes=32 << 10, slot_retries=8, **paths, **keywords,

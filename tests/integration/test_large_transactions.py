@@ -131,7 +131,7 @@ def test_ten_million_rows_in_one_transaction(
                 f"insert into t select g, g from generate_series({first}, {first + rows - 1}) g".encode()
             )
             committed = time.monotonic()
-            counts = set()
+            counts: set[int] = set()
             query = f"select count(*) from lake.main.t where id >= {first}"
 
             def arrived(rows: int = rows, query: str = query, counts: set[int] = counts) -> bool:

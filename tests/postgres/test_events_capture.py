@@ -141,7 +141,8 @@ def test_a_transaction_that_is_read_while_it_goes_on_gives_the_same_events(
         conn.execute("insert into nothing default values")
         db.execute("insert into t values (9001, 'between')")
         conn.execute("commit")
-    assert watched.stage.limit is None
+    early = watched.stage.limit
+    assert early is None
     db.execute("insert into t values (9002, 'last'); insert into t values (9003, 'too much')")
     events = watched.events()
     assert [e["after"].get("id") for e in events[:2002]] == [9001, *range(1, 2000), None, 9002]

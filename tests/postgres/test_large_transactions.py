@@ -20,7 +20,7 @@ from aqueduck.typemap import lake_type
 from tests.fix_postgres import Database, _new_database, wait_until
 from tests.replica import Replica
 
-SMALL = {"logical_decoding_work_mem": "64kB", "max_prepared_transactions": 5}
+SMALL: dict[str, str | int | bool] = {"logical_decoding_work_mem": "64kB", "max_prepared_transactions": 5}
 
 
 @pytest.fixture(scope="module")
