@@ -13,6 +13,7 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── SlotLostError            pg.slot_lost
     │   ├── SlotActiveError          pg.slot_active      retried
     │   ├── SlotConflictError        pg.slot_conflict
+    │   ├── TwoPhaseSlotError        pg.slot_two_phase
     │   ├── SlotLimitError           pg.slot_limit
     │   ├── PublicationError         pg.publication
     │   ├── ProtocolError            pg.protocol         retried
@@ -118,6 +119,7 @@ __all__ = [
     "TableRecreatedError",
     "TokenError",
     "TransactionTooLargeError",
+    "TwoPhaseSlotError",
     "ValueCastError",
     "VerifyDifferenceError",
     "WalLevelError",
@@ -256,6 +258,12 @@ class SlotConflictError(SourceError):
     """A slot of that name exists, but it is not the one that fits the lake."""
 
     code = "pg.slot_conflict"
+
+
+class TwoPhaseSlotError(SourceError):
+    """The slot sends prepared transactions before anybody knows whether they will be committed."""
+
+    code = "pg.slot_two_phase"
 
 
 class SlotLimitError(SourceError):

@@ -76,6 +76,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("aqueduck_capture_decode_seconds_total", "counter", _G, "Time spent decoding."),
     MetricSpec("aqueduck_capture_paused", "gauge", _G, "1 while a full stage pauses reading: backpressure."),
     MetricSpec("aqueduck_stage_bytes", "gauge", _G, "Bytes on disk between the source and the lake."),
+    MetricSpec("aqueduck_unfinished_bytes", "gauge", _G, "Bytes staged of source transactions that have not ended."),
     MetricSpec("aqueduck_slot_retained_bytes", "gauge", _G, "WAL that the source keeps for the slot."),
     # -- batches
     MetricSpec("aqueduck_group_state", "gauge", ("group", "state"), "1 for the state that the group is in, 0 for the others."),
@@ -261,6 +262,7 @@ def _of_group(group: GroupOverview) -> Iterator[Sample]:
     yield "aqueduck_capture_decode_seconds_total", g, group.decode_seconds
     yield "aqueduck_capture_paused", g, int(group.paused)
     yield "aqueduck_stage_bytes", g, group.staged_bytes
+    yield "aqueduck_unfinished_bytes", g, group.unfinished_bytes
     yield "aqueduck_slot_retained_bytes", g, group.retained_bytes
     for state in _GROUP_STATES:
         yield "aqueduck_group_state", (group.name, state), int(group.state == state)

@@ -125,6 +125,8 @@ class GroupOverview:
     received_bytes: int = 0
     decode_seconds: float = 0.0
     staged_bytes: int = 0
+    unfinished_bytes: int = 0
+    """What is staged of source transactions that have not ended."""
     paused: bool = False
     """Reading waits until the lake has caught up."""
     held: bool = False

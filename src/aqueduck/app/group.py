@@ -197,6 +197,7 @@ class GroupRunner:
             max_queued_changes=g.max_queued_changes,
             batch_bytes_max=g.batch_bytes_max,
             flush_interval_seconds=g.flush_interval_ms / 1000,
+            stream_in_progress=g.large_transactions == "stream",
         )
 
     def stop(self) -> None:
@@ -340,6 +341,11 @@ class GroupRunner:
         status.seen = max(status.position, int(report.get("seen", 0)))
         status.transactions = int(report.get("transactions", 0))
         status.staged_bytes = int(report.get("staged_bytes", 0))
+        status.unfinished_bytes = int(report.get("unfinished_bytes", 0))
+        streams = bool(report.get("streams_in_progress", True))
+        if status.streams_in_progress and not streams and self.group.large_transactions == "stream":
+            log.warning("the server cannot stream a transaction: read whole", group=self.group.name)
+        status.streams_in_progress = streams
         status.paused = bool(report.get("paused", False))
         status.held = bool(report.get("held", False))
         status.queued = {int(oid): (rows, size) for oid, (rows, size) in report.get("queued", {}).items()}

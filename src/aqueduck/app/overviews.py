@@ -124,6 +124,7 @@ class SyncOverviews:
             received_bytes=int(report.get("received_bytes", 0)),
             decode_seconds=float(report.get("decode_seconds", 0.0)),
             staged_bytes=status.staged_bytes,
+            unfinished_bytes=status.unfinished_bytes,
             paused=status.paused,
             held=status.held,
             restarts=status.restarts,
