@@ -52,7 +52,8 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     ├── StageFullError               stage.full
     ├── VerifyDifferenceError        verify.different
     ├── IllegalMoveError             lifecycle.illegal_move
-    └── ServiceLockedError           service.locked
+    ├── ServiceLockedError           service.locked
+    └── MaintenanceError             maintenance.failed
 
 A code is stable and has a heading in `docs/errors.md`.  Foreign exceptions are translated
 elsewhere, at the boundary they come from.  Messages hold no cell values and no secrets.
@@ -521,6 +522,12 @@ class ServiceLockedError(AqueduckError):
     """Another service already runs this group."""
 
     code = "service.locked"
+
+
+class MaintenanceError(AqueduckError):
+    """The lake could not be maintained; its rows are as they were."""
+
+    code = "maintenance.failed"
 
 
 def error_codes() -> dict[str, type[AqueduckError]]:
