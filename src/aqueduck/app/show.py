@@ -22,6 +22,7 @@ from aqueduck.app.check import CheckResult
 from aqueduck.app.verify import TableComparison
 from aqueduck.app.verify_reads import Progress as Told
 from aqueduck.errors import VerifyDifferenceError
+from aqueduck.lake.lineage import SourceState
 
 __all__ = [
     "NOT_COMPARED",
@@ -31,6 +32,7 @@ __all__ = [
     "show_groups",
     "show_maintenance",
     "show_settings",
+    "show_snapshot",
     "show_status",
     "show_tables",
     "show_verdicts",
@@ -332,3 +334,14 @@ def show_maintenance(console: Console, reports: Sequence[Row]) -> None:
             f"{span(report['seconds'])}, commits waited at most {span(report['longest_hold_seconds'])}{rest}",
             highlight=False,
         )
+
+
+def show_snapshot(out: Console, state: SourceState) -> None:
+    """One lake snapshot by source time, and how to read it."""
+    when = "" if state.source_time is None else f", committed at {state.source_time.isoformat()}"
+    out.print(f"snapshot [bold]{state.snapshot}[/]: the source up to {state.lsn}{when}", highlight=False)
+    if not state.reached:
+        out.print("[yellow]the lake may not have everything up to there yet[/]")
+    out.print(
+        f"read it with: select … from lake.main.TABLE at (version => {state.snapshot})", highlight=False
+    )
