@@ -58,7 +58,8 @@ Step = Merge | Rewrite
 
 def next_step(files: Sequence[TableFile], *, delete_share: float, done: Collection[Step] = ()) -> Step | None:
     """The next thing to do about a table's files; what is in `done` had no effect and is not tried again."""
-    for step in (*_merges(files), *_rewrites(files, delete_share)):
+    steps: list[Step] = [*_merges(files), *_rewrites(files, delete_share)]
+    for step in steps:
         if step not in done:
             return step
     return None

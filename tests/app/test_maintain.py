@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from aqueduck.app import maintenance_sync
 from aqueduck.app.cli import app
+from aqueduck.app.maintenance import maintain
 from aqueduck.app.maintenance_fanout import DestinationUpkeep, maintain_fanout, only_instance
 from aqueduck.app.maintenance_sync import maintain_sync
 from aqueduck.app.readers import oldest_cursor
@@ -61,11 +62,11 @@ def test_the_lake_equals_the_source_with_maintenance_in_between(db: Database, tm
             lambda: (None, None),
             lambda lake, older_than: 0,
         )
-        for _ in range(6):
-            for _ in range(3):
+        for _ in range(3):
+            for _ in range(2):
                 at_random(db, rnd)
                 service.apply()
-            report = maintenance_sync.maintain(work, EAGER.model_copy(update={"retention_hours": 1e-9}))
+            report = maintain(work, EAGER.model_copy(update={"retention_hours": 1e-9}))
             assert report.error is None
             source, lake = source_and_lake(service)
             assert lake == source
@@ -172,7 +173,7 @@ def test_destinations_are_maintained_and_stay_right(fan: Fan) -> None:
     """P-F16: polls with maintenance of every destination in between leave what the source has."""
     config = config_of(fan)
     rnd = random.Random(1)
-    for i in range(4):
+    for i in range(2):
         low = rnd.randint(0, 20)
         fan.change(
             f"delete from lake.t where id between {low} and {low + 3}",
@@ -208,7 +209,6 @@ def test_destinations_take_turns(fan: Fan) -> None:
 
 def test_a_fan_out_goes_on_after_maintenance_of_its_source(fan: Fan, tmp_path: Path) -> None:
     """P-F16: flushes, merges, rewrites and expiry up to the oldest cursor lead to no gap and to no new seed."""
-    from aqueduck.app.maintenance import maintain
     from aqueduck.config import LakeConfig
     from aqueduck.lake.catalog import open_lake
     from tests.lake.test_maintenance import work_on
@@ -217,7 +217,7 @@ def test_a_fan_out_goes_on_after_maintenance_of_its_source(fan: Fan, tmp_path: P
     fan.poll()
     place = fan.place("source")
     seeds = 0
-    for i in range(4):
+    for i in range(3):
         fan.change(
             f"insert into lake.t select {1000 * (i + 1)} + i, 'a', i from range(20) r(i)",
             f"delete from lake.t where id % 7 = {i}",

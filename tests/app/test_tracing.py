@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -70,8 +71,9 @@ def test_without_an_endpoint_nothing_is_imported() -> None:
     code = (
         "import sys, aqueduck.app.service; print([m for m in sys.modules if m.startswith('opentelemetry')])"
     )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout.strip() == "[]"
 

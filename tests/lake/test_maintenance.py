@@ -198,7 +198,7 @@ def lived_through(session: LakeSession, seed: int, steps: int) -> History:
 
 def test_maintenance_changes_neither_rows_nor_the_past(lake: Lake) -> None:
     """Random changes with flushes, merges, rewrites and expiry in between: now and every kept lake snapshot are right."""
-    history = lived_through(lake.session, seed=5, steps=4)
+    history = lived_through(lake.session, seed=5, steps=2)
     expected = max(history.past)
     assert [tuple(r) for r in lake.read("select id, v, n from lake.main.t order by id")] == history.past[
         expected

@@ -35,7 +35,7 @@ def configure_logs(how: LogFormat = "console", *, stream: TextIO | None = None) 
     structlog.configure(
         processors=[*shared, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(out),
+        logger_factory=lambda *_: structlog.PrintLogger(stream or sys.stderr),
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(out)

@@ -134,12 +134,16 @@ class Maintainer:
             mine = tuple(
                 f"{file_prefix(runner.group.name)}{run}-" for run in (runner.run_id, runner.copier.run_id)
             )
+
+            def keep(name: str, kept: set[str] = kept, mine: tuple[str, ...] = mine) -> bool:
+                return name in kept or name.startswith(mine)
+
             removed += remove_old_orphans(
                 lake,
                 [table.target for table in dict(runner.tables).values()],
                 older_than=older_than,
                 groups=[runner.group.name],
-                keep=lambda name, kept=kept, mine=mine: name in kept or name.startswith(mine),
+                keep=keep,
             )
         return removed
 
