@@ -28,6 +28,7 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── SourceExpiredError       lake.expired
     │   ├── ReservedColumnError      lake.reserved_column
     │   ├── LakeTableMissingError    lake.table_missing
+    │   ├── NoSnapshotError          lake.no_snapshot
     │   └── ResyncNeededError        lake.resync_needed
     ├── CopyDisturbedError           copy.disturbed      retried
     ├── TableDisabledError           table.disabled
@@ -84,6 +85,7 @@ __all__ = [
     "LakeError",
     "LakeTableMissingError",
     "LakeWriteError",
+    "MaintenanceError",
     "MethodError",
     "NoKeyError",
     "NoSnapshotError",
