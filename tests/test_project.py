@@ -51,7 +51,20 @@ INPUT_OUTPUT = {
     "uvicorn",
 }
 
-TARGETS = {"help", "setup", "demo", "test", "test-long", "lint", "fmt", "bench-drain", "bench-mixed", "clean"}
+TARGETS = {
+    "help",
+    "setup",
+    "demo",
+    "test",
+    "test-long",
+    "lint",
+    "fmt",
+    "bench-drain",
+    "bench-mixed",
+    "soak",
+    "dist",
+    "clean",
+}
 
 
 def package_of(module: Path) -> str:

@@ -37,11 +37,13 @@ from aqueduck.schema import TableName, parse_table_name
 __all__ = [
     "GroupConfig",
     "LakeConfig",
+    "MaintenanceConfig",
     "ServerConfig",
     "SourceConfig",
     "SparkConfig",
     "SyncConfig",
     "TableConfig",
+    "TracingConfig",
     "load_config",
     "parse_config",
 ]
@@ -254,6 +256,33 @@ class ServerConfig(Section):
         return self
 
 
+class MaintenanceConfig(Section):
+    """What keeps a lake's files few and its past short; see docs/maintenance.md."""
+
+    enabled: bool = True
+    """Whether the service does it by itself; `aqueduck maintain` does it in any case."""
+    interval_seconds: float = Field(default=600.0, ge=1, le=86_400)
+    budget_seconds: float = Field(default=30.0, gt=0, le=86_400)
+    delete_share: float = Field(default=0.3, gt=0, le=1)
+    """A file is rewritten when this share of its rows is gone."""
+    retention_hours: float | None = Field(default=None, gt=0)
+    """Lake snapshots that are older are forgotten; without it, none is."""
+    readers: tuple[Text, ...] = ()
+    """Files of fan-outs that read this lake: what they have not read yet is kept."""
+    grace_hours: float = Field(default=1.0, ge=0)
+    """How long files that no lake snapshot has any more are left for queries that still read them."""
+    orphan_hours: float = Field(default=24.0, ge=1)
+    """How old a file has to be that no catalog knows."""
+
+
+class TracingConfig(Section):
+    """Where OpenTelemetry traces of batches go."""
+
+    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://\S+$")
+    """The base address of an OTLP receiver over HTTP, such as http://127.0.0.1:4318."""
+    service_name: Text = "aqueduck"
+
+
 class SyncConfig(Section):
     """A whole file of the flow `sync`."""
 
@@ -262,6 +291,8 @@ class SyncConfig(Section):
     groups: tuple[GroupConfig, ...]
     spark: SparkConfig = SparkConfig()
     server: ServerConfig = ServerConfig()
+    maintenance: MaintenanceConfig = MaintenanceConfig()
+    tracing: TracingConfig = TracingConfig()
     state_dir: Text = ".aqueduck"
 
     @model_validator(mode="after")
@@ -287,6 +318,8 @@ _SECTIONS: Sections = {
     ("groups", "tables"): TableConfig,
     ("spark",): SparkConfig,
     ("server",): ServerConfig,
+    ("maintenance",): MaintenanceConfig,
+    ("tracing",): TracingConfig,
 }
 
 
@@ -375,8 +408,15 @@ def _with_absolute_paths(config: SyncConfig, base_dir: Path) -> SyncConfig:
             "tls_key": _absolute(server.tls_key, base_dir),
         }
         server = server.model_copy(update=tls)
+    readers = tuple(_absolute(path, base_dir) for path in config.maintenance.readers)
+    maintenance = config.maintenance.model_copy(update={"readers": readers})
     return config.model_copy(
-        update={"lake": lake.model_copy(update=paths), "state_dir": state_dir, "server": server}
+        update={
+            "lake": lake.model_copy(update=paths),
+            "state_dir": state_dir,
+            "server": server,
+            "maintenance": maintenance,
+        }
     )
 
 

@@ -29,6 +29,7 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── SourceExpiredError       lake.expired
     │   ├── ReservedColumnError      lake.reserved_column
     │   ├── LakeTableMissingError    lake.table_missing
+    │   ├── NoSnapshotError          lake.no_snapshot
     │   └── ResyncNeededError        lake.resync_needed
     ├── CopyDisturbedError           copy.disturbed      retried
     ├── TableDisabledError           table.disabled
@@ -53,7 +54,8 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     ├── StageFullError               stage.full
     ├── VerifyDifferenceError        verify.different
     ├── IllegalMoveError             lifecycle.illegal_move
-    └── ServiceLockedError           service.locked
+    ├── ServiceLockedError           service.locked
+    └── MaintenanceError             maintenance.failed
 
 A code is stable and has a heading in `docs/errors.md`.  Foreign exceptions are translated
 elsewhere, at the boundary they come from.  Messages hold no cell values and no secrets.
@@ -84,6 +86,7 @@ __all__ = [
     "LakeError",
     "LakeTableMissingError",
     "LakeWriteError",
+    "MaintenanceError",
     "MethodError",
     "NoKeyError",
     "NoSnapshotError",
@@ -543,6 +546,12 @@ class ServiceLockedError(AqueduckError):
     """Another service already runs this group."""
 
     code = "service.locked"
+
+
+class MaintenanceError(AqueduckError):
+    """The lake could not be maintained; its rows are as they were."""
+
+    code = "maintenance.failed"
 
 
 def error_codes() -> dict[str, type[AqueduckError]]:

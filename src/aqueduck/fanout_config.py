@@ -18,6 +18,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from aqueduck.config import (
+    MaintenanceConfig,
     Section,
     ServerConfig,
     SparkConfig,
@@ -210,6 +211,8 @@ class FanoutConfig(Section):
     server: ServerConfig = ServerConfig(port=8000)
     instance: InstanceConfig = InstanceConfig()
     spark: SparkConfig = SparkConfig()
+    maintenance: MaintenanceConfig = MaintenanceConfig()
+    """Of the destinations' lakes."""
     state_dir: Text = ".aqueduck"
 
     @model_validator(mode="after")
@@ -218,6 +221,8 @@ class FanoutConfig(Section):
             raise ValueError("destinations: needs at least one destination, or the key dynamic")
         _refuse_repeated("id", (d.id for d in self.destinations))
         _refuse_repeated("routing_value", (d.routing_value for d in self.destinations))
+        if self.maintenance.readers:
+            raise ValueError("maintenance.readers is for files of sync: it names those that read its lake")
         unknown = set(self.instance.partition.include) - {d.id for d in self.destinations}
         if unknown and self.dynamic is None:
             raise ValueError(f"instance.partition.include: no destination has the id {min(unknown)}")

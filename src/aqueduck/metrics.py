@@ -27,6 +27,8 @@ __all__ = [
     "count_retry",
     "observe_batch",
     "observe_destination",
+    "observe_hold",
+    "observe_maintenance",
     "observe_poll",
     "observe_routing",
     "scrape",
@@ -109,6 +111,13 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("aqueduck_lake_files", "gauge", ("table", "kind"), "Files of a lake table: data or delete."),
     MetricSpec("aqueduck_lake_bytes", "gauge", ("table", "kind"), "Size of those files."),
     MetricSpec("aqueduck_lake_inlined_rows", "gauge", ("table",), "Rows that the catalog itself holds."),
+    # -- maintenance
+    _observed("aqueduck_maintenance_runs_total", "counter", ("flow", "outcome"), "Runs: complete, partial (out of time) or failed."),
+    _observed("aqueduck_maintenance_seconds", "histogram", _F, "Time of a run of maintenance."),
+    _observed("aqueduck_maintenance_hold_seconds", "histogram", _F, "How long commits had to wait for one step of maintenance."),
+    _observed("aqueduck_maintenance_files_total", "counter", ("flow", "what"), "Files that were merged, rewritten, removed or orphaned."),
+    _observed("aqueduck_maintenance_rows_flushed_total", "counter", _F, "Inlined rows that were moved into files."),
+    _observed("aqueduck_maintenance_snapshots_expired_total", "counter", _F, "Lake snapshots that were forgotten."),
     # -- fan-out
     _observed("aqueduck_fanout_polls_total", "counter", _F, "Looks at the source lake for new lake snapshots."),
     _observed("aqueduck_fanout_read_seconds", "histogram", _F, "Time to read the changes of a batch from the source lake."),
@@ -202,6 +211,29 @@ def observe_destination(
     _INSTRUMENTS["aqueduck_destination_write_seconds"].labels(flow, destination).observe(write_seconds)
     if error_code is not None:
         _INSTRUMENTS["aqueduck_destination_errors_total"].labels(flow, destination, error_code).inc()
+
+
+def observe_maintenance(
+    flow: str,
+    *,
+    seconds: float,
+    outcome: str,
+    files: Mapping[str, int],
+    rows_flushed: int,
+    snapshots_expired: int,
+) -> None:
+    """One run of maintenance has ended."""
+    _INSTRUMENTS["aqueduck_maintenance_runs_total"].labels(flow, outcome).inc()
+    _INSTRUMENTS["aqueduck_maintenance_seconds"].labels(flow).observe(seconds)
+    for what, count in files.items():
+        _INSTRUMENTS["aqueduck_maintenance_files_total"].labels(flow, what).inc(count)
+    _INSTRUMENTS["aqueduck_maintenance_rows_flushed_total"].labels(flow).inc(rows_flushed)
+    _INSTRUMENTS["aqueduck_maintenance_snapshots_expired_total"].labels(flow).inc(max(0, snapshots_expired))
+
+
+def observe_hold(flow: str, seconds: float) -> None:
+    """One step of maintenance kept commits waiting."""
+    _INSTRUMENTS["aqueduck_maintenance_hold_seconds"].labels(flow).observe(seconds)
 
 
 # -- Read from the overview when somebody scrapes

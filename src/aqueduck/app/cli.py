@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
+from aqueduck import __version__
 from aqueduck.app.events_cli import add_commands
 from aqueduck.errors import AqueduckError
 from aqueduck.fanout_config import file_is_fanout
@@ -22,6 +23,7 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     name="aqueduck",
     help="Carry row changes from PostgreSQL into DuckLake, exactly once, on Apache Spark.",
+    invoke_without_command=True,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -29,8 +31,23 @@ app = typer.Typer(
 out = Console(width=None if sys.stdout.isatty() else 200)
 add_commands(app)
 
+Log = Annotated[
+    Literal["console", "json"],
+    typer.Option(
+        "--log-format", envvar="AQUEDUCK_LOG_FORMAT", help="Log lines for people, or JSON for machines."
+    ),
+]
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="The configuration file.", metavar="FILE")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@app.callback()
+def _common(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        out.print(f"aqueduck {__version__}", highlight=False)
+        raise typer.Exit
 
 
 @app.command()
@@ -95,10 +112,13 @@ def run(
         bool,
         typer.Option("--trust-slot", help="Nobody touched the slot, although state_dir was lost."),
     ] = False,
+    log_format: Log = "console",
 ) -> None:
     """Run the service until it is stopped; the file's keys say which flow it is."""
+    from aqueduck.app.logs import configure_logs
     from aqueduck.events_config import load_events
 
+    configure_logs(log_format)
     if (events := load_events(config)) is not None:
         from aqueduck.app.events import run_events
 
@@ -342,6 +362,30 @@ def verify(
     show.raise_verdict(results)
     if any(r.verdict == "not compared" for r in results):
         raise typer.Exit(show.NOT_COMPARED)
+
+
+@app.command()
+def maintain(config: ConfigFile, as_json: Json = False, log_format: Log = "console") -> None:
+    """Merge small files, rewrite those with removed rows, expire lake snapshots, remove what nobody needs."""
+    from aqueduck.app.logs import configure_logs
+    from aqueduck.app.show import print_json, show_maintenance
+    from aqueduck.errors import MaintenanceError
+
+    configure_logs(log_format)
+    if file_is_fanout(config):
+        from aqueduck.app.maintenance_fanout import maintain_fanout
+        from aqueduck.fanout_config import load_fanout
+
+        reports = maintain_fanout(load_fanout(config))
+    else:
+        from aqueduck.app.maintenance_sync import maintain_sync
+        from aqueduck.config import load_config
+
+        reports = [maintain_sync(load_config(config))]
+    print_json(reports) if as_json else show_maintenance(out, reports)
+    failed = [report for report in reports if report["error"]]
+    if failed:
+        raise MaintenanceError(f"{failed[0]['lake']}: {failed[0]['error']}")
 
 
 @app.command()

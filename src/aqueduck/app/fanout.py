@@ -26,6 +26,7 @@ from py4j.protocol import Py4JError
 from aqueduck.app.fanout_source import FanoutSource
 from aqueduck.app.fanout_status import FanoutStatus, StateFile, state_path
 from aqueduck.app.fanout_tenants import Tenant, Tenants
+from aqueduck.app.maintenance_fanout import DestinationUpkeep, only_instance
 from aqueduck.errors import (
     AqueduckError,
     ConfigError,
@@ -65,6 +66,7 @@ class FanoutService:
         self._own_spark = spark is None
         self._counted = -1
         self._progress = self.state_file.path.with_suffix(".progress")
+        self._upkeep = DestinationUpkeep(config.maintenance)
 
     def prepare(self) -> None:
         """Refuse what can be refused before Spark starts: the table, its columns, the routing values."""
@@ -331,6 +333,9 @@ class FanoutService:
             if failure:
                 raise failure[0]
             if not any(t.well and (t.cursor or 0) < self.status.source_snapshot for t in self.tenants):
+                # Only this lane writes them, and it does not now.
+                well = [t.destination for t in self.tenants if t.well]
+                self._upkeep.some((d.id, d.place, d.target) for d in well)
                 _wait_any(stopping, reload, self.config.poll.interval_seconds)
         side.join(timeout=60)
 
@@ -394,7 +399,15 @@ def run_fanout(path: Path, *, once: bool) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda *_: stopping.set())
     signal.signal(signal.SIGHUP, lambda *_: reload.set())
-    service = FanoutService(load_fanout(path))
+    config = load_fanout(path)
+    with only_instance(config):
+        _run(FanoutService(config), stopping, reload, path, once=once)
+    log.info("stopped")
+
+
+def _run(
+    service: FanoutService, stopping: threading.Event, reload: threading.Event, path: Path, *, once: bool
+) -> None:
     try:
         service.prepare()
         log.info("fan-out started", destinations=len(service.tenants), instance=service.config.instance.id)
@@ -404,4 +417,3 @@ def run_fanout(path: Path, *, once: bool) -> None:
             service.supervise(stopping, reload, path)
     finally:
         service.stop()
-    log.info("stopped")

@@ -30,6 +30,7 @@ __all__ = [
     "raise_verdict",
     "show_checks",
     "show_groups",
+    "show_maintenance",
     "show_settings",
     "show_snapshot",
     "show_status",
@@ -301,6 +302,38 @@ def verify_progress(errors: Console) -> Iterator[Told]:
             progress.update(bars[table], description=doing, completed=share)
 
         yield told
+
+
+def show_maintenance(console: Console, reports: Sequence[Row]) -> None:
+    """What was done about each table, before and after, and about the lake's past."""
+    for report in reports:
+        table = Table("table", "rows flushed", "files", "size", "delete files", "merged", "rewritten")
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for t in report["tables"]:
+            table.add_row(
+                escape(t["table"]),
+                f"{t['rows_flushed']:,}",
+                f"{t['files_before']:,} → {t['files_after']:,}",
+                f"{size(t['bytes_before'])} → {size(t['bytes_after'])}",
+                f"{t['delete_files_before']:,} → {t['delete_files_after']:,}",
+                f"{t['files_merged']:,}",
+                f"{t['files_rewritten']:,}",
+            )
+        console.print(f"[bold]{escape(report['lake'])}[/]", table)
+        past = report["expiry"]
+        console.print(
+            f"lake snapshots {past['snapshots_before']:,} → {past['snapshots_after']:,},"
+            f" old files removed {past['files_removed']:,}, orphans removed {past['orphans_removed']:,}"
+            + (f"; kept for {past['kept_for']}" if past["kept_for"] else ""),
+            highlight=False,
+            markup=False,
+        )
+        rest = "" if report["complete"] else "; not everything: the next run goes on"
+        console.print(
+            f"{span(report['seconds'])}, commits waited at most {span(report['longest_hold_seconds'])}{rest}",
+            highlight=False,
+        )
 
 
 def show_snapshot(out: Console, state: SourceState) -> None:

@@ -72,6 +72,9 @@ class LakeSession:
     memory: SessionMemory = field(default_factory=SessionMemory, repr=False)
     _con: duckdb.DuckDBPyConnection | None = field(default=None, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    _readings: int = field(default=0, repr=False)
+    alias: str = field(default=LAKE, init=False, repr=False)
+    metadata: str = field(default=METADATA, init=False, repr=False)
 
     @property
     def con(self) -> duckdb.DuckDBPyConnection:
@@ -124,11 +127,26 @@ class LakeSession:
         """A second connection to the same lake: long reads on it keep no commit waiting."""
         with self._lock:
             con = self.con.cursor()
+            self._readings += 1
         try:
             con.execute("set TimeZone = 'UTC'")
             yield con
         finally:
             con.close()
+            with self._lock:
+                self._readings -= 1
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Keep other threads out; false if one of them is reading on a connection of its own."""
+        with self._lock:
+            yield self._readings == 0
+
+    def renew(self) -> None:
+        """A new connection that knows what the old one knew; inside `alone`."""
+        known = self.memory
+        self.reopen()
+        self.memory = known
 
     def reopen(self) -> None:
         """Replace the connection by a new one, whatever state the old one is in."""

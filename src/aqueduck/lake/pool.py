@@ -117,6 +117,12 @@ class LakePool:
         # A DuckDB file is for one process at a time: let it go, so that others may have it.
         self._give_back(lake, read_only, keep=catalog_kind(place.catalog) != "duckdb")
 
+    def forget(self, place: LakePlace) -> None:
+        """Detach a lake that nobody uses; the next session starts knowing nothing."""
+        with self._lock:
+            for key in [key for key in self._idle if key[0] == place]:
+                self._detach(self._idle.pop(key))
+
     def close(self) -> None:
         """Detach everything."""
         with self._lock:

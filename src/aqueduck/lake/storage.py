@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +16,16 @@ import pyarrow.fs
 
 from aqueduck.lake.engine import is_remote
 
-__all__ = ["copy_file", "join", "list_files", "make_directory", "open_input", "remove_file", "sync_file"]
+__all__ = [
+    "copy_file",
+    "join",
+    "list_files",
+    "list_times",
+    "make_directory",
+    "open_input",
+    "remove_file",
+    "sync_file",
+]
 
 
 def join(directory: str, name: str) -> str:
@@ -61,6 +71,14 @@ def list_files(directory: str, prefix: str) -> Iterator[str]:
     for info in filesystem.get_file_info(pyarrow.fs.FileSelector(inner, allow_not_found=True)):
         if info.type is pyarrow.fs.FileType.File and info.base_name.startswith(prefix):
             yield join(directory, info.base_name)
+
+
+def list_times(directory: str) -> Iterator[tuple[str, datetime]]:
+    """Names of the files in a directory, and when each was written last; none if it does not exist."""
+    filesystem, inner = _place(directory)
+    for info in filesystem.get_file_info(pyarrow.fs.FileSelector(inner, allow_not_found=True)):
+        if info.type is pyarrow.fs.FileType.File:
+            yield info.base_name, info.mtime
 
 
 def remove_file(path: str) -> None:
