@@ -17,6 +17,7 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── PublicationError         pg.publication
     │   ├── ProtocolError            pg.protocol         retried
     │   ├── ConnectionLostError      pg.connection_lost  retried
+    │   ├── SnapshotGoneError        pg.snapshot_gone
     │   └── SourceQueryError         pg.query
     ├── LakeError                    (family: DuckLake)
     │   ├── CatalogUnreachableError  lake.catalog
@@ -28,6 +29,7 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── SourceExpiredError       lake.expired
     │   ├── ReservedColumnError      lake.reserved_column
     │   ├── LakeTableMissingError    lake.table_missing
+    │   ├── DuplicateKeyError        lake.duplicate_key
     │   └── ResyncNeededError        lake.resync_needed
     ├── CopyDisturbedError           copy.disturbed      retried
     ├── TableDisabledError           table.disabled
@@ -75,6 +77,7 @@ __all__ = [
     "ConnectionLostError",
     "CopyDisturbedError",
     "DataPathError",
+    "DuplicateKeyError",
     "EventError",
     "EventValueError",
     "HttpError",
@@ -105,6 +108,7 @@ __all__ = [
     "SlotConflictError",
     "SlotLimitError",
     "SlotLostError",
+    "SnapshotGoneError",
     "SourceError",
     "SourceExpiredError",
     "SourceQueryError",
@@ -299,6 +303,12 @@ class ConnectionLostError(SourceError):
     retry = Retry.AUTO
 
 
+class SnapshotGoneError(SourceError):
+    """The snapshot under which a table is read has ended."""
+
+    code = "pg.snapshot_gone"
+
+
 class SourceQueryError(SourceError):
     """PostgreSQL refused a statement for a reason that has no code of its own."""
 
@@ -478,6 +488,12 @@ class LakeTableMissingError(LakeError):
     """The lake table to read does not exist."""
 
     code = "lake.table_missing"
+
+
+class DuplicateKeyError(LakeError):
+    """A write has several rows of one key, and nothing says which of them wins."""
+
+    code = "lake.duplicate_key"
 
 
 class RoutingError(AqueduckError):

@@ -17,7 +17,7 @@ from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.files import file_name, write_files
 from aqueduck.lake.fold import Fold
 from aqueduck.lake.sql import LAKE, ident, lake_table, literal, string_list
-from aqueduck.lake.storage import join
+from aqueduck.lake.storage import join, no_glob
 from aqueduck.schema import Column, TableName, TableSchema
 from aqueduck.typemap import lake_type
 
@@ -215,7 +215,7 @@ def add_files(session: LakeSession, target: TableName, paths: Sequence[str]) -> 
         return
     session.execute(
         f"call ducklake_add_data_files({literal(LAKE)}, {literal(target.name)},"
-        f" {string_list(map(_no_glob, paths))}, schema => {literal(target.schema)})",
+        f" {string_list(map(no_glob, paths))}, schema => {literal(target.schema)})",
         doing="adding data files",
         table=target.qualified,
     )
@@ -232,8 +232,3 @@ def _same_key(schema: TableSchema, table: str, other: str) -> str:
 def _equals(column: Column) -> str:
     # A NaN in a numeric key is NULL in the lake, and must be found again.
     return "is not distinct from" if lake_type(column).startswith("DECIMAL") else "="
-
-
-def _no_glob(path: str) -> str:
-    """The path as a pattern that matches only itself."""
-    return "".join(f"[{c}]" if c in "[*?" else c for c in path)

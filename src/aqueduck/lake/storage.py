@@ -15,12 +15,26 @@ import pyarrow.fs
 
 from aqueduck.lake.engine import is_remote
 
-__all__ = ["copy_file", "join", "list_files", "make_directory", "open_input", "remove_file", "sync_file"]
+__all__ = [
+    "copy_file",
+    "join",
+    "list_files",
+    "make_directory",
+    "no_glob",
+    "open_input",
+    "remove_file",
+    "sync_file",
+]
 
 
 def join(directory: str, name: str) -> str:
     """A file in a directory."""
     return f"{directory.rstrip('/')}/{name}"
+
+
+def no_glob(path: str) -> str:
+    """The path as a pattern that matches only itself."""
+    return "".join(f"[{c}]" if c in "[*?" else c for c in path)
 
 
 def open_input(path: str) -> pa.NativeFile:
