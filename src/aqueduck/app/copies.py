@@ -127,7 +127,7 @@ class Copier:
     """The columns of a segment, with their numbers."""
     on_resync_needed: Callable[[int], None] = lambda oid: None
     concurrency: int = 2
-    chunk_bytes: int = 32 << 20
+    chunk_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix=f"copy-{self.group}")
