@@ -10,7 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from aqueduck.errors import ConfigError, DuplicateKeyError, LakeBusyError, LakeWriteError, SchemaChangeError
+from aqueduck.errors import (
+    ConfigError,
+    DuplicateKeyError,
+    LakeBusyError,
+    LakeError,
+    LakeWriteError,
+    SchemaChangeError,
+)
 from aqueduck.lake import table_write
 from aqueduck.lake.pool import LakePool
 from aqueduck.lake.table_write import Mark, PartFile, commit_parts, drop_parts, write_part
@@ -39,7 +46,12 @@ class Writes:
 
     def write(self, order: WriteOrder, *tasks: pa.Table, mark: Mark | None = None) -> bool:
         target = self.open(order, tasks[0].schema)
-        return commit_parts(self.pool, self.place, order, target, self.parts(target, list(tasks), mark), mark)
+        parts = self.parts(target, list(tasks), mark)
+        try:
+            return commit_parts(self.pool, self.place, order, target, parts, mark)
+        except LakeError:
+            drop_parts(self.pool, self.place, target, [part.path for part in parts])  # as Spark's abort does
+            raise
 
     def query(self, statement: str) -> list[tuple[Any, ...]]:
         with self.pool.use(self.place, read_only=True) as lake:
@@ -52,7 +64,7 @@ class Writes:
         return {p.name for p in Path(self.place.data_path).rglob("*.parquet")}
 
 
-@pytest.fixture(params=[pytest.param(c, marks=pytest.mark.slow) if c == "duckdb" else c for c in CATALOGS])
+@pytest.fixture(params=[c if c == "sqlite" else pytest.param(c, marks=pytest.mark.slow) for c in CATALOGS])
 def writes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Writes]:
     place = LakePlace(catalog=catalog_of(request.param, tmp_path, request), data_path=str(tmp_path / "data"))
     found = Writes(place)

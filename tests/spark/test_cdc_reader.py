@@ -215,9 +215,7 @@ def test_all_available_ignores_the_limits(orders: Database, drive: Drive) -> Non
         orders.execute("insert into items values (%s, 'x')", (i,))
     driver = drive(max_rows_per_trigger="2", table="items")
     start = driver.reader.initialOffset()
-    driver.reader.prepareForTriggerAvailableNow()
     end = driver.reader.latestOffset(start, ReadAllAvailable())
-    wait_until(lambda: driver.reader.latestOffset(start, ReadAllAvailable()) == end, "the offset is stable")
     assert len(driver.batch(start, end)) == 6
 
 
@@ -381,6 +379,7 @@ def test_a_slot_of_another_plugin_is_refused(orders: Database, drive: Drive) -> 
     orders.execute("select pg_create_physical_replication_slot('s')")
     with pytest.raises(SlotConflictError, match="physical replication, not a permanent one for pgoutput"):
         drive().reader.initialOffset()
+    orders.execute("select pg_drop_replication_slot('s')")  # it belongs to no database, and would stay
 
 
 def test_missing_rights_are_named(orders: Database, drive: Drive, role: str) -> None:

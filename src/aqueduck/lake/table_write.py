@@ -8,6 +8,7 @@ that comes again changes nothing.  Behind the Spark format `ducklake` (`spark.la
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import time
@@ -75,17 +76,15 @@ def write_part(
     if first is None:
         return None
 
-    def all_of_them() -> Iterator[pa.RecordBatch]:
-        yield first
-        yield from batches
-
     prefix = "aqueduck-spark-" if mark is None else mark.prefix
     name = f"{prefix}{uuid.uuid4().hex[:12]}.parquet"
     with task_engine(target.directory, len(target.cells)) as con:
         if place.properties and "://" in target.directory:
             con.execute(secret_statement("aqueduck", place))
         with lake_errors("taking in rows", table=target.table.qualified):
-            con.register("arrived", pa.RecordBatchReader.from_batches(first.schema, all_of_them()))
+            con.register(
+                "arrived", pa.RecordBatchReader.from_batches(first.schema, itertools.chain([first], batches))
+            )
         files = write_files(
             con, f"select {', '.join(target.cells)} from arrived", target.directory, name,
             columns=len(target.cells), table=target.table.qualified,
@@ -206,9 +205,9 @@ def _folded(lake: PooledLake, order: WriteOrder, rows: str) -> str | None:
         if truncated:
             lake.execute(f"delete from {lake.table(order.table)}", doing="emptying the table")
             since = f" where {place} > (select max({place}) from {rows} where {CONTROL}op = 'truncate')"
-    name = f"memory.main.aqueduck_write_{uuid.uuid4().hex[:8]}"
+    name = f"aqueduck_write_{uuid.uuid4().hex[:8]}"
     lake.execute(
-        f"create table {name} as select * from {rows}{since}"
+        f"create temp table {name} as select * from {rows}{since}"
         f" qualify row_number() over (partition by {keys} order by {place} desc) = 1",
         doing="folding rows by key",
     )

@@ -65,8 +65,8 @@ class WriteTarget:
 
 def open_target(pool: LakePool, place: LakePlace, order: WriteOrder, arrow: pa.Schema) -> WriteTarget:
     """Make the table if it is missing; raise if the rows do not fit it."""
+    _check_names(order, arrow.names)
     columns = _types(arrow)
-    _check_names(order, columns)
     with pool.use(place) as lake:
         if not _exists(lake, order.table):
             _make(lake, order, columns)
@@ -101,7 +101,7 @@ def _types(arrow: pa.Schema) -> dict[str, str]:
     return {str(name): str(kind) for name, kind in rows}
 
 
-def _check_names(order: WriteOrder, columns: dict[str, str]) -> None:
+def _check_names(order: WriteOrder, columns: Sequence[str]) -> None:
     lower = [name.lower() for name in columns]
     if len(set(lower)) < len(lower):
         raise SchemaChangeError(

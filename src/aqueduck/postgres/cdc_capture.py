@@ -105,13 +105,13 @@ class CdcStage(Stage):
         self,
         directory: Path,
         *,
-        segment_bytes: int,
-        bytes_max: int,
         position: int,
         batch_rows: int | None = None,
         batch_bytes: int | None = None,
+        **limits: int,
     ) -> None:
-        super().__init__(directory, segment_bytes=segment_bytes, bytes_max=bytes_max, position=position)
+        """The other `limits` are those of every stage."""
+        super().__init__(directory, position=position, **limits)
         self._batch_rows = batch_rows
         self._batch_bytes = batch_bytes
         self._ready_rows = 0

@@ -144,9 +144,14 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
         after = self._resume(start)
         stage, _ = self._started()
         deadline = time.monotonic() + IDLE_SECONDS
+        target = self._target
+        if target is None and isinstance(limit, ReadAllAvailable):  # the trigger `once`
+            from aqueduck.postgres.server import flushed_position
+
+            target = flushed_position(self._options.dsn)
         with stage.changed:
-            while (end := self._end(after, limit)) is None:
-                if self._target is None and time.monotonic() >= deadline:
+            while (end := self._end(after, limit, target)) is None:
+                if target is None and time.monotonic() >= deadline:
                     return start
                 stage.changed.wait(0.1)
         if end <= after:
@@ -154,13 +159,13 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
         self._moved_at = time.monotonic()
         return self._offset(end)
 
-    def _end(self, after: int, limit: ReadLimit) -> int | None:
+    def _end(self, after: int, limit: ReadLimit, target: int | None) -> int | None:
         """Where the next batch ends; `after` itself if the run is over, None if it is not known yet."""
         stage, capture = self._started()
         capture.check()
         covered = capture.covered  # asked before the stage is: what is covered is in the stage
         best = self._within(after, limit)
-        if self._target is None:
+        if target is None:
             if best == after and stage.has_ready(after):
                 stage.cut()
                 best = self._within(after, limit)
@@ -168,13 +173,13 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
                 return best
             idle = time.monotonic() - self._moved_at >= self._options.idle_seconds
             return covered if idle and covered > after and not stage.has_ready(after) else None
-        if best == after and covered >= self._target:
+        if covered >= target:
             stage.cut()
             # Without changes up to the target the offset moves too: nothing else lets the server forget them.
             best = self._within(after, limit)
-            return max(after, self._target) if best == after else min(best, self._target)
-        if best > after:
-            return max(after, min(best, self._target))
+            return max(after, target if best == after else min(best, target))
+        if best > after and (stage.full or not isinstance(limit, ReadAllAvailable)):
+            return best
         capture.ask_position()
         return None
 

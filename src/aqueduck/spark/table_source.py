@@ -1,13 +1,14 @@
 """
 `spark.read.format("postgres_table")`: a table read by many tasks, all of them under one snapshot of the server.
 
-Ranges of pages are the partitions.  The snapshot lives in a process of its own (`postgres.snapshot_holder`), because nothing of
-Spark's lives from the plan of a read to its last task.  Rows come as PostgreSQL's text and go through the same
-casts as everything else, so that a table read here equals its copy in the lake.
+Ranges of pages are the partitions.  The snapshot lives in a process of its own (`postgres.snapshot_holder`), because
+nothing of Spark's lives from the plan of a read to its last task.  Rows are read and cast as those of a copy are, so that a
+table read here equals its copy in the lake.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -163,26 +164,33 @@ class TableReader(DataSourceReader):
         from aqueduck.spark.spark_types import duckdb_types
         from aqueduck.typemap import cast_sql, lake_type
 
+        failed: list[AqueduckError] = []
+        arriving = self._arriving(p, failed)
+        first = next(arriving, None)
+        if first is None:
+            return
         cells = []
         for i, (column, (_, kind)) in enumerate(
             zip(p.table.columns, duckdb_types(self._schema), strict=True)
         ):
-            value = f"cast({cast_sql(column, f'n{i}')} as {spark_type(lake_type(column))})"
+            text = pa.types.is_string(first.schema.field(i).type)
+            value = (
+                f"cast({cast_sql(column, f'n{i}') if text else f'n{i}'} as {spark_type(lake_type(column))})"
+            )
             cells.append(f"cast({value} as {kind}) as {ident(column.name)}")
-        names = pa.schema([(f"n{i}", pa.string()) for i in range(len(p.table.columns))])
-        failed: list[AqueduckError] = []
+        batches = itertools.chain([first], arriving)
         try:
             with (
                 task_engine("", len(p.table.columns)) as con,
                 lake_errors("reading a table", table=p.table.qualified),
             ):
                 con.execute("set arrow_lossless_conversion = false")
-                con.register("chunks", pa.RecordBatchReader.from_batches(names, self._texts(p, failed)))
+                con.register("chunks", pa.RecordBatchReader.from_batches(first.schema, batches))
                 yield from con.execute(f"select {', '.join(cells)} from chunks").to_arrow_reader(BATCH_ROWS)
         except AqueduckError as exc:
             raise failed[0] if failed else exc from None  # DuckDB passes on no more than a text
 
-    def _texts(self, p: ChunkPartition, failed: list[AqueduckError]) -> Iterator[pa.RecordBatch]:
+    def _arriving(self, p: ChunkPartition, failed: list[AqueduckError]) -> Iterator[pa.RecordBatch]:
         try:
             yield from self._chunks(p)
         except AqueduckError as exc:
