@@ -25,6 +25,10 @@ language sql immutable as $$
          'What happens when the slot is gone: stop with an error, or copy the tables again.'),
         ('on_type_change', 'choice', '"resync"', null, null, '{resync,stop}', '{global,group}',
          'What happens after a change of a source table that cannot be applied: copy the table again, or stop it with an error.'),
+        ('on_partition_change', 'choice', '"resync"', null, null, '{resync,keep}', '{global,group}',
+         'What happens after a partition came or went with its rows: copy the table again, or keep what the lake has.'),
+        ('on_recreate', 'choice', '"stop"', null, null, '{stop,resync}', '{global,group}',
+         'What happens after a source table was dropped and created anew: stop it with an error, or copy the new one.'),
         ('heartbeat_interval_ms', 'integer', '0', 0, 3600000, null, '{global,group}',
          'How often a small message is written to WAL, so that the slot moves while only other databases are busy; 0 never.')
 $$;
