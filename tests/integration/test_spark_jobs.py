@@ -19,6 +19,9 @@ from aqueduck.lake.pool import LakePool
 from aqueduck.lake_place import LakePlace
 from aqueduck.spark.session import prepare_environment
 from tests.fix_postgres import Database, wait_until
+from tests.integration.test_cluster import master
+
+__all__ = ["master"]  # a fixture
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -45,22 +48,14 @@ class Job:
         self.process: subprocess.Popen[bytes] | None = None
         self.log = directory / "job.log"
 
-    def submit(self, *more: str) -> int:
+    def submit(self, master: str = "local[2]") -> int:
         """By spark-submit, to its end."""
-        command = [
-            str(Path(sys.executable).with_name("spark-submit")),
-            "--master",
-            "local[2]",
-            "--conf",
-            "spark.ui.enabled=false",
-        ]
+        conf = ("spark.ui.enabled=false", "spark.driver.host=127.0.0.1", "spark.driver.bindAddress=127.0.0.1")
+        options = [word for setting in conf for word in ("--conf", setting)]
+        command = [str(Path(sys.executable).with_name("spark-submit")), "--master", master, *options]
         with self.log.open("ab") as log:
             done = subprocess.run(
-                [*command, str(EXAMPLE), *self._arguments, *more],
-                env=self._env,
-                stdout=log,
-                stderr=log,
-                timeout=280,
+                [*command, str(EXAMPLE), *self._arguments], env=self._env, stdout=log, stderr=log, timeout=280
             )
         return done.returncode
 
@@ -128,6 +123,16 @@ def test_spark_submit_mirrors_a_table(source: Database, tmp_path: Path) -> None:
     assert job.submit() == 0, job.log.read_text()[-3000:]
     assert job.rows("select count(*), sum(v) from lake.t") == source.query("select count(*), sum(v) from t")
     assert sorted(job.rows("from lake.t")) == sorted(source.query("select * from t"))
+
+
+def test_the_job_runs_on_a_cluster(source: Database, master: str, tmp_path: Path) -> None:
+    """DESIGN 9: the tasks that read segments and write files are in executors that are separate processes."""
+    job = Job(source, tmp_path, "--once")
+    assert job.submit(master) == 0, job.log.read_text()[-3000:]
+    source.execute("insert into t select g, g from generate_series(1, 5000) g")
+    assert job.submit(master) == 0, job.log.read_text()[-3000:]
+    assert sorted(job.rows("from lake.t")) == sorted(source.query("select * from t"))
+    assert list((tmp_path / "work").glob("app-*/*")), "executors ran in the worker's directory"
 
 
 def test_a_killed_job_loses_and_doubles_nothing(source: Database, tmp_path: Path) -> None:

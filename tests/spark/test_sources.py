@@ -77,6 +77,7 @@ def shop(db: Database) -> Database:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_the_examples_of_the_document_run(shop: Database, spark: SparkSession, tmp_path: Path) -> None:
     """P-E10: notebook, stream into a lake, join with a dimension and stateful counts, as docs/spark.md has them."""
     blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
@@ -188,10 +189,8 @@ def test_errors_keep_their_codes_across_spark(shop: Database, spark: SparkSessio
 
 
 @pytest.mark.spark
-def test_an_aggregate_of_a_stream_survives_a_restart(
-    shop: Database, spark: SparkSession, tmp_path: Path
-) -> None:
-    """Limits, restart from the checkpoint and confirmation hold under Spark's own scheduling."""
+def test_a_stream_into_a_lake_survives_a_restart(shop: Database, spark: SparkSession, tmp_path: Path) -> None:
+    """Limits, restart from the checkpoint, marks and confirmation hold under Spark's own scheduling."""
     options = {
         "slot": "s",
         "publication": "p",
@@ -199,18 +198,16 @@ def test_an_aggregate_of_a_stream_survives_a_restart(
         "create": "true",
         "maxRowsPerTrigger": "4",
     }
-    sizes: list[int] = []
-    ids: list[int] = []
-
-    def keep(batch: DataFrame, _number: int) -> None:
-        rows = [row.id for row in batch.select("id").collect()]
-        sizes.append(len(rows))
-        ids.extend(rows)
+    lake = {"catalog": f"sqlite:{tmp_path}/lake.sqlite", "data_path": f"{tmp_path}/lake/", "table": "c"}
 
     def run() -> None:
         stream = spark.readStream.format("postgres_cdc").option("dsn", shop.dsn).options(**options).load()
-        query = stream.writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path / "c"))
+        query = stream.select("id", "name", "_op").writeStream.format("ducklake").options(**lake)
+        query = query.option("checkpointLocation", str(tmp_path / "checkpoint"))
         query.trigger(availableNow=True).start().awaitTermination()
+
+    def confirmed() -> str:
+        return str(shop.value("select confirmed_flush_lsn from pg_replication_slots where slot_name = 's'"))
 
     run()
     for i in range(100, 110):
@@ -218,10 +215,15 @@ def test_an_aggregate_of_a_stream_survives_a_restart(
     run()
     shop.execute("insert into customers values (200, 'n', 'DE')")
     run()
-    assert ids == [*range(100, 110), 200]
+    assert [i for (i,) in lake_rows(tmp_path, "select id from lake.c order by id")] == [*range(100, 110), 200]
+    sizes = [n for (n,) in lake_rows(tmp_path, "select count(*) from lake.c group by snapshot_id")]
     assert max(sizes) <= 4
-    before = shop.value("select confirmed_flush_lsn from pg_replication_slots where slot_name = 's'")
-    run()
-    assert shop.value(
-        "select confirmed_flush_lsn > %s::pg_lsn from pg_replication_slots where slot_name = 's'", (before,)
+    [(queries, batch)] = lake_rows(
+        tmp_path, "select count(distinct query_id), max(batch_id) from lake.aqueduck.spark_writes"
     )
+    assert queries == 1
+    assert batch >= 3
+    before = confirmed()
+    shop.execute("insert into orders values (5000, 1, 1, 'of another table')")
+    run()
+    assert shop.value("select %s::pg_lsn > %s::pg_lsn", (confirmed(), before)), "others' changes pin no WAL"
