@@ -88,6 +88,7 @@ __all__ = [
     "LakeWriteError",
     "MethodError",
     "NoKeyError",
+    "NoSnapshotError",
     "NotFoundError",
     "PrivilegeError",
     "ProtocolError",
@@ -368,6 +369,12 @@ class ResyncNeededError(LakeError):
     """A change of the source table can only be followed by copying the table again."""
 
     code = "lake.resync_needed"
+
+
+class NoSnapshotError(LakeError):
+    """No lake snapshot shows the source as of what was asked for."""
+
+    code = "lake.no_snapshot"
 
 
 class CopyDisturbedError(AqueduckError):
