@@ -37,13 +37,18 @@ def main() -> None:
         .option("table", arguments.table)
         .option("create", "true")
         .load()
-        .drop("_commit_time", "_unchanged")
+        .drop("_commit_time")
     )
     target = arguments.table.rpartition(".")[2]
     if arguments.history:
         written = changes.writeStream.option("table", f"{target}_history")
     else:
-        steering = {"keys": arguments.keys, "op": "_op", "order": "_commit_lsn,_seq"}
+        steering = {
+            "keys": arguments.keys,
+            "op": "_op",
+            "order": "_commit_lsn,_seq",
+            "unchanged": "_unchanged",
+        }
         written = changes.writeStream.options(**steering).option("table", target)
     query = (
         written.format("ducklake")

@@ -16,6 +16,7 @@ from aqueduck.errors import (
     LakeBusyError,
     LakeError,
     LakeWriteError,
+    ResyncNeededError,
     SchemaChangeError,
 )
 from aqueduck.lake import table_write
@@ -194,6 +195,28 @@ def test_changes_are_applied_with_their_deletes_and_truncates(writes: Writes) ->
     assert writes.rows() == [(4, "d")]
 
 
+def test_values_that_did_not_change_stay(writes: Writes) -> None:
+    """A cell that an update left out comes from the same write or from the table; one that is nowhere is an error."""
+    order = WriteOrder(TABLE, "upsert", ("id",), ("n",), "op", "lacks")
+    more = [("op", pa.string()), ("n", pa.int64()), ("lacks", pa.list_(pa.string()))]
+    schema = pa.schema([("id", pa.int32()), ("v", pa.string()), ("Big", pa.string()), *more])
+
+    def changes(*rows: tuple[Any, ...]) -> pa.Table:
+        return pa.table([list(column) for column in zip(*rows, strict=True)], schema=schema)
+
+    writes.write(order, changes((1, "a", "large", "insert", 1, None), (2, "b", None, "insert", 1, None)))
+    writes.write(
+        order,
+        changes((1, "c", None, "update", 2, ["big"]), (3, "d", "huge", "insert", 2, None)),
+        changes((3, "e", None, "update", 3, ["Big"]), (2, "f", "now", "update", 3, [])),
+    )
+    assert writes.rows() == [(1, "c", "large"), (2, "f", "now"), (3, "e", "huge")]
+    with pytest.raises(ResyncNeededError, match="replica identity full"):
+        writes.write(order, changes((9, "x", None, "update", 4, ["Big"])))
+    writes.write(order, changes((9, "x", None, "update", 5, ["Big"]), (9, None, None, "delete", 6, None)))
+    assert len(writes.rows()) == 3
+
+
 def test_a_table_is_made_without_the_columns_that_steer(writes: Writes) -> None:
     """Order and op are stored only where the table has them."""
     schema = SCHEMA.append(pa.field("n", pa.int64()))
@@ -260,8 +283,8 @@ def test_a_partitioned_table_is_filled_by_the_driver(writes: Writes) -> None:
     ("order", "message"),
     [
         (WriteOrder(TABLE, "upsert", ("nope",)), "keys names a column nope"),
-        (WriteOrder(TABLE, "upsert", ("id",), op="v"), "op needs the option order"),
-        (WriteOrder(TABLE, "append", order=("v",)), "need the option keys"),
+        (WriteOrder(TABLE, "upsert", ("id",), op="v"), "op and unchanged need the option order"),
+        (WriteOrder(TABLE, "append", order=("v",)), "order needs the option keys"),
     ],
 )
 def test_options_that_contradict_the_rows_are_refused(

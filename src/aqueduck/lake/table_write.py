@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from aqueduck import faults
-from aqueduck.errors import ConfigError, DuplicateKeyError, LakeBusyError
+from aqueduck.errors import ConfigError, LakeBusyError
 from aqueduck.lake.catalog import OWN_SCHEMA
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.files import write_files
@@ -27,6 +27,7 @@ from aqueduck.lake.pool import LakePool, PooledLake, secret_statement
 from aqueduck.lake.sql import ident, idents, literal, string_list
 from aqueduck.lake.storage import list_files, no_glob, remove_file
 from aqueduck.lake.units import task_engine
+from aqueduck.lake.write_fold import folded_rows
 from aqueduck.lake.write_target import CONTROL, WriteOrder, WriteTarget
 from aqueduck.lake_place import LakePlace
 from aqueduck.schema import TableName
@@ -157,7 +158,7 @@ def _apply(lake: PooledLake, order: WriteOrder, target: WriteTarget, parts: Sequ
     patterns = string_list(map(no_glob, paths))
     rows = f"read_parquet({patterns})"
     if order.mode == "upsert":
-        folded = _folded(lake, order, rows)
+        folded = folded_rows(lake, order, target, rows)
         _delete_keys(lake, order, target, folded or rows)
         if folded is not None:
             condition = f" where {CONTROL}op is distinct from 'delete'" if order.op else ""
@@ -180,38 +181,6 @@ def _insert(lake: PooledLake, target: WriteTarget, rows: str) -> None:
     lake.execute(
         f"insert into {lake.table(target.table)} ({names}) select {names} from {rows}", doing="inserting rows"
     )
-
-
-def _folded(lake: PooledLake, order: WriteOrder, rows: str) -> str | None:
-    """The last row of each key as a temporary table; None where the files already have one each."""
-    keys = idents(order.keys)
-    if order.op is None:
-        [[twice]] = lake.execute(
-            f"select exists (select 1 from {rows} group by {keys} having count(*) > 1)",
-            doing="looking at keys",
-        )
-        if not twice:
-            return None
-    if not order.order:
-        raise DuplicateKeyError(
-            f"two rows of one write have the same key ({', '.join(order.keys)})",
-            hint="set the option order to columns by which the last one wins, or drop duplicates before",
-            table=order.table.qualified,
-        )
-    place = f"row({', '.join(f'{CONTROL}{i}' for i in range(len(order.order)))})"
-    since = ""
-    if order.op is not None:
-        [[truncated]] = lake.execute(f"select count(*) from {rows} where {CONTROL}op = 'truncate'")
-        if truncated:
-            lake.execute(f"delete from {lake.table(order.table)}", doing="emptying the table")
-            since = f" where {place} > (select max({place}) from {rows} where {CONTROL}op = 'truncate')"
-    name = f"aqueduck_write_{uuid.uuid4().hex[:8]}"
-    lake.execute(
-        f"create temp table {name} as select * from {rows}{since}"
-        f" qualify row_number() over (partition by {keys} order by {place} desc) = 1",
-        doing="folding rows by key",
-    )
-    return name
 
 
 def _delete_keys(lake: PooledLake, order: WriteOrder, target: WriteTarget, rows: str) -> None:

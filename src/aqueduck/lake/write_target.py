@@ -48,6 +48,14 @@ class WriteOrder:
     """Columns by which the last row of a key wins; not stored unless the table has them."""
     op: str | None = None
     """The column that says delete or truncate; not stored unless the table has it."""
+    unchanged: str | None = None
+    """The column that names columns whose stored value is to stay; not stored unless the table has it."""
+
+    @property
+    def steering(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """The options that name columns which say what to do, and these."""
+        op, unchanged = ((name,) if name else () for name in (self.op, self.unchanged))
+        return ("op", op), ("unchanged", unchanged), ("order", self.order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +115,14 @@ def _check_names(order: WriteOrder, columns: Sequence[str]) -> None:
         raise SchemaChangeError(
             "two columns differ by case only, which a lake cannot hold", table=order.table.qualified
         )
-    control = (("op", (order.op,) if order.op else ()), ("order", order.order), ("keys", order.keys))
-    for option, names in control:
+    for option, names in (*order.steering, ("keys", order.keys)):
         for name in names:
             if name not in columns:
                 raise ConfigError(f"ducklake: the option {option} names a column {name} that is not written")
-    if order.op and not order.order:
-        raise ConfigError("ducklake: the option op needs the option order")
-    if (order.op or order.order) and not order.keys:
-        raise ConfigError("ducklake: the options op and order need the option keys")
+    if (order.op or order.unchanged) and not order.order:
+        raise ConfigError("ducklake: the options op and unchanged need the option order")
+    if order.order and not order.keys:
+        raise ConfigError("ducklake: the option order needs the option keys")
 
 
 def _exists(lake: PooledLake, table: TableName) -> bool:
@@ -129,8 +136,8 @@ def _exists(lake: PooledLake, table: TableName) -> bool:
 
 
 def _make(lake: PooledLake, order: WriteOrder, columns: dict[str, str]) -> None:
-    controlling = {*order.order, order.op} - set(order.keys)
-    wanted = ", ".join(f"{ident(n)} {k}" for n, k in columns.items() if n not in controlling)
+    steering = {name for _, names in order.steering for name in names} - set(order.keys)
+    wanted = ", ".join(f"{ident(n)} {k}" for n, k in columns.items() if n not in steering)
     with lake.transaction():
         lake.execute(f"create schema if not exists {ident(lake.alias)}.{ident(order.table.schema)}")
         lake.execute(
@@ -141,9 +148,9 @@ def _make(lake: PooledLake, order: WriteOrder, columns: dict[str, str]) -> None:
 def _cells(order: WriteOrder, columns: dict[str, str], stored: Sequence[tuple[str, str, bool]]) -> list[str]:
     given = {name.lower(): (name, kind) for name, kind in columns.items()}
     names = {name.lower() for name, _, _ in stored}
-    controlling = {name.lower() for name in (*order.order, order.op) if name is not None}
+    steering = {name.lower() for _, names in order.steering for name in names}
     missing = [name for name, _, _ in stored if name.lower() not in given]
-    extra = [name for name in columns if name.lower() not in names and name.lower() not in controlling]
+    extra = [name for name in columns if name.lower() not in names and name.lower() not in steering]
     if missing or extra:
         what = f"the column {missing[0]} is missing" if missing else f"the table has no column {extra[0]}"
         raise SchemaChangeError(
@@ -168,6 +175,8 @@ def _cells(order: WriteOrder, columns: dict[str, str], stored: Sequence[tuple[st
     cells += [f"{ident(name)} as {CONTROL}{i}" for i, name in enumerate(order.order)]
     if order.op is not None:
         cells.append(f"lower({ident(order.op)}) as {CONTROL}op")
+    if order.unchanged is not None:
+        cells.append(f"cast({ident(order.unchanged)} as varchar[]) as {CONTROL}unchanged")
     return cells
 
 

@@ -215,6 +215,8 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
         assert self._source is not None
         o, source = self._options, self._source
         home = Path(o.stage_dir or tempfile.gettempdir()) / f"aqueduck-cdc-{_tag(source, o.slot)}"
+        # Changes are other people's data: where everybody may look, nobody else may.
+        home.mkdir(parents=True, exist_ok=True, mode=0o777 if o.stage_dir else 0o700)
         self._directory = str(home / uuid.uuid4().hex)
         s = self._capture_settings
         stage = CdcStage(

@@ -30,7 +30,7 @@ from aqueduck.spark.spark_types import arrow_of
 __all__ = ["WRITE_OPTIONS", "LakeStreamWriter", "LakeWriter"]
 
 WRITE_OPTIONS = (
-    "catalog", "data_path", "metadata_schema", "table", "mode", "keys", "order", "op", "query_id", "batch_id",
+    "catalog", "data_path", "metadata_schema", "table", "mode", "keys", "order", "op", "unchanged", "query_id", "batch_id",
 )  # fmt: skip
 _SPARKS_OWN = ("checkpointLocation", "path", "queryName", "outputMode")
 
@@ -73,6 +73,7 @@ class WriteOptions:
             keys,
             options.names("order"),
             options.text("op"),
+            options.text("unchanged"),
         )
         mark = check_mark(options.text("query_id"), options.number("batch_id", least=0))
         return cls(place, order, mark)
