@@ -18,6 +18,7 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── PublicationError         pg.publication
     │   ├── ProtocolError            pg.protocol         retried
     │   ├── ConnectionLostError      pg.connection_lost  retried
+    │   ├── SnapshotGoneError        pg.snapshot_gone
     │   └── SourceQueryError         pg.query
     ├── LakeError                    (family: DuckLake)
     │   ├── CatalogUnreachableError  lake.catalog
@@ -30,6 +31,7 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── ReservedColumnError      lake.reserved_column
     │   ├── LakeTableMissingError    lake.table_missing
     │   ├── NoSnapshotError          lake.no_snapshot
+    │   ├── DuplicateKeyError        lake.duplicate_key
     │   └── ResyncNeededError        lake.resync_needed
     ├── CopyDisturbedError           copy.disturbed      retried
     ├── TableDisabledError           table.disabled
@@ -78,6 +80,7 @@ __all__ = [
     "ConnectionLostError",
     "CopyDisturbedError",
     "DataPathError",
+    "DuplicateKeyError",
     "EventError",
     "EventValueError",
     "HttpError",
@@ -110,6 +113,7 @@ __all__ = [
     "SlotConflictError",
     "SlotLimitError",
     "SlotLostError",
+    "SnapshotGoneError",
     "SourceError",
     "SourceExpiredError",
     "SourceQueryError",
@@ -318,6 +322,12 @@ class ConnectionLostError(SourceError):
     retry = Retry.AUTO
 
 
+class SnapshotGoneError(SourceError):
+    """The snapshot under which a table is read has ended."""
+
+    code = "pg.snapshot_gone"
+
+
 class SourceQueryError(SourceError):
     """PostgreSQL refused a statement for a reason that has no code of its own."""
 
@@ -503,6 +513,12 @@ class LakeTableMissingError(LakeError):
     """The lake table to read does not exist."""
 
     code = "lake.table_missing"
+
+
+class DuplicateKeyError(LakeError):
+    """A write has several rows of one key, and nothing says which of them wins."""
+
+    code = "lake.duplicate_key"
 
 
 class RoutingError(AqueduckError):

@@ -27,7 +27,7 @@ from aqueduck.lake.sql import ident, literal, qualified
 from aqueduck.lake_place import LakePlace
 from aqueduck.schema import TableName
 
-__all__ = ["LakePool", "PooledLake", "attach_options"]
+__all__ = ["LakePool", "PooledLake", "attach_options", "secret_statement"]
 
 _SCANNERS = {"postgres": "postgres_scanner", "sqlite": "sqlite_scanner"}
 _SECRET_KEYS = {
@@ -167,7 +167,7 @@ class LakePool:
         try:
             con.execute("set TimeZone = 'UTC'")
             if _may_be_remote(place) and place.properties:
-                con.execute(_secret_statement(alias, place))
+                con.execute(secret_statement(alias, place))
             options = ", ".join(attach_options(place, read_only=read_only))
             address = "ducklake:" + catalog_place(place.catalog)
             con.execute(f"attach {literal(address)} as {ident(alias)} ({options})")
@@ -218,7 +218,7 @@ def _directory(path: str) -> str:
     return path if path.endswith("/") else path + "/"
 
 
-def _secret_statement(name: str, place: LakePlace) -> str:
+def secret_statement(name: str, place: LakePlace) -> str:
     settings = ["type s3"]
     if place.data_path:
         # Two lakes of one engine may have different credentials.

@@ -22,6 +22,7 @@ __all__ = [
     "list_files",
     "list_times",
     "make_directory",
+    "no_glob",
     "open_input",
     "remove_file",
     "sync_file",
@@ -31,6 +32,11 @@ __all__ = [
 def join(directory: str, name: str) -> str:
     """A file in a directory."""
     return f"{directory.rstrip('/')}/{name}"
+
+
+def no_glob(path: str) -> str:
+    """The path as a pattern that matches only itself."""
+    return "".join(f"[{c}]" if c in "[*?" else c for c in path)
 
 
 def open_input(path: str) -> pa.NativeFile:
