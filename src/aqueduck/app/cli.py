@@ -105,7 +105,7 @@ def run(
         run_events(events, once=once, trust_slot=trust_slot)
         return
     if file_is_fanout(config):
-        from aqueduck.app.fanout import run_fanout
+        from aqueduck.app.fanout_run import run_fanout
 
         run_fanout(config, once=once)
         return
@@ -119,7 +119,7 @@ def run(
 def status(config: ConfigFile, as_json: Json = False) -> None:
     """Show every table, or every destination: state, position, rows, errors."""
     if file_is_fanout(config):
-        from aqueduck.app.fanout import fanout_state
+        from aqueduck.app.fanout_run import fanout_state
         from aqueduck.app.show import print_json, show_destinations
 
         rows = fanout_state(config)

@@ -22,8 +22,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from aqueduck.config import LakeConfig
 from aqueduck.errors import CatalogUnreachableError, ConfigError, DataPathError, LakeWriteError
-from aqueduck.lake.engine import is_remote, load_extension, new_connection
+from aqueduck.lake.engine import is_remote, load_extension, new_connection, open_store
 from aqueduck.lake.failures import classify_attach, lake_errors
+from aqueduck.lake.object_stores import know_store
 from aqueduck.lake.sql import LAKE, ident, literal
 from aqueduck.schema import TableName, TableSchema
 
@@ -181,7 +182,8 @@ def _attached(session: LakeSession) -> duckdb.DuckDBPyConnection:
         for name in ("ducklake", *([_SCANNERS[kind]] if kind in _SCANNERS else [])):
             load_extension(con, name)
         if is_remote(session.config.data_path):
-            load_extension(con, "httpfs")
+            know_store(session.config.data_path, session.config.properties)
+            open_store(con, session.config.data_path)
         con.execute(_attach_statement(session.config, read_only=session.read_only))
     except duckdb.Error as exc:
         con.close()

@@ -54,6 +54,10 @@ class State:
     source: SourceTable
     value: str
     """The routing value whose rows it has."""
+    rows: int = 0
+    """Rows replicated, ever."""
+    changed_at: float | None = None
+    """When a row last changed, in seconds since the Unix epoch."""
 
     def fits(self, destination: Destination, source: SourceTable) -> bool:
         """Whether the cursor is one of this source table and this routing value."""
@@ -142,7 +146,8 @@ def read_state(lake: PooledLake, destination_id: str) -> State | None:
     """The destination's cursor; None if it was never seeded."""
     try:
         rows = lake.con.execute(
-            f"select last_snapshot_id, source_columns, routing_value from {lake.table(STATE)} where destination_id = ?",
+            "select last_snapshot_id, source_columns, routing_value, rows_replicated, epoch(last_change_at)"
+            f" from {lake.table(STATE)} where destination_id = ?",
             [destination_id],
         ).fetchall()
     except duckdb.CatalogException:
@@ -152,8 +157,10 @@ def read_state(lake: PooledLake, destination_id: str) -> State | None:
             raise
     if not rows:
         return None
-    cursor, source, value = rows[0]
-    return None if cursor == NOT_SEEDED else State(int(cursor), SourceTable.from_json(source), value)
+    cursor, source, value, count, changed = rows[0]
+    if cursor == NOT_SEEDED:
+        return None
+    return State(int(cursor), SourceTable.from_json(source), value, int(count), changed)
 
 
 def apply_changes(

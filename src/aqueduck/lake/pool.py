@@ -23,6 +23,7 @@ from aqueduck.errors import AqueduckError, CatalogUnreachableError
 from aqueduck.lake.catalog import catalog_kind, catalog_place
 from aqueduck.lake.engine import is_remote, load_extension, new_connection
 from aqueduck.lake.failures import classify_attach, lake_errors
+from aqueduck.lake.object_stores import create_secret, tune_uploads
 from aqueduck.lake.sql import ident, literal, qualified
 from aqueduck.lake_place import LakePlace
 from aqueduck.schema import TableName
@@ -30,15 +31,6 @@ from aqueduck.schema import TableName
 __all__ = ["LakePool", "PooledLake", "attach_options"]
 
 _SCANNERS = {"postgres": "postgres_scanner", "sqlite": "sqlite_scanner"}
-_SECRET_KEYS = {
-    "s3_access_key_id": "key_id",
-    "s3_secret_access_key": "secret",
-    "s3_session_token": "session_token",
-    "s3_region": "region",
-    "s3_endpoint": "endpoint",
-    "s3_use_ssl": "use_ssl",
-    "s3_url_style": "url_style",
-}
 
 
 @dataclass
@@ -98,6 +90,7 @@ class LakePool:
         self._used = 0
         self._lock = threading.Lock()
         self._loaded: set[str] = set()
+        self._allowed: dict[str, tuple[tuple[str, str], ...]] = {}
         self._numbers = itertools.count(1)
 
     @property
@@ -129,6 +122,7 @@ class LakePool:
             self._used += 1
             found = self._idle.pop((place, read_only), None)
             if found is not None:
+                self._allow(place, found.con)
                 return found
             if self.open > self.max_open and self._idle:
                 self._detach(self._idle.popitem(last=False)[1])
@@ -160,8 +154,8 @@ class LakePool:
         con = self.con.cursor()
         try:
             con.execute("set TimeZone = 'UTC'")
-            if _may_be_remote(place) and place.properties:
-                con.execute(_secret_statement(alias, place))
+            with self._lock:
+                self._allow(place, con)
             options = ", ".join(attach_options(place, read_only=read_only))
             address = "ducklake:" + catalog_place(place.catalog)
             con.execute(f"attach {literal(address)} as {ident(alias)} ({options})")
@@ -174,18 +168,23 @@ class LakePool:
         self.created += 1
         return PooledLake(place, alias, con)
 
+    def _allow(self, place: LakePlace, con: duckdb.DuckDBPyConnection) -> None:
+        """The engine has the credentials of this place, also where others were used for the same path before."""
+        if _may_be_remote(place) and self._allowed.get(place.data_path, ()) != place.properties:
+            create_secret(con, place.data_path, place.properties)
+            self._allowed[place.data_path] = place.properties
+
     def _load(self, *extensions: str) -> None:
         for name in extensions:
             if name not in self._loaded:
                 load_extension(self.con, name)
                 self._loaded.add(name)
+                if name == "httpfs":
+                    tune_uploads(self.con)
 
     def _detach(self, lake: PooledLake) -> None:
         with contextlib.suppress(duckdb.Error):
             lake.con.execute(f"detach {ident(lake.alias)}")
-        with contextlib.suppress(duckdb.Error):
-            if _may_be_remote(lake.place) and lake.place.properties:
-                lake.con.execute(f"drop secret if exists {ident(lake.alias)}")
         lake.con.close()
 
 
@@ -210,17 +209,6 @@ def _may_be_remote(place: LakePlace) -> bool:
 
 def _directory(path: str) -> str:
     return path if path.endswith("/") else path + "/"
-
-
-def _secret_statement(name: str, place: LakePlace) -> str:
-    settings = ["type s3"]
-    if place.data_path:
-        # Two lakes of one engine may have different credentials.
-        settings.append(f"scope {literal(_directory(place.data_path))}")
-    for key, value in place.properties:
-        if key in _SECRET_KEYS:
-            settings.append(f"{_SECRET_KEYS[key]} {literal(value)}")
-    return f"create or replace secret {ident(name)} ({', '.join(settings)})"
 
 
 def _make_directories(place: LakePlace) -> None:

@@ -24,6 +24,7 @@ from rich.console import Console
 
 from aqueduck.app.bench.workbench import Meter
 from aqueduck.app.fanout import FanoutService
+from aqueduck.app.fanout_run import catch_up
 from aqueduck.errors import VerifyDifferenceError
 from aqueduck.fanout_config import FanoutConfig, parse_fanout
 from aqueduck.lake.lake_changes import Routes, chunks, read_routed
@@ -252,7 +253,7 @@ def bench_tenants(console: Console, rows: int | None) -> dict[str, Any]:
 def _seed(bench: FanoutBench) -> float:
     began = time.monotonic()
     bench.service.prepare()
-    bench.service.run_once(threading.Event())
+    catch_up(bench.service, threading.Event())
     return time.monotonic() - began
 
 
@@ -275,7 +276,7 @@ def split_seconds(rows: int, destinations: int) -> float:
         routes = Routes(values, (start,) * destinations, (0,) * destinations)
         began = time.monotonic()
         name, _ = read_routed(pool, plan, routes)
-        pieces = sum(_cut_apart(chunk) for chunk in chunks(pool, name, plan, 0))
+        pieces = sum(_cut_apart(chunk) for chunk, _ in chunks(pool, name, plan, 0))
         seconds = time.monotonic() - began
         assert pieces >= destinations
         pool.close()
