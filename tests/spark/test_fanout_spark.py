@@ -121,13 +121,13 @@ def test_a_served_fan_out_shows_what_happens(fan: Fan, spark: SparkSession) -> N
             with urlopen(f"{address}{path}", timeout=60) as answer:
                 return json.loads(answer.read())
 
-        assert {d["state"] for d in get("api/v1/destinations")["destinations"]} == {"pending"}
+        def states() -> list[tuple[str, int]]:
+            return [(d["state"], d["position"]) for d in get("api/v1/destinations")["destinations"]]
+
+        assert {state for state, _ in states()} == {"pending"}
         following.start()
         try:
             latest = fan.latest()
-            states = lambda: [  # noqa: E731
-                (d["state"], d["position"]) for d in get("api/v1/destinations")["destinations"]
-            ]
             wait_until(lambda: states() == [("live", latest)] * 2, "both are seeded", 120)
             assert get("api/v1/destinations/one")["rows_replicated"] == 100
             fan.change("delete from lake.t where id < 30")

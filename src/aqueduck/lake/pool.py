@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +21,7 @@ from typing import Any
 
 import duckdb
 
-from aqueduck.errors import AqueduckError, CatalogUnreachableError
+from aqueduck.errors import AqueduckError, CatalogUnreachableError, DataPathError
 from aqueduck.lake.catalog import catalog_kind, catalog_place
 from aqueduck.lake.engine import is_remote, load_extension, new_connection
 from aqueduck.lake.failures import classify_attach, lake_errors
@@ -31,6 +33,9 @@ from aqueduck.schema import TableName
 __all__ = ["LakePool", "PooledLake", "attach_options"]
 
 _SCANNERS = {"postgres": "postgres_scanner", "sqlite": "sqlite_scanner"}
+
+
+LOCK_SECONDS = 10.0
 
 
 @dataclass
@@ -110,6 +115,23 @@ class LakePool:
         # A DuckDB file is for one process at a time: let it go, so that others may have it.
         self._give_back(lake, read_only, keep=catalog_kind(place.catalog) != "duckdb")
 
+    def list_files(self, place: LakePlace) -> None:
+        """Raise if the lake's object store cannot be listed."""
+        con = self.con.cursor()
+        try:
+            with self._lock:
+                self._load("httpfs")
+                self._allow(place, con)
+            pattern = _directory(place.data_path) + "*"
+            con.execute(f"select count(*) from glob({literal(pattern)})").fetchall()
+        except duckdb.Error as exc:
+            status = re.search(r"HTTP (?:code|error)?:? ?(\d{3})", str(exc), re.IGNORECASE)
+            said = f"it answers {status[1]}" if status else type(exc).__name__
+            hint = "check the bucket in data_path, the properties of the object store and its credentials"
+            raise DataPathError(f"the object store cannot be listed: {said}", hint=hint) from None
+        finally:
+            con.close()
+
     def close(self) -> None:
         """Detach everything."""
         with self._lock:
@@ -158,7 +180,7 @@ class LakePool:
                 self._allow(place, con)
             options = ", ".join(attach_options(place, read_only=read_only))
             address = "ducklake:" + catalog_place(place.catalog)
-            con.execute(f"attach {literal(address)} as {ident(alias)} ({options})")
+            _execute_patiently(con, f"attach {literal(address)} as {ident(alias)} ({options})")
         except duckdb.Error as exc:
             con.close()
             raise classify_attach(exc, kind) from None  # the original quotes the connection string
@@ -186,6 +208,20 @@ class LakePool:
         with contextlib.suppress(duckdb.Error):
             lake.con.execute(f"detach {ident(lake.alias)}")
         lake.con.close()
+
+
+def _execute_patiently(con: duckdb.DuckDBPyConnection, statement: str) -> None:
+    """Wait a while for a DuckDB file that another process has open: one that writes is alone with it."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            con.execute(statement)
+        except duckdb.IOException as exc:
+            if "conflicting lock" not in str(exc).lower() or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return
 
 
 def attach_options(place: LakePlace, *, read_only: bool) -> list[str]:
