@@ -175,7 +175,7 @@ def _read_source(
         try:
             rows = lake.con.execute(
                 f"select asked.id, {_sums(table.columns, 'x')}"
-                f" from {lake.table(config.source.table_name)} at (version => {cursor}) x"
+                f" from (from {lake.table(config.source.table_name)} at (version => {cursor})) x"
                 f" join asked on x.{ident(routed.name)} = try_cast(asked.value as {routed.type}) group by asked.id"
             ).fetchall()
         finally:

@@ -43,7 +43,14 @@ OWN_SCHEMA = "aqueduck"
 METADATA = f"__ducklake_metadata_{LAKE}"
 """The name under which DuckLake attaches the catalog database."""
 
-_CONNECT_SECONDS = 10
+# A server that is gone without a word is given up after a minute, not after the two hours of TCP.
+_PATIENCE = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
 _SCANNERS = {"postgres": "postgres_scanner", "sqlite": "sqlite_scanner"}
 
 
@@ -223,8 +230,7 @@ def catalog_place(catalog: str) -> str:
         parts = conninfo_to_dict(catalog if uri else catalog.partition(":")[2])
     except psycopg.ProgrammingError:
         raise ConfigError("lake.catalog has no valid PostgreSQL connection string after postgres:") from None
-    parts.setdefault("connect_timeout", _CONNECT_SECONDS)
-    return "postgres:" + make_conninfo("", **parts)
+    return "postgres:" + make_conninfo("", **{**_PATIENCE, **parts})
 
 
 def _catalog_file(catalog: str) -> Path | None:

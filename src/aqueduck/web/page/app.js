@@ -112,6 +112,8 @@ function verdict(head, groups, open, rows) {
     const [first] = head.stalled;
     return ["bad", "Standing still", `${first.reason}, for ${seconds(first.seconds)}`];
   }
+  const blind = head.flows.find((flow) => flow.error);
+  if (blind) return ["bad", "The source cannot be read", blind.error.message];
   const failed = groups.filter((group) => ["retrying", "errored"].includes(group.state));
   if (failed.length) return ["bad", `${plural(failed.length, "group")} cannot go on`, failed.map((g) => g.name).join(", ")];
   if (open.length) {
