@@ -51,6 +51,7 @@ def verdicts(fan: Fan, **sections: Any) -> dict[str, str]:
     return {r.destination: r.verdict for r in verify_destinations(config(fan, **sections), env={})}
 
 
+@pytest.mark.slow
 def test_each_destination_is_compared_at_its_own_cursor(fan: Fan) -> None:
     """Destinations that are behind are right for where they are; one that is not seeded is not compared."""
     fan.poll("one")
@@ -65,8 +66,8 @@ def test_each_destination_is_compared_at_its_own_cursor(fan: Fan) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        "delete from lake.t where id = 3",
-        "insert into lake.t values (1000, 'a', 1)",
+        pytest.param("delete from lake.t where id = 3", marks=pytest.mark.slow),
+        pytest.param("insert into lake.t values (1000, 'a', 1)", marks=pytest.mark.slow),
         "update lake.t set v = 8 where id = 3",
     ],
 )
@@ -78,6 +79,7 @@ def test_any_difference_is_found(fan: Fan, damage: str) -> None:
     assert verdicts(fan) == {"one": "different", "two": "identical"}
 
 
+@pytest.mark.slow
 def test_rows_that_are_not_ours_are_left_alone(fan: Fan) -> None:
     """What somebody else keeps in a destination's table is not compared."""
     fan.poll()
@@ -86,6 +88,7 @@ def test_rows_that_are_not_ours_are_left_alone(fan: Fan) -> None:
     assert verdicts(fan) == {"one": "identical", "two": "identical"}
 
 
+@pytest.mark.slow
 def test_an_append_only_destination_that_differs_is_not_judged(fan: Fan) -> None:
     """What the source removed stays at an append-only destination: that is no error, and no proof either."""
     fan.keys = ()
@@ -97,6 +100,7 @@ def test_an_append_only_destination_that_differs_is_not_judged(fan: Fan) -> None
     assert verdicts(fan, routing=routing) == {"one": "not compared", "two": "identical"}
 
 
+@pytest.mark.slow
 def test_an_expired_cursor_is_not_compared(fan: Fan) -> None:
     """Without the source's lake snapshot nothing can be said, and nothing is."""
     fan.poll()
