@@ -12,6 +12,7 @@ from typing import Any
 import duckdb
 import pytest
 
+from aqueduck.app.bench.fanout_bench import split_seconds
 from aqueduck.errors import (
     LakeTableMissingError,
     LakeWriteError,
@@ -458,6 +459,16 @@ def test_a_split_plan_reads_every_lake_snapshot_once(fan: Fan) -> None:
         covered = [s for p in pieces for r in p.reads for s in range(r.run.first, r.run.last + 1)]
         assert sorted(covered) == list(range(2, fan.latest() + 1))
         assert len(pieces) == min(parts, 7)
+
+
+@pytest.mark.parametrize(
+    ("rows", "destinations"),
+    [(50_000, 1_000), pytest.param(1_000_000, 10_000, marks=pytest.mark.slow)],
+)
+def test_a_split_takes_seconds(rows: int, destinations: int) -> None:
+    """P-F19: a million rows for ten thousand destinations are read, routed and cut apart in seconds."""
+    seconds = split_seconds(rows, destinations)
+    assert seconds < 20, f"{seconds:.1f} s"
 
 
 def test_swapped_names_need_a_new_table() -> None:

@@ -187,11 +187,11 @@ class FanoutService:
         """Run the job; a job that fails as a whole leaves what destinations committed, so all are asked again."""
         progress = self.progress[lane]
         progress.restart()
-        mine = [t.destination for t in tenants]
-        others = [t.destination.value for t in self.tenants if t not in tenants]
+        mine = {t.destination.id: t.destination for t in tenants}
+        others = [t.destination.value for t in self.tenants if t.destination.id not in mine]
         try:
             return run_cycle(
-                self.spark, plan, mine, replace(self.workers, progress_file=str(progress.path)),
+                self.spark, plan, list(mine.values()), replace(self.workers, progress_file=str(progress.path)),
                 elsewhere=[*others, *self.tenants.elsewhere.values()] if count_after is not None else (),
                 parts=parts, count_after=count_after,
                 want_unknown=self.config.dynamic is not None and count_after is not None, lane=lane,

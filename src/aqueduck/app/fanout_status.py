@@ -9,6 +9,7 @@ lake cannot be written.  The cursor that counts is in each destination's lake (`
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -118,10 +119,15 @@ class StateFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._written: dict[str, tuple[Any, ...]] = {}
+        self._writing = threading.Lock()
 
     def write(self, status: FanoutStatus) -> None:
         """Write what changed since the last time; nothing if nothing did."""
-        rows = {d.id: _row(d, status.instance) for d in status.destinations.values()}
+        with self._writing:
+            self._write(status)
+
+    def _write(self, status: FanoutStatus) -> None:
+        rows = {d.id: _row(d, status.instance) for d in list(status.destinations.values())}
         changed = [row for key, row in rows.items() if self._written.get(key) != row]
         gone = [(key,) for key in self._written if key not in rows]
         if not changed and not gone:

@@ -118,16 +118,16 @@ class Tenants:
         if pattern is None:
             return
         known = set(self.values())
-        for value in values:
-            if not value or value in known:
-                continue
+        new = [value for value in values if value and value not in known]
+        for value in new:
             config = pattern.destination(value)
             self._discovered[config.id] = value
             if assigned(self.config.instance.partition, config.id):
                 self._add(self._destination(config, self.config))
             else:
                 self.elsewhere[config.id] = value
-            log.info("destination discovered", destinations=len(self))
+        if new:
+            log.info("destinations discovered", new=len(new), destinations=len(self))
 
     def _add(self, destination: Destination) -> None:
         status = self._status.destinations[destination.id] = DestinationStatus(destination.id)
