@@ -34,6 +34,11 @@ def test_a_job_notes_how_far_it_is(tmp_path: Path) -> None:
     lane.restart()
     lane.look()
     assert (lane.rows, lane.destinations) == (0, 0)
+    os.utime(lane.path, (1, 1))
+    assert lane.idle_seconds() == 0, "tasks that do not share the file do not hang"
+    workers.progressed(1)
+    os.utime(lane.path, (1, 1))
+    assert lane.idle_seconds() > 1000
 
 
 def test_only_work_is_a_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,6 +243,40 @@ def test_a_running_service_follows_its_source_and_its_file(fan: Fan, service: Se
 
 @pytest.mark.slow
 @pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_a_destination_that_hangs_does_not_hold_the_others(
+    tmp_path: Path, new_server: Callable[..., EmbeddedPostgres]
+) -> None:
+    """P-F09: a server that takes connections and never answers is one failing destination; the others go on after a minute."""
+    server = new_server()
+    fan = Fan(tmp_path, {"one": "a", "two": "b"})
+    fan.places["two"] = LakePlace(catalog=f"postgres:{server.dsn}", data_path=f"{tmp_path}/two_data/")
+    fan.change("create table lake.t (id int, c varchar, v int)", *HISTORY)
+    service = Service(fan)
+    frozen: list[psutil.Process] = []
+    try:
+        service.start()
+        service.wait_same()
+        postmaster = psutil.Process(server.pid)
+        frozen = [postmaster, *postmaster.children(recursive=True)]
+        for process in frozen:
+            process.suspend()
+        fan.change(*HISTORY)
+        wait_until(lambda: fan.rows("one") == fan.source_rows("a"), service.log(), 240)
+        fan.change("delete from lake.t where id % 3 = 1")
+        wait_until(lambda: fan.rows("one") == fan.source_rows("a"), service.log(), 60)
+        for process in frozen:
+            process.resume()
+        service.wait_same()
+    finally:
+        for process in frozen:
+            process.resume()
+        service.kill()
+        fan.close()
+
+
+@pytest.mark.slow
+@pytest.mark.spark
 def test_an_idle_service_writes_nothing_and_hardly_computes(fan: Fan, service: Service) -> None:
     """P-F03, hazard 7: no new lake snapshot in any catalog, and less than 2 % of a core for all its processes."""
     if fan.place("source").catalog.startswith("sqlite"):

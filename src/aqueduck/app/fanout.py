@@ -16,7 +16,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +45,8 @@ __all__ = ["FanoutService"]
 
 log = structlog.get_logger()
 
+HANG_SECONDS = 60.0
+"""A job that has begun and takes no processor time for so long is ended; its destinations are asked one by one."""
 SEED_WAVE = 500
 """Destinations that are seeded by one read of the source."""
 _FATAL = (RoutingError, ReservedColumnError, ConfigError, SparkStartError)
@@ -185,16 +187,16 @@ class FanoutService:
         count_after: int | None = None,
     ) -> CycleResult | None:
         """Run the job; a job that fails as a whole leaves what destinations committed, so all are asked again."""
-        progress = self.progress[lane]
-        progress.restart()
+        workers, hanging = self._watched(lane)
         mine = {t.destination.id: t.destination for t in tenants}
         others = [t.destination.value for t in self.tenants if t.destination.id not in mine]
         try:
             return run_cycle(
-                self.spark, plan, list(mine.values()), replace(self.workers, progress_file=str(progress.path)),
+                self.spark, plan, list(mine.values()), workers,
                 elsewhere=[*others, *self.tenants.elsewhere.values()] if count_after is not None else (),
                 parts=parts, count_after=count_after,
                 want_unknown=self.config.dynamic is not None and count_after is not None, lane=lane,
+                hanging=hanging,
             )  # fmt: skip
         except _FATAL:
             raise
@@ -204,6 +206,13 @@ class FanoutService:
             for tenant in tenants:
                 tenant.known = False
             return None
+
+    def _watched(self, lane: str) -> tuple[Workers, Callable[[], bool]]:
+        """Workers that show their progress in this lane, and whether they have stopped to."""
+        progress = self.progress[lane]
+        progress.restart()
+        workers = replace(self.workers, progress_file=str(progress.path))
+        return workers, lambda: progress.idle_seconds() > HANG_SECONDS
 
     def _reseed(self, tenants: Sequence[Tenant], latest: int, why: SourceExpiredError) -> None:
         """Those whose range has a gap are seeded again; the others go on with the next cycle."""
@@ -239,7 +248,9 @@ class FanoutService:
         """Ask lakes for their cursors; one that belongs to another table or value counts as none."""
         try:
             uuid = self.source.uuid()
-            found = find_cursors(self.spark, [t.destination for t in tenants], self.workers, lane="side")
+            workers, hanging = self._watched("side")
+            mine = [t.destination for t in tenants]
+            found = find_cursors(self.spark, mine, workers, lane="side", hanging=hanging)
         except _FATAL:
             raise
         except AqueduckError as exc:

@@ -8,6 +8,7 @@ work on something long.  On a cluster without a shared `state_dir` there is noth
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 
 __all__ = ["LaneProgress"]
@@ -28,6 +29,14 @@ class LaneProgress:
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_bytes(b"")
+
+    def idle_seconds(self) -> float:
+        """How long its tasks have shown nothing; 0 before they have shown anything, as where they do not share the file."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return 0.0
+        return max(0.0, time.time() - found.st_mtime) if found.st_size else 0.0
 
     def look(self) -> float:
         """Read what was added; when that was, in seconds since the Unix epoch, or 0."""

@@ -133,11 +133,13 @@ def run_cycle(
     count_after: int | None = None,
     want_unknown: bool = False,
     lane: str = "fanout",
+    hanging: Callable[[], bool] = lambda: False,
 ) -> CycleResult:
     """
     Bring the destinations to the end of the plan; `elsewhere` are values that other instances serve.
 
-    Blocks until the job is done.  A job that fails as a whole raises; what destinations committed stays.
+    Blocks until the job is done.  A job that fails as a whole raises; what destinations committed stays.  So does one
+    that is ended because it is `hanging`, which is asked now and then.
     """
     buckets = _buckets(destinations, workers.tasks)
     routes = Routes(
@@ -149,7 +151,7 @@ def run_cycle(
     read = _reader(pieces, routes, workers, count_after, want_unknown)
     apply = _applier(plan, list(zip(buckets, destinations, strict=True)), workers)
     began = time.monotonic()
-    with _job_failures(spark, lane):
+    with _job_failures(spark, lane), _watched(spark, lane, hanging):
         rows = (
             spark.range(0, len(pieces), 1, len(pieces))
             .mapInArrow(read, "bucket int, chunk binary, report string")
@@ -163,7 +165,12 @@ def run_cycle(
 
 
 def find_cursors(
-    spark: SparkSession, destinations: Sequence[Destination], workers: Workers, *, lane: str = "fanout"
+    spark: SparkSession,
+    destinations: Sequence[Destination],
+    workers: Workers,
+    *,
+    lane: str = "fanout",
+    hanging: Callable[[], bool] = lambda: False,
 ) -> list[Found]:
     """What the lake of each destination says."""
     parts = workers.tasks
@@ -187,7 +194,7 @@ def find_cursors(
             destination.id, state.cursor, state.source.uuid, state.value, state.rows, state.changed_at
         )
 
-    with _job_failures(spark, lane):
+    with _job_failures(spark, lane), _watched(spark, lane, hanging):
         rows = spark.range(0, parts, 1, parts).mapInArrow(find, "result string").collect()
     return [Found(**json.loads(row.result)) for row in rows]
 
@@ -302,6 +309,27 @@ def _sum(a: ReadReport, b: ReadReport) -> ReadReport:
         unknown=sorted({*a.unknown, *b.unknown}),
         seconds=a.seconds + b.seconds,
     )
+
+
+@contextlib.contextmanager
+def _watched(spark: SparkSession, lane: str, hanging: Callable[[], bool]) -> Iterator[None]:
+    """End the job, workers included, if it hangs: a lake that takes connections and never answers would hold it for ever."""
+    done = threading.Event()
+    context = spark.sparkContext
+    context.setJobGroup(lane, "fan-out", interruptOnCancel=True)
+
+    def watch() -> None:
+        while not done.wait(BEAT_SECONDS):
+            if hanging():
+                context.cancelJobGroup(lane)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 @contextlib.contextmanager
