@@ -114,6 +114,7 @@ __all__ = [
     "StageFullError",
     "TableDisabledError",
     "TableMissingError",
+    "TableRecreatedError",
     "TokenError",
     "TransactionTooLargeError",
     "ValueCastError",
@@ -223,6 +224,12 @@ class TableMissingError(SourceError):
     """A configured table does not exist in the source."""
 
     code = "pg.table_missing"
+
+
+class TableRecreatedError(SourceError):
+    """A source table was dropped, and another one has its name."""
+
+    code = "pg.table_recreated"
 
 
 class NoKeyError(SourceError):

@@ -31,6 +31,7 @@ from aqueduck.lake.copy_files import ChunkFile
 from aqueduck.lake.files import file_prefix
 from aqueduck.lake.landing import SessionFiles, land_copy, replay_parked
 from aqueduck.lake.parking import parked_segments, remove_parked_files
+from aqueduck.lake.partition_marks import write_marks
 from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.lifecycle import Lifecycle, fail, retry_is_due
 from aqueduck.lifecycle import TableState as Life
@@ -127,7 +128,7 @@ class Copier:
     """The columns of a segment, with their numbers."""
     on_resync_needed: Callable[[int], None] = lambda oid: None
     concurrency: int = 2
-    chunk_bytes: int = 32 << 20
+    chunk_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix=f"copy-{self.group}")
@@ -373,6 +374,9 @@ class Copier:
                         for s, found in zip(copy.journal.sessions, files, strict=True)
                     ]
                     done, waiting = land_copy(self.lake, self.group, state, copy.schema, sessions)
+                    nodes = {c.relation: c.filenode for c in copy.journal.chunks}
+                    if set(nodes) != {state.oid}:
+                        write_marks(self.lake, self.group, state.oid, nodes)
                     landed.append(done)
                     parked += waiting
                     rows[state.oid] = sum(f.rows for found in files for f in found)

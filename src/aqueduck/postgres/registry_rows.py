@@ -45,10 +45,12 @@ class Settings:
     segment_bytes: int = 1 << 25
     max_queued_changes: int = 10_000_000
     copy_concurrency: int = 2
-    copy_chunk_bytes: int = 1 << 25
+    copy_chunk_bytes: int = 1 << 26
     inline_rows: int = 1000
     on_slot_loss: str = "stop"
     on_type_change: str = "resync"
+    on_partition_change: str = "resync"
+    on_recreate: str = "stop"
     heartbeat_interval_ms: int = 0
 
 

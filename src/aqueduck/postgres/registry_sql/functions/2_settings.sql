@@ -17,7 +17,7 @@ language sql immutable as $$
          'How many changes may wait on disk; more pause reading.'),
         ('copy_concurrency', 'integer', '2', 1, 64, null, '{global,group}',
          'How many tables of a group are copied at the same time.'),
-        ('copy_chunk_bytes', 'bytes', '33554432', 8192, 1::bigint << 40, null, '{global,group}',
+        ('copy_chunk_bytes', 'bytes', '67108864', 8192, 1::bigint << 40, null, '{global,group}',
          'Size of the pieces in which a table is copied; what an interrupted copy has to do again is at most one for each task.'),
         ('inline_rows', 'integer', '1000', 0, 1000000, null, '{global,group,table}',
          'A batch with at most this many rows for a table is stored in the catalog in place of a small file.'),
@@ -25,6 +25,10 @@ language sql immutable as $$
          'What happens when the slot is gone: stop with an error, or copy the tables again.'),
         ('on_type_change', 'choice', '"resync"', null, null, '{resync,stop}', '{global,group}',
          'What happens after a change of a source table that cannot be applied: copy the table again, or stop it with an error.'),
+        ('on_partition_change', 'choice', '"resync"', null, null, '{resync,keep}', '{global,group}',
+         'What happens after a partition came or went with its rows: copy the table again, or keep what the lake has.'),
+        ('on_recreate', 'choice', '"stop"', null, null, '{stop,resync}', '{global,group}',
+         'What happens after a source table was dropped and created anew: stop it with an error, or copy the new one.'),
         ('heartbeat_interval_ms', 'integer', '0', 0, 3600000, null, '{global,group}',
          'How often a small message is written to WAL, so that the slot moves while only other databases are busy; 0 never.')
 $$;
