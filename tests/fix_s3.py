@@ -17,10 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs
 
-import boto3
 import pytest
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
 
 _numbers = itertools.count(1)
 KEY, SECRET = "AQUEDUCKTESTKEY", "a-secret-that-no-log-may-show"
@@ -62,6 +59,8 @@ class S3:
     @functools.cached_property
     def client(self) -> Any:
         """An observer of its own."""
+        import boto3
+
         return boto3.client(
             "s3", endpoint_url=f"http://{self.address}", region_name="us-east-1",
             aws_access_key_id=KEY, aws_secret_access_key=SECRET,
@@ -81,6 +80,10 @@ class S3:
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[S3]:
+    # Imported here: most tests need no object store.
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
     application: Any = DomainDispatcherApplication(create_backend_app)
     found = S3("")
 
