@@ -52,7 +52,7 @@ def test_the_reference_file_runs_as_it_is(pg: EmbeddedPostgres, s3: S3, tmp_path
     with connect(places["source"], "data_inlining_row_limit 5") as con:
         con.execute("create table lake.events (event_id bigint, company varchar, amount double)")
         con.execute(
-            "insert into lake.events select i, (['quacksworth','mallardine','nobody'])[1 + i % 3], i / 4 from range(3000) r(i)"
+            "insert into lake.events select i, (['quacksworth','mallardine','nobody'])[1 + i % 3], i / 4 from range(9000) r(i)"
         )
     aqueduck("check")
     aqueduck("run", "--once")
