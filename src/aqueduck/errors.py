@@ -85,6 +85,7 @@ __all__ = [
     "LakeWriteError",
     "MethodError",
     "NoKeyError",
+    "NoSnapshotError",
     "NotFoundError",
     "PrivilegeError",
     "ProtocolError",
@@ -358,6 +359,12 @@ class ResyncNeededError(LakeError):
     """A change of the source table can only be followed by copying the table again."""
 
     code = "lake.resync_needed"
+
+
+class NoSnapshotError(LakeError):
+    """No lake snapshot shows the source as of what was asked for."""
+
+    code = "lake.no_snapshot"
 
 
 class CopyDisturbedError(AqueduckError):
