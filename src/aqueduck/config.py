@@ -32,6 +32,7 @@ from pydantic_core import ErrorDetails
 
 from aqueduck.errors import ConfigError
 from aqueduck.modes import TableMode
+from aqueduck.object_store import Properties, read_properties, refuse_secrets
 from aqueduck.schema import TableName, parse_table_name
 
 __all__ = [
@@ -91,6 +92,8 @@ class LakeConfig(Section):
     """`postgres:…`, `sqlite:PATH`, or the path of a DuckDB file."""
     data_path: Text
     inline_rows: int = Field(default=1000, ge=0)
+    properties: Properties = Field(default_factory=dict)
+    """Of the object store where `data_path` is one; credentials are names of variables."""
 
     @field_validator("catalog")
     @classmethod
@@ -99,6 +102,11 @@ class LakeConfig(Section):
         if scheme and scheme[1] not in ("postgres", "postgresql", "sqlite"):
             raise ValueError("must be postgres:…, sqlite:PATH or the path of a DuckDB file")
         return value
+
+    @field_validator("properties")
+    @classmethod
+    def _hold_no_secrets(cls, values: dict[str, str]) -> dict[str, str]:
+        return refuse_secrets(values)
 
 
 class TableConfig(Section):
@@ -344,6 +352,7 @@ def parse_config(text: str, *, base_dir: Path, env: Mapping[str, str], name: str
     except ValidationError as exc:
         problems = "; ".join(map(_describe, exc.errors(include_url=False, include_input=False)))
         raise ConfigError(f"{name}: {problems}", hint=_HINT) from None
+    read_properties(config.lake.properties, env, f"{name}: lake")
     return _with_absolute_paths(config, base_dir)
 
 

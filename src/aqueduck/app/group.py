@@ -125,6 +125,7 @@ class GroupRunner:
             str(self.directory / "stage"),
             str(self._tables_note),
             str(self._skips_note),
+            properties=config.lake.properties,
         )
         self.query = SyncQuery(spark, self.directory, writer, self.commit)
         self.copier = Copier(

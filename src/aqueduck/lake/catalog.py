@@ -22,8 +22,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from aqueduck.config import LakeConfig
 from aqueduck.errors import CatalogUnreachableError, ConfigError, DataPathError, LakeWriteError
-from aqueduck.lake.engine import is_remote, load_extension, new_connection
+from aqueduck.lake.engine import is_remote, load_extension, new_connection, open_store
 from aqueduck.lake.failures import classify_attach, lake_errors
+from aqueduck.lake.object_stores import know_store
 from aqueduck.lake.sql import LAKE, ident, literal
 from aqueduck.modes import TableMode
 from aqueduck.schema import TableName, TableSchema
@@ -43,7 +44,14 @@ OWN_SCHEMA = "aqueduck"
 METADATA = f"__ducklake_metadata_{LAKE}"
 """The name under which DuckLake attaches the catalog database."""
 
-_CONNECT_SECONDS = 10
+# A server that is gone without a word is given up after a minute, not after the two hours of TCP.
+_PATIENCE = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
 _SCANNERS = {"postgres": "postgres_scanner", "sqlite": "sqlite_scanner"}
 
 
@@ -200,7 +208,8 @@ def _attached(session: LakeSession) -> duckdb.DuckDBPyConnection:
         for name in ("ducklake", *([_SCANNERS[kind]] if kind in _SCANNERS else [])):
             load_extension(con, name)
         if is_remote(session.config.data_path):
-            load_extension(con, "httpfs")
+            know_store(session.config.data_path, session.config.properties)
+            open_store(con, session.config.data_path)
         con.execute(_attach_statement(session.config, read_only=session.read_only))
     except duckdb.Error as exc:
         con.close()
@@ -240,8 +249,7 @@ def catalog_place(catalog: str) -> str:
         parts = conninfo_to_dict(catalog if uri else catalog.partition(":")[2])
     except psycopg.ProgrammingError:
         raise ConfigError("lake.catalog has no valid PostgreSQL connection string after postgres:") from None
-    parts.setdefault("connect_timeout", _CONNECT_SECONDS)
-    return "postgres:" + make_conninfo("", **parts)
+    return "postgres:" + make_conninfo("", **{**_PATIENCE, **parts})
 
 
 def _catalog_file(catalog: str) -> Path | None:

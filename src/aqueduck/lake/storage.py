@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from aqueduck.lake.engine import is_remote
+from aqueduck.lake.object_stores import remote_filesystem
 
 __all__ = [
     "copy_file",
@@ -98,6 +99,5 @@ def remove_file(path: str) -> None:
 
 def _place(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
     if is_remote(path):
-        filesystem, inner = pyarrow.fs.FileSystem.from_uri(path)
-        return filesystem, inner
+        return remote_filesystem(path)
     return pyarrow.fs.LocalFileSystem(), path

@@ -23,7 +23,8 @@ from aqueduck.errors import ConfigError, LakeBusyError
 from aqueduck.lake.catalog import OWN_SCHEMA
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.files import write_files
-from aqueduck.lake.pool import LakePool, PooledLake, secret_statement
+from aqueduck.lake.object_stores import create_secret
+from aqueduck.lake.pool import LakePool, PooledLake
 from aqueduck.lake.sql import ident, idents, literal, string_list
 from aqueduck.lake.storage import list_files, no_glob, remove_file
 from aqueduck.lake.units import task_engine
@@ -81,7 +82,7 @@ def write_part(
     name = f"{prefix}{uuid.uuid4().hex[:12]}.parquet"
     with task_engine(target.directory, len(target.cells)) as con:
         if place.properties and "://" in target.directory:
-            con.execute(secret_statement("aqueduck", place))
+            create_secret(con, place.data_path, place.properties)
         with lake_errors("taking in rows", table=target.table.qualified):
             con.register(
                 "arrived", pa.RecordBatchReader.from_batches(first.schema, itertools.chain([first], batches))
