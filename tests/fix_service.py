@@ -40,9 +40,14 @@ class Sync:
     group_options: dict[str, Any] = field(default_factory=dict)
     copy: bool = False
     """Whether rows that are there before are copied; without, everything comes by the stream."""
+    modes: dict[str, str] = field(default_factory=dict)
+    """Of tables that are not upserted."""
     user: str = "postgres"
     group: str = "test"
     spark: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    """Other sections of the file."""
+    arguments: tuple[str, ...] = ()
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
@@ -51,7 +56,9 @@ class Sync:
 
     def write_config(self) -> None:
         group = {"name": self.group, "flush_interval_ms": 200, **self.group_options}
-        group["tables"] = [{"source": t, "copy": self.copy} for t in self.tables]
+        group["tables"] = [
+            {"source": t, "copy": self.copy, "mode": self.modes.get(t, "upsert")} for t in self.tables
+        ]
         config = {
             "source": {"dsn": self.db.dsn_for(self.user)},
             "lake": {
@@ -63,6 +70,7 @@ class Sync:
             "spark": self.spark,
             "server": {"port": 0},  # several services run side by side
             "mask_salt_env": "AQUEDUCK_TEST_SALT",
+            **self.options,
         }
         self.config_file.write_text(json.dumps(config))  # JSON is YAML
 
@@ -73,7 +81,8 @@ class Sync:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "AQUEDUCK_FAULT": fault or ""}
         env["AQUEDUCK_TEST_SALT"] = "salt"
         log = open(self.directory / "log.txt", "ab")  # noqa: SIM115 - the process keeps it
-        command = [sys.executable, "-m", "aqueduck.app.cli", "run", "-c", str(self.config_file), *arguments]
+        command = [sys.executable, "-m", "aqueduck.app.cli", "run", "-c", str(self.config_file)]
+        command += [*self.arguments, *arguments]
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
         log.close()
         self.processes.append(process)

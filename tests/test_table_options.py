@@ -64,6 +64,7 @@ def test_a_command_line_that_is_not_clear_is_refused(rename: list[str], mask: li
         ({"columns": ["a", "a"]}, "columns names a more than once"),
         ({"columns": ["id"], "mask": {"a": "hash"}}, "mask names a"),
         ({"exclude": ["a"], "rename": {"a": "b"}}, "rename names a"),
+        ({"where": "a > 1", "mode": "append"}, "where filters rows of the mode upsert"),
         ({"mask": {"a": "shuffle"}}, "mask"),
         ({"mask": {"a": {"konstant": "1"}}}, "mask"),
     ],

@@ -31,17 +31,21 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from aqueduck.errors import ConfigError
+from aqueduck.modes import TableMode
+from aqueduck.object_store import Properties, read_properties, refuse_secrets
 from aqueduck.projection import Mask, Projection
 from aqueduck.schema import TableName, parse_table_name
 
 __all__ = [
     "GroupConfig",
     "LakeConfig",
+    "MaintenanceConfig",
     "ServerConfig",
     "SourceConfig",
     "SparkConfig",
     "SyncConfig",
     "TableConfig",
+    "TracingConfig",
     "load_config",
     "parse_config",
 ]
@@ -90,6 +94,8 @@ class LakeConfig(Section):
     """`postgres:…`, `sqlite:PATH`, or the path of a DuckDB file."""
     data_path: Text
     inline_rows: int = Field(default=1000, ge=0)
+    properties: Properties = Field(default_factory=dict)
+    """Of the object store where `data_path` is one; credentials are names of variables."""
 
     @field_validator("catalog")
     @classmethod
@@ -98,6 +104,11 @@ class LakeConfig(Section):
         if scheme and scheme[1] not in ("postgres", "postgresql", "sqlite"):
             raise ValueError("must be postgres:…, sqlite:PATH or the path of a DuckDB file")
         return value
+
+    @field_validator("properties")
+    @classmethod
+    def _hold_no_secrets(cls, values: dict[str, str]) -> dict[str, str]:
+        return refuse_secrets(values)
 
 
 class ConstantMask(Section):
@@ -112,7 +123,11 @@ class TableConfig(Section):
     source: str
     target: str = ""
     """By default the source's name in the schema `main`."""
-    mode: Literal["upsert"] = "upsert"
+    mode: Literal["upsert", "append", "history", "soft_delete"] = "upsert"
+    source_column: Text | None = None
+    """A column of the target that tells the rows of its sources apart; then several tables may have the same target."""
+    source_value: str | None = None
+    """What this source has there; by default its name."""
     initial_copy: bool = Field(default=True, alias="copy")
     columns: tuple[Text, ...] = ()
     """Only these; all of them if it is empty."""
@@ -142,6 +157,8 @@ class TableConfig(Section):
     def _names_columns_once(self) -> TableConfig:
         if self.columns and self.exclude:
             raise ValueError("has both columns and exclude: keep one of them")
+        if self.where and self.mode != "upsert":
+            raise ValueError(f"where filters rows of the mode upsert, not of {self.mode}")
         for key, names in (("columns", self.columns), ("exclude", self.exclude)):
             repeated = [name for name, count in Counter(names).items() if count > 1]
             if repeated:
@@ -173,6 +190,18 @@ class TableConfig(Section):
             return values  # reported under the key `source`
         return {**values, "target": str(TableName("main", source.name))}
 
+    @model_validator(mode="after")
+    def _has_a_column_for_its_value(self) -> TableConfig:
+        if self.source_value is not None and self.source_column is None:
+            raise ValueError("source_value needs a source_column")
+        return self
+
+    @property
+    def table_mode(self) -> TableMode:
+        """The mode with all that belongs to it."""
+        value = self.source_table.qualified if self.source_value is None else self.source_value
+        return TableMode(self.mode, self.source_column, value if self.source_column is not None else None)
+
     @property
     def source_table(self) -> TableName:
         """The source table's schema and name."""
@@ -198,6 +227,7 @@ class GroupConfig(Section):
     copy_chunk_bytes: Bytes = ByteSize(64 * MIB)
     on_slot_loss: Literal["stop", "resync"] = "stop"
     on_type_change: Literal["resync", "stop"] = "resync"
+    large_transactions: Literal["stream", "whole"] = "stream"
     on_partition_change: Literal["resync", "keep"] = "resync"
     on_recreate: Literal["stop", "resync"] = "stop"
     heartbeat_interval_ms: int = Field(default=0, ge=0, le=3_600_000)
@@ -287,6 +317,33 @@ class ServerConfig(Section):
         return self
 
 
+class MaintenanceConfig(Section):
+    """What keeps a lake's files few and its past short; see docs/maintenance.md."""
+
+    enabled: bool = True
+    """Whether the service does it by itself; `aqueduck maintain` does it in any case."""
+    interval_seconds: float = Field(default=600.0, ge=1, le=86_400)
+    budget_seconds: float = Field(default=30.0, gt=0, le=86_400)
+    delete_share: float = Field(default=0.3, gt=0, le=1)
+    """A file is rewritten when this share of its rows is gone."""
+    retention_hours: float | None = Field(default=None, gt=0)
+    """Lake snapshots that are older are forgotten; without it, none is."""
+    readers: tuple[Text, ...] = ()
+    """Files of fan-outs that read this lake: what they have not read yet is kept."""
+    grace_hours: float = Field(default=1.0, ge=0)
+    """How long files that no lake snapshot has any more are left for queries that still read them."""
+    orphan_hours: float = Field(default=24.0, ge=1)
+    """How old a file has to be that no catalog knows."""
+
+
+class TracingConfig(Section):
+    """Where OpenTelemetry traces of batches go."""
+
+    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://\S+$")
+    """The base address of an OTLP receiver over HTTP, such as http://127.0.0.1:4318."""
+    service_name: Text = "aqueduck"
+
+
 class SyncConfig(Section):
     """A whole file of the flow `sync`."""
 
@@ -295,6 +352,8 @@ class SyncConfig(Section):
     groups: tuple[GroupConfig, ...]
     spark: SparkConfig = SparkConfig()
     server: ServerConfig = ServerConfig()
+    maintenance: MaintenanceConfig = MaintenanceConfig()
+    tracing: TracingConfig = TracingConfig()
     state_dir: Text = ".aqueduck"
     mask_salt_env: str | None = None
     """Name of the variable that holds the salt of masks by hash; the salt itself is never in here."""
@@ -315,8 +374,7 @@ class SyncConfig(Section):
         _refuse_repeated("slot_name", (group.slot_name for group in self.groups))
         _refuse_repeated("publication", (group.publication for group in self.groups))
         _refuse_repeated("source table", (table.source for table in tables))
-        # DuckDB does not tell names apart by case.
-        _refuse_repeated("target table", (table.target_table.qualified.lower() for table in tables))
+        _refuse_shared_targets(tables)
         return self
 
 
@@ -330,6 +388,8 @@ _SECTIONS: Sections = {
     ("groups", "tables"): TableConfig,
     ("spark",): SparkConfig,
     ("server",): ServerConfig,
+    ("maintenance",): MaintenanceConfig,
+    ("tracing",): TracingConfig,
 }
 
 
@@ -353,6 +413,7 @@ def parse_config(text: str, *, base_dir: Path, env: Mapping[str, str], name: str
         config = SyncConfig.model_validate(_with_dsn(values, env, name))
     except ValidationError as exc:
         raise ConfigError(f"{name}: {describe_problems(exc)}", hint=_HINT) from None
+    read_properties(config.lake.properties, env, f"{name}: lake")
     return _with_absolute_paths(config, base_dir)
 
 
@@ -422,8 +483,15 @@ def _with_absolute_paths(config: SyncConfig, base_dir: Path) -> SyncConfig:
             "tls_key": _absolute(server.tls_key, base_dir),
         }
         server = server.model_copy(update=tls)
+    readers = tuple(_absolute(path, base_dir) for path in config.maintenance.readers)
+    maintenance = config.maintenance.model_copy(update={"readers": readers})
     return config.model_copy(
-        update={"lake": lake.model_copy(update=paths), "state_dir": state_dir, "server": server}
+        update={
+            "lake": lake.model_copy(update=paths),
+            "state_dir": state_dir,
+            "server": server,
+            "maintenance": maintenance,
+        }
     )
 
 
@@ -441,6 +509,26 @@ def _refuse_repeated(what: str, names: Iterable[str]) -> None:
     for name, count in Counter(names).items():
         if count > 1:
             raise ValueError(f"the {what} {name} stands {count} times under groups")
+
+
+def _refuse_shared_targets(tables: Iterable[TableConfig]) -> None:
+    """Several sources may fill one target if a column tells their rows apart, and all have the same mode."""
+    targets: dict[str, list[TableConfig]] = {}
+    for table in tables:
+        # DuckDB does not tell names apart by case.
+        targets.setdefault(table.target_table.qualified.lower(), []).append(table)
+    for name, sharing in targets.items():
+        modes = [table.table_mode for table in sharing]
+        if len(sharing) == 1:
+            continue
+        if any(mode.source_column is None for mode in modes):
+            raise ValueError(
+                f"the target table {name} stands {len(sharing)} times under groups: give each a source_column,"
+                " or a target of its own"
+            )
+        if len({(mode.name, mode.source_column) for mode in modes}) > 1:
+            raise ValueError(f"the sources of the target table {name} need the same mode and source_column")
+        _refuse_repeated(f"source_value of the target {name}", (str(mode.source_value) for mode in modes))
 
 
 def _describe(problem: ErrorDetails, sections: Sections = _SECTIONS) -> str:

@@ -26,6 +26,7 @@ def read_options(
     rename: Sequence[str],
     mask: Sequence[str],
     where: str | None,
+    mode: str = "upsert",
 ) -> dict[str, Any]:
     """Options as the file has them; refused in the same words."""
     given: dict[str, Any] = {
@@ -38,13 +39,13 @@ def read_options(
         },
         "where": where or "",
     }
-    return check_options(table, {name: value for name, value in given.items() if value})
+    return check_options(table, {name: value for name, value in given.items() if value}, mode)
 
 
-def check_options(table: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The same options, if a table may have them."""
+def check_options(table: str, options: dict[str, Any], mode: str = "upsert") -> dict[str, Any]:
+    """The same options, if a table of this mode may have them."""
     try:
-        return TableConfig.model_validate({"source": table, **options}).options
+        return TableConfig.model_validate({"source": table, "mode": mode, **options}).options
     except ValidationError as exc:
         raise ConfigError(f"{table}: {describe_problems(exc)}", hint="see docs/columns.md") from None
 

@@ -63,12 +63,21 @@ class RegistryActions:
         group_name: str = "default",
         mode: str = "upsert",
         copy: bool = True,
+        source_column: str | None = None,
+        source_value: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> int:
         made = self._call(
-            "add_table", source=source, target=target, group_name=group_name, mode=mode, copy=copy,
+            "add_table",
+            source=source,
+            target=target,
+            group_name=group_name,
+            mode=mode,
+            copy=copy,
+            source_column=source_column,
+            source_value=source_value,
             options=json.dumps(dict(options or {})),
-        )  # fmt: skip
+        )
         return int(made)
 
     def remove_table(self, source: str, *, drop_target: bool = False, group_name: str | None = None) -> None:

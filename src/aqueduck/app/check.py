@@ -27,7 +27,7 @@ from aqueduck.errors import (
 )
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.failures import RAISE_SLOTS, RAISE_WALSENDERS, SET_WAL_LEVEL, THEN_RESTART
-from aqueduck.postgres.publications import publishes_exactly, refuse_without_identity
+from aqueduck.postgres.publications import publishes_exactly, refuse_without_identity, refuse_without_key
 from aqueduck.postgres.quoting import identifier, table_identifier
 from aqueduck.postgres.registry import check_registry
 from aqueduck.postgres.server import ServerInfo, read_server
@@ -198,9 +198,14 @@ def _check_table(
     conn: Connection, config: SyncConfig, group: GroupConfig, wanted: TableConfig, found: list[TableSchema]
 ) -> str:
     """Exists, has a key and an identity, fits its options, and may be read; added to `found` where it exists."""
-    table = describe_table(conn, wanted.source, publication=group.users_publication)
+    mode = wanted.table_mode
+    table = describe_table(conn, wanted.source, need_key=mode.needs_key, publication=group.users_publication)
     found.append(table)
-    refuse_without_identity(table)
+    needs_identity = not table.key and table.identity != "f"
+    if mode.needs_key:
+        refuse_without_identity(table)
+    if mode.follows_keys:
+        refuse_without_key(table, mode.name)
     in_lake = with_projection(table, wanted, config.mask_salt_env).in_lake
     with translate_errors(f"read the rights on {table.qualified}", table.qualified, conn=conn):
         row = conn.execute(
@@ -217,7 +222,9 @@ def _check_table(
         raise PrivilegeError(
             f"the role {role} may not read {table.qualified}", hint="; ".join(grants), table=table.qualified
         )
-    return f"{len(in_lake.columns)} columns, key {', '.join(in_lake.key)}"
+    key = f"key {', '.join(in_lake.key)}" if in_lake.key else "no key"
+    note = ", its replica identity will be set to full" if needs_identity else ""
+    return f"{len(in_lake.columns)} columns, {key}{note}"
 
 
 def _check_publication(conn: Connection, server: ServerInfo, group: GroupConfig) -> str:

@@ -18,6 +18,7 @@ import structlog
 from aqueduck.config import GroupConfig, SyncConfig
 from aqueduck.errors import AqueduckError, ConfigError, PrivilegeError
 from aqueduck.lifecycle import ErrorClass, TableState
+from aqueduck.modes import MODES
 from aqueduck.postgres import registry
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.registry import GroupObservation, GroupRow, TableObservation, TableRow
@@ -127,10 +128,10 @@ def open_control(config: SyncConfig) -> Control:
 
 def _why_refused(row: TableRow) -> ConfigError | None:
     """Why a table of the registry cannot be synced, if that can be told without looking at it."""
-    if row.mode != "upsert":
-        return ConfigError(f"mode {row.mode} is not supported yet", hint="use upsert")
+    if row.mode not in MODES:
+        return ConfigError(f"mode {row.mode} is unknown here", hint="upgrade this Aqueduck")
     try:
-        check_options(str(row.source), row.options)
+        check_options(str(row.source), row.options, row.mode)
     except ConfigError as exc:
         return exc
     return None
@@ -145,10 +146,21 @@ def _wanted(row: GroupRow) -> Wanted:
             "slot_name": row.slot_name,
             "publication": row.publication,
             **settings,
-            "tables": [
-                {"source": str(t.source), "target": str(t.target), "copy": t.copy, **t.options} for t in live
-            ],
+            "tables": [_table(t) for t in live],
         }
     )
     rows = {("removed:" if t.removed else "") + str(t.source): t for t in row.tables}
     return Wanted(group, row.enabled, row.removed, row.id, rows)
+
+
+def _table(row: TableRow) -> dict[str, Any]:
+    mode = row.table_mode
+    return {
+        "source": str(row.source),
+        "target": str(row.target),
+        "copy": row.copy,
+        "mode": mode.name,
+        "source_column": mode.source_column,
+        "source_value": mode.source_value,
+        **row.options,
+    }

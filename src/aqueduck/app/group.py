@@ -37,6 +37,7 @@ from aqueduck.app.prepare import (
     refuse_recreated,
 )
 from aqueduck.app.status import GroupStatus, Parked, TableCounts
+from aqueduck.app.tracing import BatchTimes
 from aqueduck.batches import Unit
 from aqueduck.changes import SegmentRef
 from aqueduck.config import GroupConfig, SyncConfig, TableConfig
@@ -45,9 +46,9 @@ from aqueduck.lake.apply import table_directory
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import BatchPlan, TableFailed, commit_batch
 from aqueduck.lake.evolve import same_columns, widen, wider_columns
+from aqueduck.lake.keeping import remove_target
 from aqueduck.lake.parking import copy_to_parking, forget_parked, parked_totals
 from aqueduck.lake.progress import Position, read_position
-from aqueduck.lake.sql import lake_table
 from aqueduck.lake.table_states import TableState, forget_state, read_states, write_state
 from aqueduck.lake.units import UnitFiles, UnitWriter, parked_units, plan_batch, remove_scratch, skips_of
 from aqueduck.notes import note_position, write_skips, write_tables
@@ -57,7 +58,7 @@ from aqueduck.postgres.server import flushed_position
 from aqueduck.postgres.table_copy import export_snapshot
 from aqueduck.postgres.tables import describe_oid
 from aqueduck.projection import is_clear
-from aqueduck.schema import TableName, TableSchema
+from aqueduck.schema import TableName, TableSchema, lsn_text
 from aqueduck.spark.copy_job import run_copy
 from aqueduck.spark.sync_query import SyncQuery
 
@@ -107,6 +108,8 @@ class GroupRunner:
         """What the registry had counted when the service started."""
         self.on_commit: Callable[[list[str]], None] | None = None
         """Called with the segments of a batch right after its commit; a bench times them."""
+        self.on_traced: Callable[[BatchTimes], None] | None = None
+        """Called after each batch, where traces are wanted."""
         known = read_states(lake, ready.group.name)
         self.states = {oid: known[oid] for oid in self.tables}
         self.parked: dict[int, Parked] = {
@@ -124,6 +127,7 @@ class GroupRunner:
             str(self.directory / "stage"),
             str(self._tables_note),
             str(self._skips_note),
+            properties=config.lake.properties,
         )
         self.query = SyncQuery(spark, self.directory, writer, self.commit)
         self.copier = Copier(
@@ -154,7 +158,7 @@ class GroupRunner:
                 places.append((table.schema, table_directory(self.lake, table.target)))
             except SchemaChangeError:  # the target is gone: the driver will see, and park the table
                 places.append((table.schema, None))
-        write_tables(self._tables_note, places)
+        write_tables(self._tables_note, places, {oid: t.mode for oid, t in self.tables.items()})
 
     def _on_ready(self, oids: list[int]) -> None:
         for oid in oids:
@@ -199,6 +203,7 @@ class GroupRunner:
             max_queued_changes=g.max_queued_changes,
             batch_bytes_max=g.batch_bytes_max,
             flush_interval_seconds=g.flush_interval_ms / 1000,
+            stream_in_progress=g.large_transactions == "stream",
         )
 
     def stop(self) -> None:
@@ -219,7 +224,7 @@ class GroupRunner:
         """Called by the query for each batch: one lake transaction."""
         paths = [s.path for unit, _ in units for s in unit.segments if s.path] if self.on_commit else []
         end = Position(self.group.name, position, time_us, self.ready.system_identifier, self.ready.timeline)
-        began = time.monotonic()
+        began, before = time.monotonic(), self.status.position
         with self.commit_lock:
             # A table that was removed may still have changes on the way.
             ours = [(unit, files) for unit, files in units if unit.table_oid in self.states]
@@ -230,13 +235,28 @@ class GroupRunner:
             self._count(ours, position, time_us)
             self._tell_tasks()
         seconds = time.monotonic() - began
+        changes = sum(s.rows for unit, _ in ours if not unit.bucket for s in unit.segments)
         metrics.observe_batch(
             self.group.name,
             phase_seconds={"fold": self.query.fold_seconds, "commit": seconds},
             commit_seconds=seconds,
-            changes=sum(s.rows for unit, _ in ours if not unit.bucket for s in unit.segments),
+            changes=changes,
             freshness_seconds=self.status.freshness_seconds,
         )
+        if self.on_traced is not None:
+            self.on_traced(
+                BatchTimes(
+                    group=self.group.name,
+                    ended=time.time(),
+                    fold_seconds=self.query.fold_seconds,
+                    commit_seconds=seconds,
+                    source_commit=time_us / 1e6 if time_us else None,
+                    lsn_from=lsn_text(before),
+                    lsn_to=lsn_text(position),
+                    changes=changes,
+                    tables=len({unit.table_oid for unit, _ in ours}),
+                )
+            )
         remove_scratch(units)
 
     def _commit_or_isolate(self, units: Units, end: Position) -> None:
@@ -325,8 +345,8 @@ class GroupRunner:
             counts = status.tables[self.tables[unit.table_oid].schema.qualified]
             if self.states[unit.table_oid].ready:
                 counts.applied = (position, datetime.now(UTC))
-            counts.truncates += unit.truncate_first and unit.run == 0
-            if unit.truncate_first:
+            if unit.truncate is not None:
+                counts.truncates += 1
                 self.truncated.add(unit.table_oid)
             for segment in unit.segments:
                 counts.changes += segment.rows
@@ -348,6 +368,11 @@ class GroupRunner:
         status.seen = max(status.position, int(report.get("seen", 0)))
         status.transactions = int(report.get("transactions", 0))
         status.staged_bytes = int(report.get("staged_bytes", 0))
+        status.unfinished_bytes = int(report.get("unfinished_bytes", 0))
+        streams = bool(report.get("streams_in_progress", True))
+        if status.streams_in_progress and not streams and self.group.large_transactions == "stream":
+            log.warning("the server cannot stream a transaction: read whole", group=self.group.name)
+        status.streams_in_progress = streams
         status.paused = bool(report.get("paused", False))
         status.held = bool(report.get("held", False))
         status.queued = {int(oid): (rows, size) for oid, (rows, size) in report.get("queued", {}).items()}
@@ -385,7 +410,9 @@ class GroupRunner:
                 replaced = [
                     s
                     for s in known.values()
-                    if s.oid not in self.tables | found and s.target in {t.target for t in found.values()}
+                    if s.oid not in self.tables | found
+                    and (s.target, s.mode.source_value)
+                    in {(t.target, t.mode.source_value) for t in found.values()}
                 ]
                 with self.lake.transaction():
                     for state in replaced:
@@ -432,7 +459,7 @@ class GroupRunner:
                     forget_state(self.lake, self.group.name, oid)
                     forget_parked(self.lake, self.group.name, oid)
                     if oid in dropped:
-                        self.lake.execute(f"drop table if exists {lake_table(self.tables[oid].target)}")
+                        remove_target(self.lake, self.tables[oid].target, self.tables[oid].mode)
             for oid in gone:
                 self.forget_table(oid)
             self._tell_tables()

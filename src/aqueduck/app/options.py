@@ -28,6 +28,12 @@ def with_projection(
     wanted = table.projection
     if wanted is None:
         return schema
+    if wanted.where and not schema.key:
+        raise ConfigError(
+            f"{schema.qualified} has no key, by which rows that leave its row filter could be found",
+            hint="add a primary key, or filter where the lake is read",
+            table=schema.qualified,
+        )
     published = schema.projection or Projection()
     wanted = replace(wanted, publication=published.publication, published_where=published.published_where)
     wanted = _with_salt(schema, wanted, salt_env)

@@ -45,10 +45,17 @@ from aqueduck.lake.table_states import (
     read_states,
     write_state,
 )
+from aqueduck.modes import UPSERT, TableMode
 from aqueduck.notes import read_note
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.failures import SET_WAL_LEVEL, THEN_RESTART
-from aqueduck.postgres.publications import drop_publication, ensure_publication, refuse_without_identity
+from aqueduck.postgres.publications import (
+    drop_publication,
+    ensure_publication,
+    give_identity,
+    refuse_without_identity,
+    refuse_without_key,
+)
 from aqueduck.postgres.server import ServerInfo, read_server
 from aqueduck.postgres.slots import check_slot, create_slot, drop_slot, slot_info
 from aqueduck.postgres.tables import describe_table
@@ -75,6 +82,7 @@ class PreparedTable:
     schema: TableSchema
     target: TableName
     initial_copy: bool
+    mode: TableMode = UPSERT
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +193,14 @@ def describe_tables(
     refused: dict[str, AqueduckError] = {}
     for table in tables:
         try:
-            schema = describe_table(conn, table.source, publication=group.users_publication)
+            mode = table.table_mode
+            schema = describe_table(
+                conn, table.source, need_key=mode.needs_key, publication=group.users_publication
+            )
+            if mode.follows_keys:
+                refuse_without_key(schema, mode.name)
+            if not mode.needs_key:
+                schema = give_identity(conn, schema)
             refuse_without_identity(schema)
             schema = with_projection(schema, table, config.mask_salt_env, before.get(schema.oid))
         except (ConnectionLostError, SourceUnreachableError):
@@ -193,7 +208,7 @@ def describe_tables(
         except AqueduckError as exc:
             refused[table.source] = exc
         else:
-            found[schema.oid] = PreparedTable(schema, table.target_table, table.initial_copy)
+            found[schema.oid] = PreparedTable(schema, table.target_table, table.initial_copy, mode)
     return found, refused
 
 
@@ -234,11 +249,13 @@ def _make_tables(
         for oid, table in tables.items():
             in_lake = table.schema.in_lake
             make = make_target if table.target in filled and table.initial_copy else ensure_target
-            make(lake, table.target, in_lake)
+            make(lake, table.target, in_lake, table.mode)
             forget_marks(lake, group, oid)
             position = 0 if table.initial_copy else now
             ready = not table.initial_copy
-            state = TableState(oid, table.schema.qualified, table.target, ready, position, None, in_lake)
+            state = TableState(
+                oid, table.schema.qualified, table.target, ready, position, None, in_lake, table.mode
+            )
             write_state(lake, group, [state])
 
 
@@ -316,7 +333,9 @@ def _prepare_lake(
     known = read_states(lake, group.name)
     refuse_recreated(group, tables, refused, known, renew)
     waiting = {t.target_table for t in group.tables if t.source in refused}
-    gone = [s for oid, s in known.items() if oid not in tables and s.target not in waiting]
+    others = {oid for oid, s in known.items() if oid in tables and not _is_for(s, tables[oid])}
+    gone = [s for oid, s in known.items() if oid in others or (oid not in tables and s.target not in waiting)]
+    known = {oid: s for oid, s in known.items() if oid not in others}
     other = [
         known[oid] for oid, table in tables.items() if oid in known and is_other(known[oid], table.schema)
     ]
@@ -339,7 +358,8 @@ def _prepare_lake(
                 [replace(state, ready=False, copy_position=0, error=None, schema=in_lake)],
             )
     new = {oid: table for oid, table in tables.items() if oid not in known}
-    failed = prepare_tables(lake, group.name, new, now=0, filled={s.target for s in gone})
+    filled = {s.target for s in gone if s.oid not in others}
+    failed = prepare_tables(lake, group.name, new, now=0, filled=filled)
     if failed and len(failed) == len(tables):
         raise next(iter(failed.values()))
     for oid, error in failed.items():
@@ -362,10 +382,15 @@ def _begin_at(
         write_position(lake, first)
 
 
+def _is_for(state: TableState, table: PreparedTable) -> bool:
+    """Whether the lake's state is about what is wanted now, and not about another target or mode."""
+    return (state.target, state.mode) == (table.target, table.mode)
+
+
 def _broken(lake: LakeSession, state: TableState, table: PreparedTable) -> TableState | None:
     """The state of a table that streamed and whose target was changed or dropped since by somebody else."""
     try:
-        check_target(lake, table.target, state.schema or table.schema.in_lake)
+        check_target(lake, table.target, state.schema or table.schema.in_lake, table.mode)
     except (SchemaChangeError, LakeWriteError) as exc:
         return replace(state, ready=False, error=str(exc)) if state.ready else None
     return None

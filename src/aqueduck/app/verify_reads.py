@@ -52,6 +52,8 @@ class Work:
     key_names: tuple[str, ...] = ()
     note: str | None = None
     """Why it was not compared, or what to know about the verdict."""
+    left_out: tuple[str, ...] = ()
+    """Columns that are not compared, because the lake does not have all of their values."""
     verdict: str | None = None
 
 
@@ -132,8 +134,8 @@ class Sides:
         return [SourceRead(part, self.dsn, snapshot, schema, c, w.question, condition) for c in chunks]
 
     def _lake_read(self, part: int, w: Wanted, version: int) -> LakeRead:
-        target = w.pair.work.state.target
-        return LakeRead(part, self.lake.config, target, version, w.pair.schema, w.question)
+        state = w.pair.work.state
+        return LakeRead(part, self.lake.config, state.target, version, w.pair.schema, w.question, state.mode)
 
 
 def hashes(keys: pa.Table) -> pa.Array:

@@ -49,22 +49,23 @@ def write_chunk(
     directory: str,
     name: str,
     chunk: int,
+    more: str = "",
 ) -> ChunkFile:
-    """Cast and write the rows of one chunk, a batch at a time."""
+    """Cast and write the rows of one chunk, a batch at a time; `more` are columns that all of them have besides."""
     first, rest = _peek(batches)
     if first is None:
         return ChunkFile(chunk, None, 0)
     cells = [
         cast_sql(c, f"n{i}") if _is_text(first, schema, i) else f"n{i}" for i, c in enumerate(schema.columns)
     ]
-    if cells == first.schema.names and not is_remote(data_path) and copies_cells(schema):
+    if cells == first.schema.names and not more and not is_remote(data_path) and copies_cells(schema):
         names = [c.name for c in schema.columns]
         file = write_arrow(rest, names, directory, f"{name}.parquet", table=schema.qualified)
         return ChunkFile(chunk, file.path, file.rows)
     typed = ", ".join(f"{cell} as {ident(c.name)}" for cell, c in zip(cells, schema.columns, strict=True))
     with task_engine(data_path, len(schema.columns)) as con:
         con.register("aqueduck_chunk", pa.RecordBatchReader.from_batches(first.schema, rest))
-        query = f"select {typed} from {project_rows(con, schema, 'aqueduck_chunk')}"
+        query = f"select {typed}{more} from {project_rows(con, schema, 'aqueduck_chunk')}"
         files = write_files(
             con, query, directory, f"{name}.parquet", columns=len(schema.columns), table=schema.qualified
         )

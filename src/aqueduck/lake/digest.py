@@ -20,8 +20,10 @@ import pyarrow as pa
 from aqueduck.errors import AqueduckError
 from aqueduck.lake.engine import new_connection
 from aqueduck.lake.failures import lake_errors
+from aqueduck.lake.keeping import present_rows
 from aqueduck.lake.projected import project_rows
 from aqueduck.lake.sql import ident, lake_table
+from aqueduck.modes import UPSERT, TableMode
 from aqueduck.schema import Column, TableName, TableSchema
 from aqueduck.typemap import cast_sql, lake_type
 
@@ -143,14 +145,14 @@ def ask_lake(
     schema: TableSchema,
     question: Question,
     keys: pa.Array | None = None,
+    mode: TableMode = UPSERT,
 ) -> Answer:
-    """Ask a lake table as it was at a lake snapshot; `con` has the lake attached."""
+    """Ask what the source has according to a lake table as it was at a lake snapshot; `con` has the lake attached."""
     cells = ", ".join(
         f"cast({ident(c.name)} as {lake_type(c)}) as v{i}" for i, c in enumerate(schema.columns)
     )
-    rows = (
-        f"select {cells}, null::varchar as version from {lake_table(target)} at (version => {int(version)})"
-    )
+    present = present_rows(mode, schema, f"(from {lake_table(target)} at (version => {int(version)}))")
+    rows = f"select {cells}, null::varchar as version from ({present})"
     return _ask(con, rows, schema, question, keys)
 
 

@@ -9,7 +9,7 @@ session read takes their place: it read every row that has come or changed since
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from aqueduck.batches import plan_runs
 from aqueduck.changes import SegmentRef
@@ -19,23 +19,16 @@ from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import RunPlan, apply_run
 from aqueduck.lake.evolve import same_columns
 from aqueduck.lake.failures import lake_errors
+from aqueduck.lake.keeping import own_rows
+from aqueduck.lake.landing_modes import SessionFiles, copied_keys, make_way
 from aqueduck.lake.parking import forget_parked, parked_segments
 from aqueduck.lake.projected import change_view
 from aqueduck.lake.segments import Scans, columns_of
-from aqueduck.lake.sql import ident, string_list
 from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.schema import TableSchema
 from aqueduck.typemap import cast_sql
 
-__all__ = ["SessionFiles", "land_copy", "replay_parked"]
-
-
-@dataclass(frozen=True, slots=True)
-class SessionFiles:
-    """What was read under one snapshot, and the snapshot's position."""
-
-    position: int
-    paths: tuple[str, ...]
+__all__ = ["land_copy", "replay_parked"]
 
 
 def land_copy(
@@ -58,15 +51,18 @@ def land_copy(
             raise CopyDisturbedError(
                 "the table's columns changed while it was copied", table=schema.qualified
             )
-    ready = replace(ready, schema=schema)
-    empty_target(session, ready.target, schema)
+    landed = replace(ready, schema=schema)
+    if landed.mode.plain:
+        empty_target(session, landed.target, schema)
+    elif not make_way(session, group, landed, parked, sessions):
+        return replay_parked(session, group, landed, parked), parked
     for before, now in zip([None, *sessions], sessions, strict=False):
         if before is not None:
             between = [s for s in parked if s.last_lsn >= before.position]
-            _remove_touched(session, ready, schema, between, before.position, now.position)
-            _remove_read(session, ready, schema, now.paths)
-        add_files(session, ready.target, now.paths)
-    return replay_parked(session, group, ready, parked), parked
+            _remove_touched(session, landed, schema, between, before.position, now.position)
+            _remove_read(session, landed, schema, now.paths)
+        add_files(session, landed.target, now.paths, landed.mode)
+    return replay_parked(session, group, landed, parked), parked
 
 
 def replay_parked(
@@ -82,10 +78,17 @@ def replay_parked(
     `version` tells the columns of a segment.  Returns the state with the columns that the target has then.
     """
     current = ready.schema
-    for run in plan_runs(segment for segment in parked if segment.last_lsn >= ready.copy_position):
-        plan = RunPlan(version(run.segments[0]), run.truncate_first, run.segments)
+    left = [segment for segment in parked if segment.last_lsn >= ready.copy_position]
+    for run in plan_runs(left, keeping=[ready.oid] if ready.mode.keeps else ()):
+        plan = RunPlan(version(run.segments[0]), run.segments)
         current = apply_run(
-            session, ready.target, plan, current=current, skip_before=ready.copy_position, group=group
+            session,
+            ready.target,
+            plan,
+            current=current,
+            skip_before=ready.copy_position,
+            group=group,
+            mode=ready.mode,
         )
     forget_parked(session, group, ready.oid)
     ready = replace(ready, schema=current)
@@ -116,7 +119,7 @@ def _remove_touched(
             _note_touched(session, state, schema, scans)
         finally:
             scans.close()
-        delete_keys(session, state.target, schema, "aqueduck_touched")
+        delete_keys(session, state.target, schema, "aqueduck_touched", own_rows(state.mode))
 
 
 def _note_touched(session: LakeSession, state: TableState, schema: TableSchema, scans: Scans) -> None:
@@ -141,5 +144,4 @@ def _remove_read(session: LakeSession, state: TableState, schema: TableSchema, p
     """Rows that the next session read again: what it has is newer, or the same."""
     if not paths:
         return
-    keys = ", ".join(f"{ident(schema.columns[k].name)} as k{i}" for i, k in enumerate(schema.key_indexes))
-    delete_keys(session, state.target, schema, f"(select {keys} from read_parquet({string_list(paths)}))")
+    delete_keys(session, state.target, schema, copied_keys(schema, paths), own_rows(state.mode))

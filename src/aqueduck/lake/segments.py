@@ -47,6 +47,7 @@ class Scans:
         """With a `view`, what is scanned is what it makes of the segments."""
         self._con = con
         self._view = view
+        self._segments = segments
         self._range = (skip_before, skip_from)
         self._paths = tuple(s.path for s in segments if s.kind == "rows")
         self._names: list[str] = []
@@ -59,6 +60,14 @@ class Scans:
         self._con.register(name, read_batches(self._paths, read, *self._range))
         self._names.append(name)
         return name if view is None else view.query(columns, name)
+
+    @property
+    def empty(self) -> bool:
+        return not self._paths
+
+    def some(self, part: slice) -> Scans:
+        """Streams over some of the segments."""
+        return Scans(self._con, self._segments[part], *self._range, self._view)
 
     def close(self) -> None:
         """Forget the streams."""

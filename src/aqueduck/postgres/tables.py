@@ -15,7 +15,7 @@ from psycopg.rows import dict_row
 
 from aqueduck.errors import NoKeyError, PublicationError, TableMissingError
 from aqueduck.postgres.connection import translate_errors
-from aqueduck.postgres.published import as_published
+from aqueduck.postgres.narrowed import as_published
 from aqueduck.postgres.quoting import identifier, table_identifier
 from aqueduck.projection import Projection, bind
 from aqueduck.schema import Column, TableName, TableSchema, parse_table_name
@@ -125,7 +125,7 @@ def _described(row: dict[str, Any], need_key: bool, *, generated: bool = False) 
             " (publish_generated_columns = stored) and set publication_by: user",
             table=table.qualified,
         )
-    if need_key and not table.key:
+    if need_key and not table.key and table.identity != "f":
         raise _no_key(table, row["unique_index"])
     return table
 
@@ -136,11 +136,12 @@ def _no_key(table: TableSchema, unique_index: str | None) -> NoKeyError:
     ways = [
         f"alter table {name} add primary key (<columns>)",
         f"alter table {name} replica identity using index {index}",
+        f"alter table {name} replica identity full",
     ]
     if unique_index:  # the statement that works as it stands comes first
-        ways.reverse()
+        ways[:2] = ways[1::-1]
     return NoKeyError(
-        f"{table.qualified} has neither a primary key nor a replica identity index",
+        f"{table.qualified} has neither a primary key nor a replica identity",
         hint=f"{'; -- or '.join(ways)}; -- or set mode: append for the table",
         table=table.qualified,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 from aqueduck import faults
 from aqueduck.errors import AqueduckError, CopyDisturbedError, own_error
 from aqueduck.lake.copy_files import ChunkFile, write_chunk
+from aqueduck.lake.object_stores import know_store
 from aqueduck.notes import write_note
 from aqueduck.postgres.table_copy import Chunk, read_chunk, read_text
 from aqueduck.projection import copies_cells
@@ -43,6 +44,8 @@ class CopyItem:
     name: str
     note: str | None
     """A file that appears when the chunk is done, on storage that workers and driver share."""
+    more: str = ""
+    """Columns that the mode adds, for a list of columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +56,12 @@ class CopyJob:
     snapshot: str
     data_path: str
     items: tuple[CopyItem, ...]
+    properties: dict[str, str] = field(default_factory=dict)
+    """Of the object store where the data path is one; credentials are names of variables."""
 
     def run(self, number: int) -> ChunkFile:
         item = self.items[number]
+        know_store(self.data_path, self.properties)
         done = write_chunk(
             self._rows(item),
             item.schema,
@@ -63,6 +69,7 @@ class CopyJob:
             directory=item.directory,
             name=item.name,
             chunk=item.chunk.number,
+            more=item.more,
         )
         if item.note is not None:
             write_note(Path(item.note), done.to_json(), sync=True)

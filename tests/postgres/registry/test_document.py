@@ -89,6 +89,7 @@ def test_every_example_runs(any_db: Database) -> None:
     any_db.execute(
         "create table orders (id int primary key); create table items (id int primary key); create table audit (n int);"
         "create table people (id int primary key, country text, notes text);"
+        "create schema eu; create table eu.sales (id int primary key);"
         + "".join(f"create role {role};" for role in roles)
     )
     try:

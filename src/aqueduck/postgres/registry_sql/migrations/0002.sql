@@ -1,7 +1,8 @@
--- Which columns and rows of a table go into the lake, and how: docs/columns.md.
+-- Modes besides upsert and append, and targets that several sources fill.
 
-alter table aqueduck.table_mappings add column options jsonb not null default '{}';
-
--- They have one more argument now.
-drop function if exists aqueduck.add_table(text, text, text, text, boolean);
-drop function if exists aqueduck._check_same(aqueduck.table_mappings, aqueduck.sync_groups, boolean, text[], text);
+alter table aqueduck.table_mappings drop constraint table_mappings_mode_check;
+alter table aqueduck.table_mappings add constraint table_mappings_mode_check
+    check (mode in ('upsert', 'append', 'history', 'soft_delete'));
+-- The column of the target that tells the rows of its sources apart, and what this source has there.
+alter table aqueduck.table_mappings add column source_column text, add column source_value text,
+    add constraint table_mappings_source_check check ((source_column is null) = (source_value is null));
