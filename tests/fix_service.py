@@ -69,6 +69,7 @@ class Sync:
             "state_dir": f"{self.directory}/state",
             "spark": self.spark,
             "server": {"port": 0},  # several services run side by side
+            "mask_salt_env": "AQUEDUCK_TEST_SALT",
             **self.options,
         }
         self.config_file.write_text(json.dumps(config))  # JSON is YAML
@@ -78,6 +79,7 @@ class Sync:
     def start(self, *arguments: str, fault: str | None = None) -> subprocess.Popen[bytes]:
         self.write_config()
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "AQUEDUCK_FAULT": fault or ""}
+        env["AQUEDUCK_TEST_SALT"] = "salt"
         log = open(self.directory / "log.txt", "ab")  # noqa: SIM115 - the process keeps it
         command = [sys.executable, "-m", "aqueduck.app.cli", "run", "-c", str(self.config_file)]
         command += [*self.arguments, *arguments]

@@ -22,6 +22,7 @@ from aqueduck.modes import MODES
 from aqueduck.postgres import registry
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.registry import GroupObservation, GroupRow, TableObservation, TableRow
+from aqueduck.table_options import check_options
 
 __all__ = ["Control", "Wanted", "open_control"]
 
@@ -51,12 +52,10 @@ class Wanted:
                 state=TableState.ERRORED,
                 error_code=ConfigError.code,
                 error_class=ErrorClass.CONFIGURATION,
-                error_message=str(
-                    ConfigError(f"mode {row.mode} is unknown here", hint="upgrade this Aqueduck")
-                ),
+                error_message=str(why),
             )
             for row in self.rows.values()
-            if not row.removed and row.mode not in MODES
+            if not row.removed and (why := _why_refused(row)) is not None
         ]
 
     @property
@@ -127,8 +126,19 @@ def open_control(config: SyncConfig) -> Control:
     return Control(config, conn)
 
 
+def _why_refused(row: TableRow) -> ConfigError | None:
+    """Why a table of the registry cannot be synced, if that can be told without looking at it."""
+    if row.mode not in MODES:
+        return ConfigError(f"mode {row.mode} is unknown here", hint="upgrade this Aqueduck")
+    try:
+        check_options(str(row.source), row.options, row.mode)
+    except ConfigError as exc:
+        return exc
+    return None
+
+
 def _wanted(row: GroupRow) -> Wanted:
-    live = [t for t in row.tables if not t.removed and t.mode in MODES]
+    live = [t for t in row.tables if not t.removed and _why_refused(t) is None]
     settings = {name: getattr(row.settings, name) for name in _GROUP_SETTINGS}
     group = GroupConfig.model_validate(
         {
@@ -152,4 +162,5 @@ def _table(row: TableRow) -> dict[str, Any]:
         "mode": mode.name,
         "source_column": mode.source_column,
         "source_value": mode.source_value,
+        **row.options,
     }

@@ -34,12 +34,14 @@ from aqueduck.lake.landing import land_copy, replay_parked
 from aqueduck.lake.landing_modes import SessionFiles, prepare_copy
 from aqueduck.lake.parking import parked_segments, remove_parked_files
 from aqueduck.lake.partition_marks import write_marks
+from aqueduck.lake.segments import columns_of
 from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.lifecycle import Lifecycle, fail, retry_is_due
 from aqueduck.lifecycle import TableState as Life
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.table_copy import ExportedSnapshot, export_snapshot, plan_chunks, snapshot_xmin
 from aqueduck.postgres.tables import describe_oid
+from aqueduck.projection import only_needed
 from aqueduck.schema import TableSchema, lsn_text
 from aqueduck.spark.copy_job import CopyItem, CopyJob
 
@@ -131,7 +133,7 @@ class Copier:
     on_ready: Callable[[list[int]], None]
     has_everything_before: Callable[[int], bool]
     """Whether the lake has (applied or parked) all that was committed before a position."""
-    version: Callable[[SegmentRef], TableSchema] = lambda s: TableSchema.from_json(s.schema_json)
+    version: Callable[[SegmentRef], TableSchema] = columns_of
     """The columns of a segment, with their numbers."""
     on_resync_needed: Callable[[int], None] = lambda oid: None
     concurrency: int = 2
@@ -340,7 +342,9 @@ class Copier:
         with connect(self.dsn) as conn:
             planned = []
             for state in states:
-                schema = describe_oid(conn, state.oid, need_key=state.mode.needs_key)
+                wanted = None if state.schema is None else state.schema.streamed.projection
+                described = describe_oid(conn, state.oid, need_key=state.mode.needs_key, projection=wanted)
+                schema = only_needed(described).in_lake
                 planned.append((state, schema, plan_chunks(conn, schema, chunk_bytes=self.chunk_bytes)))
         with self.commit_lock:
             places = []

@@ -26,12 +26,14 @@ from pyspark.sql import SparkSession
 from aqueduck import metrics
 from aqueduck.app.copies import Copier
 from aqueduck.app.copy_journal import forget_journal
+from aqueduck.app.options import is_other, known_projections
 from aqueduck.app.prepare import (
     PreparedGroup,
     PreparedTable,
     describe_tables,
     group_dir,
     prepare_tables,
+    publish,
     refuse_recreated,
 )
 from aqueduck.app.status import GroupStatus, Parked, TableCounts
@@ -52,10 +54,10 @@ from aqueduck.lake.units import UnitFiles, UnitWriter, parked_units, plan_batch,
 from aqueduck.notes import note_position, write_skips, write_tables
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.connection import connect
-from aqueduck.postgres.publications import ensure_publication
 from aqueduck.postgres.server import flushed_position
 from aqueduck.postgres.table_copy import export_snapshot
 from aqueduck.postgres.tables import describe_oid
+from aqueduck.projection import is_clear
 from aqueduck.schema import TableName, TableSchema, lsn_text
 from aqueduck.spark.copy_job import run_copy
 from aqueduck.spark.sync_query import SyncQuery
@@ -318,16 +320,22 @@ class GroupRunner:
         """The columns of a segment, with their numbers in the catalog; asked once for each version."""
         key = (segment.table_oid, segment.version, segment.schema_json)
         if key not in self._versions:
-            state = self.states.get(segment.table_oid)
             schema = TableSchema.from_json(segment.schema_json)
-            now = None
-            try:
-                with connect(self.config.source.dsn) as conn:
-                    now = describe_oid(conn, segment.table_oid, need_key=False)
-            except AqueduckError:  # it is gone, or cannot be asked: names have to do
-                log.debug("table not described", table=schema.qualified)
-            self._versions[key] = schema.numbered(now, None if state is None else state.schema)
+            if schema.projection is None or not is_clear(schema):  # else the capture has asked
+                schema = self._numbered(schema)
+            self._versions[key] = schema.in_lake
         return self._versions[key]
+
+    def _numbered(self, schema: TableSchema) -> TableSchema:
+        state = self.states.get(schema.oid)
+        now = None
+        try:
+            with connect(self.config.source.dsn) as conn:
+                now = describe_oid(conn, schema.oid, need_key=False, projection=schema.projection)
+        except AqueduckError:  # it is gone, or cannot be asked: names have to do
+            log.debug("table not described", table=schema.qualified)
+        known = None if state is None or state.schema is None else state.schema.streamed
+        return schema.numbered(now, known)
 
     def _count(self, units: Units, position: int, time_us: int) -> None:
         status = self.status
@@ -393,7 +401,8 @@ class GroupRunner:
         """Follow more tables from now on; what cannot be added is in `refused`.  `renew` as for `prepare_group`."""
         dsn = self.config.source.dsn
         with connect(dsn) as conn:
-            found, refused = describe_tables(conn, tables)
+            options = known_projections(self.lake, self.group)
+            found, refused = describe_tables(conn, self.config, self.group, tables, options)
             now = flushed_position(dsn)
             with self.commit_lock:
                 known = read_states(self.lake, self.group.name)
@@ -431,7 +440,7 @@ class GroupRunner:
                     log.warning("table not added", group=self.group.name, table=name, error=str(error))
             self.refused.update(refused)
             # The capture knows them before the first change can come.
-            ensure_publication(conn, self.group.publication, [t.schema for t in self.tables.values()])
+            publish(conn, self.group, [t.schema for t in self.tables.values()])
         for oid in found:
             giver = handover(oid)
             if giver is not None and oid in self.states and not self.states[oid].ready:
@@ -443,7 +452,7 @@ class GroupRunner:
         gone, dropped = set(oids), set(drop)
         with connect(self.config.source.dsn) as conn:
             rest = [t.schema for oid, t in self.tables.items() if oid not in gone]
-            ensure_publication(conn, self.group.publication, rest)
+            publish(conn, self.group, rest)
         with self.commit_lock:
             with self.lake.transaction():
                 for oid in gone:
@@ -503,7 +512,12 @@ class GroupRunner:
             time.sleep(0.05)
         with self.commit_lock:
             theirs = giver.states.get(state.oid)
-            if theirs is None or not theirs.ready or not giver.has_everything_before(snapshot.position):
+            if (
+                theirs is None
+                or not theirs.ready
+                or is_other(theirs, self.tables[state.oid].schema)
+                or not giver.has_everything_before(snapshot.position)
+            ):
                 giver.leaving.discard(state.oid)
                 self.copier.handovers.pop(state.oid, None)
                 return
@@ -518,7 +532,7 @@ class GroupRunner:
             giver._tell_tables()
             giver._tell_tasks()
         with connect(self.config.source.dsn) as conn:
-            ensure_publication(conn, giver.group.publication, [t.schema for t in giver.tables.values()])
+            publish(conn, giver.group, [t.schema for t in giver.tables.values()])
         log.info("table moved", table=state.source, group=self.group.name, came_from=giver.group.name)
 
     def _resync_needed(self, oid: int) -> None:

@@ -427,7 +427,8 @@ class SyncService:
         self._forget_tables(control, wanted)
         with connect(self.config.source.dsn) as conn:
             _drop_slot_soon(conn, wanted.group.slot_name)
-            drop_publication(conn, wanted.group.publication)
+            if not wanted.group.users_publication:
+                drop_publication(conn, wanted.group.publication)
         forget_group(self.lake, name)
         control.forget(group=wanted)
         self._wanted.pop(name, None)
@@ -554,7 +555,10 @@ def _drop_slot_soon(conn: psycopg.Connection[Any], name: str, *, seconds: float 
 
 def _other_settings(running: GroupConfig, wanted: GroupConfig) -> bool:
     """Whether a group has to be started again to be what is wanted."""
-    return running.model_copy(update={"tables": ()}) != wanted.model_copy(update={"tables": ()})
+    options = {table.source: table.options for table in running.tables}
+    return running.model_copy(update={"tables": ()}) != wanted.model_copy(update={"tables": ()}) or any(
+        options.get(table.source, table.options) != table.options for table in wanted.tables
+    )
 
 
 def _wait(done: Any, seconds: float, complaint: str) -> None:

@@ -35,6 +35,7 @@ from aqueduck.postgres.slots import SlotInfo, slot_info
 from aqueduck.postgres.table_copy import ExportedSnapshot, export_snapshot
 from aqueduck.postgres.table_storage import read_storage
 from aqueduck.postgres.tables import describe_oid
+from aqueduck.projection import only_needed
 from aqueduck.schema import TableSchema, lsn_text
 
 __all__ = ["Round"]
@@ -128,9 +129,11 @@ class Round:
             return None
         work.state = state
         try:
-            schema = self._compared(
-                work, describe_oid(self.sides.conn, state.oid, need_key=state.mode.needs_key)
+            wanted = None if state.schema is None else state.schema.streamed.projection
+            described = describe_oid(
+                self.sides.conn, state.oid, need_key=state.mode.needs_key, projection=wanted
             )
+            schema = self._compared(work, only_needed(described).in_lake)
             moved = (
                 KEYS.empty_table()
                 if work.group in behind

@@ -26,6 +26,7 @@ from aqueduck.lake.keeping import truncate_target
 from aqueduck.lake.kept_columns import keep_columns
 from aqueduck.lake.parking import record_parked
 from aqueduck.lake.progress import Position, move_position, progress_table, read_position
+from aqueduck.lake.projected import refuse_unclear
 from aqueduck.lake.sql import LAKE, ident, literal
 from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.modes import UPSERT, TableMode
@@ -178,6 +179,7 @@ def apply_run(
 
     The target has the columns of `current`, and afterwards those of the run, which are returned.
     """
+    refuse_unclear(run.schema, current)
     check_target(session, target, current or run.schema, mode)
     if current is not None and not same_columns(current, run.schema):
         steps = plan_changes(current, run.schema)

@@ -22,7 +22,8 @@ from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.keeping import own_rows
 from aqueduck.lake.landing_modes import SessionFiles, copied_keys, make_way
 from aqueduck.lake.parking import forget_parked, parked_segments
-from aqueduck.lake.segments import Scans
+from aqueduck.lake.projected import change_view
+from aqueduck.lake.segments import Scans, columns_of
 from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.schema import TableSchema
 from aqueduck.typemap import cast_sql
@@ -45,7 +46,7 @@ def land_copy(
     """
     parked = parked_segments(session, group, ready.oid)
     for segment in parked:
-        known = TableSchema.from_json(segment.schema_json)
+        known = columns_of(segment)
         if segment.last_lsn >= ready.copy_position and not same_columns(known, schema):
             raise CopyDisturbedError(
                 "the table's columns changed while it was copied", table=schema.qualified
@@ -69,7 +70,7 @@ def replay_parked(
     group: str,
     ready: TableState,
     parked: Sequence[SegmentRef],
-    version: Callable[[SegmentRef], TableSchema] = lambda s: TableSchema.from_json(s.schema_json),
+    version: Callable[[SegmentRef], TableSchema] = columns_of,
 ) -> TableState:
     """
     Inside a transaction: apply what was parked after the copy, and mark the table as ready.
@@ -107,24 +108,30 @@ def _remove_touched(
     rows = [s for s in segments if s.kind == "rows"]
     if not rows:
         return
-    if any(_keys_differ(TableSchema.from_json(s.schema_json), schema) for s in rows):
+    if any(_keys_differ(columns_of(s), schema) for s in rows):
         # A journal is void after DDL; this one was made before the change was seen.
         raise LakeBusyError("the table's key changed while it was copied", table=state.target.qualified)
-    scans = Scans(session.con, rows, since, before)
-    key = schema.key_indexes
-    columns = schema.columns
+    for version in dict.fromkeys(s.schema_json for s in rows):
+        same = [s for s in rows if s.schema_json == version]
+        view = change_view(session.con, columns_of(same[0]), same, all_keys=True)
+        scans = Scans(session.con, same, since, before, view)
+        try:
+            _note_touched(session, state, schema, scans)
+        finally:
+            scans.close()
+        delete_keys(session, state.target, schema, "aqueduck_touched", own_rows(state.mode))
+
+
+def _note_touched(session: LakeSession, state: TableState, schema: TableSchema, scans: Scans) -> None:
+    key, columns = schema.key_indexes, schema.columns
     images = []
-    try:
-        with lake_errors("landing a copy", table=state.target.qualified):
-            for image in "no":
-                scan = scans.scan([f"{image}{k}" for k in key])
-                typed = (f"{cast_sql(columns[k], f'{image}{k}')} as k{i}" for i, k in enumerate(key))
-                known = " and ".join(f"{image}{k} is not null" for k in key)
-                images.append(f"select {', '.join(typed)} from {scan} where {known}")
-            session.con.execute(f"create or replace temp table aqueduck_touched as {' union '.join(images)}")
-    finally:
-        scans.close()
-    delete_keys(session, state.target, schema, "aqueduck_touched", own_rows(state.mode))
+    with lake_errors("landing a copy", table=state.target.qualified):
+        for image in "no":
+            scan = scans.scan([f"{image}{k}" for k in key])
+            typed = (f"{cast_sql(columns[k], f'{image}{k}')} as k{i}" for i, k in enumerate(key))
+            known = " and ".join(f"{image}{k} is not null" for k in key)
+            images.append(f"select {', '.join(typed)} from {scan} where {known}")
+        session.con.execute(f"create or replace temp table aqueduck_touched as {' union '.join(images)}")
 
 
 def _keys_differ(one: TableSchema, other: TableSchema) -> bool:

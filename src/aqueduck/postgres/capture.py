@@ -16,17 +16,24 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from aqueduck.errors import SlotActiveError, SourceQueryError
+from aqueduck.errors import (
+    ConfigError,
+    PublicationError,
+    SlotActiveError,
+    SourceQueryError,
+    TableMissingError,
+)
 from aqueduck.notes import note_position, read_note, read_tables
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.decoder import Commit, Decoder, warm_up
 from aqueduck.postgres.stage import Stage
-from aqueduck.postgres.tables import resolve_type
+from aqueduck.postgres.tables import describe_oid, resolve_type
 from aqueduck.postgres.wire import READ_BYTES, ReplicationStream, other_message_error, start_stream
 from aqueduck.schema import Column, TableSchema
 
@@ -131,6 +138,7 @@ class Capture(threading.Thread):
             first_version=self._next_version,
             more=self._tables,
             resolve=self._resolve,
+            settle=self._settle,
             streams=self._in_progress,
         )
         try:
@@ -146,6 +154,17 @@ class Capture(threading.Thread):
     def _resolve(self, column: Column) -> Column:
         with connect(self._settings.dsn) as conn:
             return resolve_type(conn, column)
+
+    def _settle(self, table: TableSchema) -> TableSchema:
+        """A version of a table with a projection: what the catalog says of it, if that still has these columns."""
+        with connect(self._settings.dsn) as conn:
+            try:
+                now = describe_oid(conn, table.oid, need_key=False, projection=table.projection)
+            except (TableMissingError, PublicationError, ConfigError):  # it is not like this any more
+                now = None
+        settled = table.settled(now)
+        # A publication of others may have another row filter by now.
+        return settled if now is None else replace(settled, projection=now.projection)
 
     def _acquire(self, start: Callable[[], ReplicationStream]) -> ReplicationStream:
         """The slot may still belong to a connection that is going away: wait for it, within bounds."""

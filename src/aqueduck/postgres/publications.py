@@ -62,7 +62,8 @@ def ensure_publication(conn: Connection, name: str, tables: Sequence[TableSchema
         if found.all_tables:
             raise PublicationError(
                 f"the publication {name} is for all tables, not for those of the group",
-                hint=f"set another publication for the group, or run: drop publication {identifier(name)}",
+                hint="set another publication for the group, or publication_by: user to use it as it is,"
+                f" or run: drop publication {identifier(name)}",
             )
         if not found.options_fit:
             conn.execute(f"alter publication {identifier(name)} set ({_options(conn)})".encode())

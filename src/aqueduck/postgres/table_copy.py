@@ -28,6 +28,7 @@ from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.pgoutput import gather
 from aqueduck.postgres.quoting import identifier, literal, table_identifier
 from aqueduck.postgres.wire import CopyOutStream, connect_replication, connect_wire, raise_failed
+from aqueduck.projection import blank_columns
 from aqueduck.schema import TableName, TableSchema, parse_lsn
 
 __all__ = [
@@ -171,19 +172,29 @@ def read_chunk(
             begun = True
         return copybinary.decode_rows(buf, rows, row_at, row_end, kinds)
 
-    return _read(dsn, snapshot, copy_sql(columns, chunk, condition, " (format binary)"), batch)
+    command = copy_sql(columns, chunk, _published(table, condition), " (format binary)")
+    return _read(dsn, snapshot, command, batch)
 
 
 def read_text(
     dsn: str, snapshot: str, table: TableSchema, chunk: Chunk, condition: str | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one chunk, where `condition` holds, as string columns named n0, n1 and so on."""
-    columns = ", ".join(identifier(c.name) for c in table.columns)
+    blank = blank_columns(table)
+    columns = ", ".join("null" if i in blank else identifier(c.name) for i, c in enumerate(table.columns))
 
     def batch(buf: Any, rows: int, row_at: Any, row_end: Any) -> pa.RecordBatch:
         return _text_batch(buf, rows, row_at, row_end, len(table.columns))
 
-    return _read(dsn, snapshot, copy_sql(columns, chunk, condition), batch)
+    return _read(dsn, snapshot, copy_sql(columns, chunk, _published(table, condition)), batch)
+
+
+def _published(table: TableSchema, condition: str | None = None) -> str | None:
+    """`condition` and the row filter of the table's publication, if it has one."""
+    conditions = [condition] if condition is not None else []
+    if table.projection is not None and table.projection.published_where:
+        conditions.append(table.projection.published_where)
+    return " and ".join(conditions) or None
 
 
 def _read(

@@ -32,7 +32,9 @@ language sql immutable as $$
         ('on_recreate', 'choice', '"stop"', null, null, '{stop,resync}', '{global,group}',
          'What happens after a source table was dropped and created anew: stop it with an error, or copy the new one.'),
         ('heartbeat_interval_ms', 'integer', '0', 0, 3600000, null, '{global,group}',
-         'How often a small message is written to WAL, so that the slot moves while only other databases are busy; 0 never.')
+         'How often a small message is written to WAL, so that the slot moves while only other databases are busy; 0 never.'),
+        ('publication_by', 'choice', '"aqueduck"', null, null, '{aqueduck,user}', '{global,group}',
+         'Who says what the publication sends: aqueduck makes it send the group''s tables whole, user leaves it as it is.')
 $$;
 
 -- A number of bytes, written like 33554432, 512 MiB or 1GB.
