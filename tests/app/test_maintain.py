@@ -217,7 +217,7 @@ def test_a_fan_out_goes_on_after_maintenance_of_its_source(fan: Fan, tmp_path: P
     fan.poll()
     place = fan.place("source")
     seeds = 0
-    for i in range(3):
+    for i in range(2):
         fan.change(
             f"insert into lake.t select {1000 * (i + 1)} + i, 'a', i from range(20) r(i)",
             f"delete from lake.t where id % 7 = {i}",
