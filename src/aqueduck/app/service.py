@@ -357,7 +357,8 @@ class SyncService:
             renew = [name for name, row in wanted.rows.items() if row.resync_wanted]
             runner.add_tables(new, handover=lambda oid: self._giver(oid, runner), renew=renew)
             for oid, table in runner.tables.items():  # a new table's copy is what was asked for
-                if (table.schema.qualified, table.target) not in known and source_name(table) in renew:
+                new_here = (table.schema.qualified, table.target, table.mode) not in known
+                if new_here and source_name(table) in renew:
                     done = runner.requests_done.setdefault(oid, RequestsDone())
                     done.resync = wanted.rows[source_name(table)].resync_requested
         self._switch_tables(runner, wanted)
