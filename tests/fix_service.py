@@ -45,6 +45,9 @@ class Sync:
     user: str = "postgres"
     group: str = "test"
     spark: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    """Other sections of the file."""
+    arguments: tuple[str, ...] = ()
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
@@ -66,6 +69,7 @@ class Sync:
             "state_dir": f"{self.directory}/state",
             "spark": self.spark,
             "server": {"port": 0},  # several services run side by side
+            **self.options,
         }
         self.config_file.write_text(json.dumps(config))  # JSON is YAML
 
@@ -75,7 +79,8 @@ class Sync:
         self.write_config()
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "AQUEDUCK_FAULT": fault or ""}
         log = open(self.directory / "log.txt", "ab")  # noqa: SIM115 - the process keeps it
-        command = [sys.executable, "-m", "aqueduck.app.cli", "run", "-c", str(self.config_file), *arguments]
+        command = [sys.executable, "-m", "aqueduck.app.cli", "run", "-c", str(self.config_file)]
+        command += [*self.arguments, *arguments]
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
         log.close()
         self.processes.append(process)

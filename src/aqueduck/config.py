@@ -32,16 +32,19 @@ from pydantic_core import ErrorDetails
 
 from aqueduck.errors import ConfigError
 from aqueduck.modes import TableMode
+from aqueduck.object_store import Properties, read_properties, refuse_secrets
 from aqueduck.schema import TableName, parse_table_name
 
 __all__ = [
     "GroupConfig",
     "LakeConfig",
+    "MaintenanceConfig",
     "ServerConfig",
     "SourceConfig",
     "SparkConfig",
     "SyncConfig",
     "TableConfig",
+    "TracingConfig",
     "load_config",
     "parse_config",
 ]
@@ -89,6 +92,8 @@ class LakeConfig(Section):
     """`postgres:…`, `sqlite:PATH`, or the path of a DuckDB file."""
     data_path: Text
     inline_rows: int = Field(default=1000, ge=0)
+    properties: Properties = Field(default_factory=dict)
+    """Of the object store where `data_path` is one; credentials are names of variables."""
 
     @field_validator("catalog")
     @classmethod
@@ -97,6 +102,11 @@ class LakeConfig(Section):
         if scheme and scheme[1] not in ("postgres", "postgresql", "sqlite"):
             raise ValueError("must be postgres:…, sqlite:PATH or the path of a DuckDB file")
         return value
+
+    @field_validator("properties")
+    @classmethod
+    def _hold_no_secrets(cls, values: dict[str, str]) -> dict[str, str]:
+        return refuse_secrets(values)
 
 
 class TableConfig(Section):
@@ -170,6 +180,7 @@ class GroupConfig(Section):
     copy_chunk_bytes: Bytes = ByteSize(64 * MIB)
     on_slot_loss: Literal["stop", "resync"] = "stop"
     on_type_change: Literal["resync", "stop"] = "resync"
+    large_transactions: Literal["stream", "whole"] = "stream"
     on_partition_change: Literal["resync", "keep"] = "resync"
     on_recreate: Literal["stop", "resync"] = "stop"
     heartbeat_interval_ms: int = Field(default=0, ge=0, le=3_600_000)
@@ -253,6 +264,33 @@ class ServerConfig(Section):
         return self
 
 
+class MaintenanceConfig(Section):
+    """What keeps a lake's files few and its past short; see docs/maintenance.md."""
+
+    enabled: bool = True
+    """Whether the service does it by itself; `aqueduck maintain` does it in any case."""
+    interval_seconds: float = Field(default=600.0, ge=1, le=86_400)
+    budget_seconds: float = Field(default=30.0, gt=0, le=86_400)
+    delete_share: float = Field(default=0.3, gt=0, le=1)
+    """A file is rewritten when this share of its rows is gone."""
+    retention_hours: float | None = Field(default=None, gt=0)
+    """Lake snapshots that are older are forgotten; without it, none is."""
+    readers: tuple[Text, ...] = ()
+    """Files of fan-outs that read this lake: what they have not read yet is kept."""
+    grace_hours: float = Field(default=1.0, ge=0)
+    """How long files that no lake snapshot has any more are left for queries that still read them."""
+    orphan_hours: float = Field(default=24.0, ge=1)
+    """How old a file has to be that no catalog knows."""
+
+
+class TracingConfig(Section):
+    """Where OpenTelemetry traces of batches go."""
+
+    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://\S+$")
+    """The base address of an OTLP receiver over HTTP, such as http://127.0.0.1:4318."""
+    service_name: Text = "aqueduck"
+
+
 class SyncConfig(Section):
     """A whole file of the flow `sync`."""
 
@@ -261,6 +299,8 @@ class SyncConfig(Section):
     groups: tuple[GroupConfig, ...]
     spark: SparkConfig = SparkConfig()
     server: ServerConfig = ServerConfig()
+    maintenance: MaintenanceConfig = MaintenanceConfig()
+    tracing: TracingConfig = TracingConfig()
     state_dir: Text = ".aqueduck"
 
     @model_validator(mode="after")
@@ -286,6 +326,8 @@ _SECTIONS: Sections = {
     ("groups", "tables"): TableConfig,
     ("spark",): SparkConfig,
     ("server",): ServerConfig,
+    ("maintenance",): MaintenanceConfig,
+    ("tracing",): TracingConfig,
 }
 
 
@@ -310,6 +352,7 @@ def parse_config(text: str, *, base_dir: Path, env: Mapping[str, str], name: str
     except ValidationError as exc:
         problems = "; ".join(map(_describe, exc.errors(include_url=False, include_input=False)))
         raise ConfigError(f"{name}: {problems}", hint=_HINT) from None
+    read_properties(config.lake.properties, env, f"{name}: lake")
     return _with_absolute_paths(config, base_dir)
 
 
@@ -374,8 +417,15 @@ def _with_absolute_paths(config: SyncConfig, base_dir: Path) -> SyncConfig:
             "tls_key": _absolute(server.tls_key, base_dir),
         }
         server = server.model_copy(update=tls)
+    readers = tuple(_absolute(path, base_dir) for path in config.maintenance.readers)
+    maintenance = config.maintenance.model_copy(update={"readers": readers})
     return config.model_copy(
-        update={"lake": lake.model_copy(update=paths), "state_dir": state_dir, "server": server}
+        update={
+            "lake": lake.model_copy(update=paths),
+            "state_dir": state_dir,
+            "server": server,
+            "maintenance": maintenance,
+        }
     )
 
 

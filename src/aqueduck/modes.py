@@ -49,7 +49,13 @@ class TableMode:
 
     @property
     def needs_key(self) -> bool:
+        """Whether rows have to be found again: by a key, or for `upsert` by the whole row (REPLICA IDENTITY FULL)."""
         return self.name != "append"
+
+    @property
+    def follows_keys(self) -> bool:
+        """Whether versions of a row belong together, for which only a key will do."""
+        return self.name in ("history", "soft_delete")
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:

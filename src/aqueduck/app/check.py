@@ -26,7 +26,7 @@ from aqueduck.errors import (
 )
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.failures import RAISE_SLOTS, RAISE_WALSENDERS, SET_WAL_LEVEL, THEN_RESTART
-from aqueduck.postgres.publications import publishes_exactly, refuse_without_identity
+from aqueduck.postgres.publications import publishes_exactly, refuse_without_identity, refuse_without_key
 from aqueduck.postgres.quoting import identifier, table_identifier
 from aqueduck.postgres.registry import check_registry
 from aqueduck.postgres.server import ServerInfo, read_server
@@ -195,6 +195,8 @@ def _check_table(conn: Connection, config: TableConfig, found: list[TableSchema]
     needs_identity = not table.key and table.identity != "f"
     if config.table_mode.needs_key:
         refuse_without_identity(table)
+    if config.table_mode.follows_keys:
+        refuse_without_key(table, config.table_mode.name)
     with translate_errors(f"read the rights on {table.qualified}", table.qualified, conn=conn):
         row = conn.execute(
             "select has_schema_privilege(c.relnamespace, 'usage'), has_table_privilege(c.oid, 'select'), "

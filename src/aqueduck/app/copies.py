@@ -296,8 +296,9 @@ class Copier:
             prefix = f"{file_prefix(self.group)}{self.run_id}"
             items = [(copy, item) for copy in copies for item in copy.items(prefix)]
             job = CopyJob(
-                self.dsn, snapshot.name, self.lake.config.data_path, tuple(item for _, item in items)
-            )
+                self.dsn, snapshot.name, self.lake.config.data_path, tuple(item for _, item in items),
+                self.lake.config.properties,
+            )  # fmt: skip
             files = self.run_job(job)
             again = {copy.state.oid: [] for copy in copies}  # type: dict[int, list[ChunkFile]]
             for (copy, item), file in zip(items, files, strict=True):

@@ -52,7 +52,8 @@ class CopyJournal:
         time_us: int = 0,
     ) -> CopySession:
         """Go on with what is there if it fits the table as it is now (`chunks`), else start over."""
-        if not self._go_on(schema, place, chunks):
+        # Without a key the rows of two snapshots cannot be put together.
+        if not schema.key or not self._go_on(schema, place, chunks):
             self.clear()
             self.directory.mkdir(parents=True)
             self.chunks = tuple(replace(c, number=n) for n, c in enumerate(chunks))

@@ -35,6 +35,7 @@ from aqueduck.app.prepare import (
     refuse_recreated,
 )
 from aqueduck.app.status import GroupStatus, Parked, TableCounts
+from aqueduck.app.tracing import BatchTimes
 from aqueduck.batches import Unit
 from aqueduck.changes import SegmentRef
 from aqueduck.config import GroupConfig, SyncConfig, TableConfig
@@ -55,7 +56,7 @@ from aqueduck.postgres.publications import ensure_publication
 from aqueduck.postgres.server import flushed_position
 from aqueduck.postgres.table_copy import export_snapshot
 from aqueduck.postgres.tables import describe_oid
-from aqueduck.schema import TableName, TableSchema
+from aqueduck.schema import TableName, TableSchema, lsn_text
 from aqueduck.spark.copy_job import run_copy
 from aqueduck.spark.sync_query import SyncQuery
 
@@ -105,6 +106,8 @@ class GroupRunner:
         """What the registry had counted when the service started."""
         self.on_commit: Callable[[list[str]], None] | None = None
         """Called with the segments of a batch right after its commit; a bench times them."""
+        self.on_traced: Callable[[BatchTimes], None] | None = None
+        """Called after each batch, where traces are wanted."""
         known = read_states(lake, ready.group.name)
         self.states = {oid: known[oid] for oid in self.tables}
         self.parked: dict[int, Parked] = {
@@ -122,6 +125,7 @@ class GroupRunner:
             str(self.directory / "stage"),
             str(self._tables_note),
             str(self._skips_note),
+            properties=config.lake.properties,
         )
         self.query = SyncQuery(spark, self.directory, writer, self.commit)
         self.copier = Copier(
@@ -197,6 +201,7 @@ class GroupRunner:
             max_queued_changes=g.max_queued_changes,
             batch_bytes_max=g.batch_bytes_max,
             flush_interval_seconds=g.flush_interval_ms / 1000,
+            stream_in_progress=g.large_transactions == "stream",
         )
 
     def stop(self) -> None:
@@ -217,7 +222,7 @@ class GroupRunner:
         """Called by the query for each batch: one lake transaction."""
         paths = [s.path for unit, _ in units for s in unit.segments if s.path] if self.on_commit else []
         end = Position(self.group.name, position, time_us, self.ready.system_identifier, self.ready.timeline)
-        began = time.monotonic()
+        began, before = time.monotonic(), self.status.position
         with self.commit_lock:
             # A table that was removed may still have changes on the way.
             ours = [(unit, files) for unit, files in units if unit.table_oid in self.states]
@@ -228,13 +233,28 @@ class GroupRunner:
             self._count(ours, position, time_us)
             self._tell_tasks()
         seconds = time.monotonic() - began
+        changes = sum(s.rows for unit, _ in ours if not unit.bucket for s in unit.segments)
         metrics.observe_batch(
             self.group.name,
             phase_seconds={"fold": self.query.fold_seconds, "commit": seconds},
             commit_seconds=seconds,
-            changes=sum(s.rows for unit, _ in ours if not unit.bucket for s in unit.segments),
+            changes=changes,
             freshness_seconds=self.status.freshness_seconds,
         )
+        if self.on_traced is not None:
+            self.on_traced(
+                BatchTimes(
+                    group=self.group.name,
+                    ended=time.time(),
+                    fold_seconds=self.query.fold_seconds,
+                    commit_seconds=seconds,
+                    source_commit=time_us / 1e6 if time_us else None,
+                    lsn_from=lsn_text(before),
+                    lsn_to=lsn_text(position),
+                    changes=changes,
+                    tables=len({unit.table_oid for unit, _ in ours}),
+                )
+            )
         remove_scratch(units)
 
     def _commit_or_isolate(self, units: Units, end: Position) -> None:
@@ -340,6 +360,11 @@ class GroupRunner:
         status.seen = max(status.position, int(report.get("seen", 0)))
         status.transactions = int(report.get("transactions", 0))
         status.staged_bytes = int(report.get("staged_bytes", 0))
+        status.unfinished_bytes = int(report.get("unfinished_bytes", 0))
+        streams = bool(report.get("streams_in_progress", True))
+        if status.streams_in_progress and not streams and self.group.large_transactions == "stream":
+            log.warning("the server cannot stream a transaction: read whole", group=self.group.name)
+        status.streams_in_progress = streams
         status.paused = bool(report.get("paused", False))
         status.held = bool(report.get("held", False))
         status.queued = {int(oid): (rows, size) for oid, (rows, size) in report.get("queued", {}).items()}

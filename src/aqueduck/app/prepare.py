@@ -53,6 +53,7 @@ from aqueduck.postgres.publications import (
     ensure_publication,
     give_identity,
     refuse_without_identity,
+    refuse_without_key,
 )
 from aqueduck.postgres.server import ServerInfo, read_server
 from aqueduck.postgres.slots import check_slot, create_slot, drop_slot, slot_info
@@ -177,6 +178,8 @@ def describe_tables(
         try:
             mode = table.table_mode
             schema = describe_table(conn, table.source, need_key=mode.needs_key)
+            if mode.follows_keys:
+                refuse_without_key(schema, mode.name)
             if not mode.needs_key:
                 schema = give_identity(conn, schema)
             refuse_without_identity(schema)

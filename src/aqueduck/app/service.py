@@ -22,10 +22,12 @@ from aqueduck.app.actions import RegistryActions
 from aqueduck.app.control import Control, Wanted, open_control
 from aqueduck.app.copy_journal import journaled_files, journals_of
 from aqueduck.app.group import GroupRunner, source_name
+from aqueduck.app.maintenance_sync import Maintainer
 from aqueduck.app.observe import RequestsDone, observe_group, observe_tables
 from aqueduck.app.overviews import SyncOverviews
 from aqueduck.app.prepare import PreparedGroup, group_dir, prepare_group
 from aqueduck.app.status import GroupStatus
+from aqueduck.app.tracing import Traces, open_traces
 from aqueduck.app.watch import SourceWatch
 from aqueduck.config import GroupConfig, SyncConfig
 from aqueduck.errors import (
@@ -77,6 +79,8 @@ class SyncService:
         self._observed_at = 0.0
         self._reconciled_at = 0.0
         self._beat_at: dict[str, float] = {}
+        self._maintainer: Maintainer | None = None
+        self._traces: Traces | None = None
         self._watch = SourceWatch()
         self._watched_at = 0.0
 
@@ -94,6 +98,7 @@ class SyncService:
 
     def prepare(self, *, trust_slot: bool = False) -> None:
         """Everything that can be refused is refused here, before Spark starts."""
+        self._traces = open_traces(self.config.tracing)
         self._lake = open_lake(self.config.lake)
         self._locks = connect(self.config.source.dsn, application_name="aqueduck lock")
         for (
@@ -145,6 +150,7 @@ class SyncService:
     def _start_group(self, name: str, *, once: bool = False) -> None:
         ready = self._ready[name]
         runner = GroupRunner(self.config, self.spark, self.lake, self.commit_lock, ready)
+        runner.on_traced = None if self._traces is None else self._traces.batch
         self._runners[name] = runner
         self._switch_tables(runner, self._wanted[name])
         runner.start(once=once)
@@ -157,6 +163,8 @@ class SyncService:
 
     def supervise(self, stopping: threading.Event) -> None:
         """Keep the queries running until told to stop."""
+        self._maintainer = Maintainer(self)
+        self._maintainer.start()
         while not stopping.wait(0.2):
             for runner in list(self._runners.values()):
                 runner.copier.start()
@@ -459,6 +467,9 @@ class SyncService:
 
     def stop(self) -> None:
         """Finish the commits that are under way, then end."""
+        if self._maintainer is not None:
+            self._maintainer.stop()
+            self._maintainer = None
         for runner in self._runners.values():
             runner.stop()
         self._runners.clear()
@@ -472,8 +483,14 @@ class SyncService:
         if self._lake is not None:
             self._lake.close()
             self._lake = None
+        if self._traces is not None:
+            self._traces.close()
+            self._traces = None
 
     # -- for the demo, the benches and the page
+
+    def runners(self) -> list[GroupRunner]:
+        return list(self._runners.values())
 
     def runner(self, group: str) -> GroupRunner:
         return self._runners[group]

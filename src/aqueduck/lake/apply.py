@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Sequence
 
 from aqueduck.errors import SchemaChangeError
+from aqueduck.lake.bags import delete_rows
 from aqueduck.lake.catalog import METADATA, LakeSession
 from aqueduck.lake.evolve import holds, stored_columns
 from aqueduck.lake.failures import lake_errors
@@ -19,7 +20,7 @@ from aqueduck.lake.files import file_name, write_files
 from aqueduck.lake.fold import Fold
 from aqueduck.lake.keeping import current_rows, end_rows, own_rows, source_tag
 from aqueduck.lake.sql import LAKE, ident, lake_table, literal, string_list
-from aqueduck.lake.storage import join
+from aqueduck.lake.storage import join, no_glob
 from aqueduck.modes import MODES, UPSERT, TableMode
 from aqueduck.schema import Column, TableName, TableSchema
 from aqueduck.typemap import lake_type
@@ -228,6 +229,9 @@ def delete_keys(
     session: LakeSession, target: TableName, schema: TableSchema, keys: str, among: str = "true"
 ) -> None:
     """Remove the rows whose key is in the relation `keys` (k0, k1, …), of those for which `among` holds."""
+    if not schema.key:
+        delete_rows(session, target, schema, keys, among)
+        return
     session.execute(
         f"delete from {lake_table(target)} as t using {keys} as k"
         f" where {same_key(schema, 't', 'k.k')} and {among}",
@@ -265,7 +269,7 @@ def add_files(
     missing = "" if mode.plain else ", allow_missing => true"
     session.execute(
         f"call ducklake_add_data_files({literal(LAKE)}, {literal(target.name)},"
-        f" {string_list(map(_no_glob, paths))}, schema => {literal(target.schema)}{missing})",
+        f" {string_list(map(no_glob, paths))}, schema => {literal(target.schema)}{missing})",
         doing="adding data files",
         table=target.qualified,
     )
@@ -282,8 +286,3 @@ def same_key(schema: TableSchema, table: str, other: str) -> str:
 def _equals(column: Column) -> str:
     # A NaN in a numeric key is NULL in the lake, and must be found again.
     return "is not distinct from" if lake_type(column).startswith("DECIMAL") else "="
-
-
-def _no_glob(path: str) -> str:
-    """The path as a pattern that matches only itself."""
-    return "".join(f"[{c}]" if c in "[*?" else c for c in path)

@@ -1,5 +1,5 @@
 """
-Folds of the modes that keep more than the last state of a row; that of `upsert` is in `fold`.
+Folds of the modes that keep more than the last state of a row; that of `upsert` is in `fold`, without a key in `bags`.
 
 `append` writes every change and folds nothing.  `history` writes, for each key and commit, the version that the
 commit left, and ends the one that the target has.  `soft_delete` writes the last version of each key, whether it is
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from aqueduck.changes import OP_DELETE, OP_INSERT, OP_UPDATE
+from aqueduck.lake.bags import net_rows
 from aqueduck.lake.fold import FRESH, PRESENT, Extra, Fold, Work, net_effect, timeline, with_cells
 from aqueduck.lake.segments import Scans
 from aqueduck.lake.sql import ident, literal
@@ -237,8 +238,12 @@ def _ends(work: Work, ended: str) -> str | None:
     return f"select ended_at, {work.typed_key(ended)}"
 
 
+def _net(work: Work) -> Fold:
+    return net_effect(work) if work.key or work.insert_only else net_rows(work)
+
+
 _FOLDS: dict[str, Callable[[Work], Fold]] = {
-    "upsert": net_effect,
+    "upsert": _net,
     "append": _log,
     "history": _versions,
     "soft_delete": _marked,

@@ -12,7 +12,7 @@ import contextlib
 import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import duckdb
@@ -25,6 +25,7 @@ from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.files import file_prefix, parquet_limits, write_files
 from aqueduck.lake.fold import folded
 from aqueduck.lake.fold_modes import fold_of
+from aqueduck.lake.object_stores import know_store
 from aqueduck.lake.progress import Position
 from aqueduck.lake.sql import literal
 from aqueduck.lake.storage import join, make_directory, remove_file
@@ -80,6 +81,8 @@ class UnitWriter:
     """A note of the driver: where the files of each table go."""
     skips_file: str
     """A note of the driver: tables that are not ready or still catch up with their copy."""
+    properties: dict[str, str] = field(default_factory=dict, kw_only=True)
+    """Of the object store where the data path is one; credentials are names of variables."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -90,6 +93,7 @@ class UnitWriter:
 
     def write(self, unit: Unit) -> UnitFiles | None:
         """None leaves the unit to the driver."""
+        know_store(self.data_path, self.properties)
         skip_before = read_skips(Path(self.skips_file)).get(unit.table_oid, 0)
         _, place = read_tables(Path(self.tables_file)).get(unit.table_oid, (None, None))
         if skip_before is None or place is None:

@@ -5,7 +5,8 @@ The thread owns the replication connection.  It answers keepalives, reports how 
 lake is, pauses reading while the stage is full, and lets go of the slot while it is held
 (a disabled group).  It confirms a position only when the lake has it, or when nothing
 before it is on its way.  Any failure ends the thread and is raised by `check()`: the
-service decides whether to start again, from the lake's position.
+service decides whether to start again, from the lake's position.  One is handled here: a server that
+cannot stream a transaction before it ends is asked for whole ones.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from aqueduck.errors import SlotActiveError
+from aqueduck.errors import SlotActiveError, SourceQueryError
 from aqueduck.notes import note_position, read_note, read_tables
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.connection import connect
@@ -54,6 +55,7 @@ class Capture(threading.Thread):
         self._committed = settings.position
         self._paused = False
         self._held = False
+        self._in_progress = settings.stream_in_progress
         self._received_bytes = 0
         self._decode_seconds = 0.0
         self._ask_reply = False
@@ -71,6 +73,11 @@ class Capture(threading.Thread):
     def seen(self) -> int:
         """Every change the server has written before this position is decoded and in the stage."""
         return self._seen
+
+    @property
+    def streams_in_progress(self) -> bool:
+        """Whether large transactions are read before they end."""
+        return self._in_progress
 
     def ask_position(self) -> None:
         """Have the server tell its position soon."""
@@ -92,7 +99,7 @@ class Capture(threading.Thread):
                     self._report()
                     self._stopping.wait(0.05)
                 else:
-                    self._session()
+                    self._session_or_whole_ones()
         except BaseException as exc:  # noqa: BLE001 - handed to the planner, which raises it
             self._failure = exc
             with self._stage.changed:
@@ -102,17 +109,29 @@ class Capture(threading.Thread):
         self._held = Path(self._settings.hold_path).exists()
         return self._held
 
+    def _session_or_whole_ones(self) -> None:
+        """Some transactions (DDL after a rolled back one) PostgreSQL decodes only once they have ended."""
+        try:
+            self._session()
+        except SourceQueryError:
+            if not self._in_progress:
+                raise
+            self._in_progress = False
+
     def _session(self) -> None:
         """One connection, until we stop, are held, or it fails."""
         s = self._settings
         start = max(self._committed, self._confirmed)
-        stream = self._acquire(lambda: start_stream(s.dsn, s.slot, s.publication, start))
+        stream = self._acquire(
+            lambda: start_stream(s.dsn, s.slot, s.publication, start, in_progress=self._in_progress)
+        )
         decoder = Decoder(
             self._tables(),
             first_ord=self._next_ord,
             first_version=self._next_version,
             more=self._tables,
             resolve=self._resolve,
+            streams=self._in_progress,
         )
         try:
             self._read(stream, decoder)
@@ -248,6 +267,7 @@ class Capture(threading.Thread):
             return
         self._reported_at = now
         stage = self._stage
+        unfinished, unfinished_bytes = stage.unfinished
         report = {
             "time": time.time(),
             "pid": os.getpid(),
@@ -256,6 +276,9 @@ class Capture(threading.Thread):
             "confirmed": self._confirmed,
             "durable": stage.durable,
             "staged_bytes": stage.staged_bytes,
+            "streams_in_progress": self._in_progress,
+            "unfinished": unfinished,
+            "unfinished_bytes": unfinished_bytes,
             "oldest_us": stage.oldest_us,
             "queued": stage.queued(),
             "rows": stage.rows,

@@ -27,6 +27,7 @@ __all__ = [
     "give_identity",
     "publishes_exactly",
     "refuse_without_identity",
+    "refuse_without_key",
 ]
 
 Connection = psycopg.Connection[Any]
@@ -115,6 +116,16 @@ def give_identity(conn: Connection, table: TableSchema) -> TableSchema:
         conn.execute(f"alter table {table_identifier(table)} replica identity full".encode())
     log.info("replica identity set to full", table=table.qualified)
     return replace(table, identity="f")
+
+
+def refuse_without_key(table: TableSchema, mode: str) -> None:
+    """Without a key, nothing tells which version of a row came before another."""
+    if not table.key:
+        raise NoKeyError(
+            f"{table.qualified} has no key, which mode {mode} needs to tell the versions of a row",
+            hint=f"alter table {table_identifier(table)} add primary key (<columns>), or set mode: upsert or append",
+            table=table.qualified,
+        )
 
 
 def _has_exactly(found: _Publication, tables: Sequence[TableSchema]) -> bool:

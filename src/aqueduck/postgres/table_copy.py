@@ -156,8 +156,10 @@ def copy_sql(columns: str, chunk: Chunk, condition: str | None = None, options: 
     return f"copy (select {columns} from only {source} where {where}) to stdout{options}"
 
 
-def read_chunk(dsn: str, snapshot: str, table: TableSchema, chunk: Chunk) -> Iterator[pa.RecordBatch]:
-    """The rows of one chunk as columns named n0, n1 and so on: typed as `copybinary` says, the others text."""
+def read_chunk(
+    dsn: str, snapshot: str, table: TableSchema, chunk: Chunk, condition: str | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one chunk, where `condition` holds, as columns named n0, n1 and so on: typed as `copybinary` says, the others text."""
     kinds = [copybinary.binary_type(c) for c in table.columns]
     columns = ", ".join(copybinary.column_sql(c) for c in table.columns)
     begun = False
@@ -169,7 +171,7 @@ def read_chunk(dsn: str, snapshot: str, table: TableSchema, chunk: Chunk) -> Ite
             begun = True
         return copybinary.decode_rows(buf, rows, row_at, row_end, kinds)
 
-    return _read(dsn, snapshot, copy_sql(columns, chunk, options=" (format binary)"), batch)
+    return _read(dsn, snapshot, copy_sql(columns, chunk, condition, " (format binary)"), batch)
 
 
 def read_text(

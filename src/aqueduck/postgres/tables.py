@@ -91,7 +91,7 @@ def _described(row: dict[str, Any], need_key: bool) -> TableSchema:
             hint=f"alter table {table_identifier(table)} set logged",
             table=table.qualified,
         )
-    if need_key and not table.key:
+    if need_key and not table.key and table.identity != "f":
         raise _no_key(table, row["unique_index"])
     return table
 
@@ -102,11 +102,12 @@ def _no_key(table: TableSchema, unique_index: str | None) -> NoKeyError:
     ways = [
         f"alter table {name} add primary key (<columns>)",
         f"alter table {name} replica identity using index {index}",
+        f"alter table {name} replica identity full",
     ]
     if unique_index:  # the statement that works as it stands comes first
-        ways.reverse()
+        ways[:2] = ways[1::-1]
     return NoKeyError(
-        f"{table.qualified} has neither a primary key nor a replica identity index",
+        f"{table.qualified} has neither a primary key nor a replica identity",
         hint=f"{'; -- or '.join(ways)}; -- or set mode: append for the table",
         table=table.qualified,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 from aqueduck import faults
 from aqueduck.errors import AqueduckError, CopyDisturbedError, own_error
 from aqueduck.lake.copy_files import ChunkFile, write_chunk
+from aqueduck.lake.object_stores import know_store
 from aqueduck.notes import write_note
 from aqueduck.postgres.table_copy import Chunk, read_chunk
 from aqueduck.schema import TableSchema
@@ -54,9 +55,12 @@ class CopyJob:
     snapshot: str
     data_path: str
     items: tuple[CopyItem, ...]
+    properties: dict[str, str] = field(default_factory=dict)
+    """Of the object store where the data path is one; credentials are names of variables."""
 
     def run(self, number: int) -> ChunkFile:
         item = self.items[number]
+        know_store(self.data_path, self.properties)
         done = write_chunk(
             read_chunk(self.dsn, self.snapshot, item.schema, item.chunk),
             item.schema,

@@ -18,6 +18,7 @@ __all__ = [
     "Accepted",
     "AddTable",
     "CreateGroup",
+    "DestinationPath",
     "Destinations",
     "DestinationsQuery",
     "DropGroup",
@@ -90,6 +91,10 @@ class DestinationsQuery(Request):
     offset: int = Field(default=0, ge=0, le=10_000_000)
 
 
+class DestinationPath(Request):
+    name: Name
+
+
 class ErrorsQuery(Request):
     limit: int = Field(default=100, ge=1, le=1000)
 
@@ -148,13 +153,16 @@ class ErrorAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    status: Literal["ok"]
+    """`stuck` names flows that have stopped to look for work."""
+
+    status: Literal["ok", "stuck"]
     version: str
+    stuck: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readiness:
-    """`stalled` names what has work and does not move; `errored` are tables that failed while the rest goes on."""
+    """`stalled` names what has work and does not move; `errored` are tables and destinations that failed while the rest goes on."""
 
     ready: bool
     stalled: tuple[Stalled, ...]

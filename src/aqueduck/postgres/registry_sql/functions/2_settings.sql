@@ -25,6 +25,8 @@ language sql immutable as $$
          'What happens when the slot is gone: stop with an error, or copy the tables again.'),
         ('on_type_change', 'choice', '"resync"', null, null, '{resync,stop}', '{global,group}',
          'What happens after a change of a source table that cannot be applied: copy the table again, or stop it with an error.'),
+        ('large_transactions', 'choice', '"stream"', null, null, '{stream,whole}', '{global,group}',
+         'Whether transactions beyond the server''s logical_decoding_work_mem are read while they go on, or whole after their commit.'),
         ('on_partition_change', 'choice', '"resync"', null, null, '{resync,keep}', '{global,group}',
          'What happens after a partition came or went with its rows: copy the table again, or keep what the lake has.'),
         ('on_recreate', 'choice', '"stop"', null, null, '{stop,resync}', '{global,group}',
