@@ -1,11 +1,11 @@
 """
 Capture: a thread that reads a slot, decodes it and stages the changes.
 
-The thread owns the replication connection.  It answers keepalives, reports how far the
-lake is, pauses reading while the stage is full, and lets go of the slot while it is held
-(a disabled group).  It confirms a position only when the lake has it, or when nothing
-before it is on its way.  Any failure ends the thread and is raised by `check()`: the
-service decides whether to start again, from the lake's position.
+The thread owns a reader of the slot (`readers`: the replication stream, or SQL).  It answers keepalives,
+reports how far the lake is, pauses reading while the stage is full, and lets go of the slot while it is
+held (a disabled group).  It confirms a position only when the lake has it, or when nothing
+before it is on its way.  A failure ends the thread and is raised by `check()`: the service decides whether to start
+again, from the lake's position.  Only a connection that polls is made again here, a few times.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from aqueduck.errors import SlotActiveError
+from aqueduck.errors import AqueduckError, ConnectionLostError, SlotActiveError, SourceUnreachableError
 from aqueduck.notes import note_position, read_note, read_tables
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.decoder import Commit, Decoder, warm_up
+from aqueduck.postgres.readers import open_reader
 from aqueduck.postgres.stage import Stage
 from aqueduck.postgres.tables import resolve_type
-from aqueduck.postgres.wire import READ_BYTES, ReplicationStream, other_message_error, start_stream
+from aqueduck.postgres.wire import READ_BYTES, ReplicationStream, other_message_error
 from aqueduck.schema import Column, TableSchema
 
 STATUS_SECONDS = 1.0
 LINGER_SECONDS = 0.004  # after a short read, so that the next one is worth its cost
+POLL_RETRIES, POLL_RETRY_SECONDS = 3, 5.0
 
 
 class Capture(threading.Thread):
@@ -54,6 +55,8 @@ class Capture(threading.Thread):
         self._committed = settings.position
         self._paused = False
         self._held = False
+        self._failures = 0
+        self._trouble: AqueduckError | None = None
         self._received_bytes = 0
         self._decode_seconds = 0.0
         self._ask_reply = False
@@ -92,7 +95,7 @@ class Capture(threading.Thread):
                     self._report()
                     self._stopping.wait(0.05)
                 else:
-                    self._session()
+                    self._try_session()
         except BaseException as exc:  # noqa: BLE001 - handed to the planner, which raises it
             self._failure = exc
             with self._stage.changed:
@@ -102,24 +105,44 @@ class Capture(threading.Thread):
         self._held = Path(self._settings.hold_path).exists()
         return self._held
 
+    def _try_session(self) -> None:
+        """Whoever polls has many short conversations, and does not give up after one that failed."""
+        before = self._seen
+        try:
+            self._session()
+            self._failures = 0
+        except (ConnectionLostError, SourceUnreachableError, SlotActiveError) as exc:
+            self._failures = 1 if self._seen > before else self._failures + 1
+            if self._settings.capture != "poll" or self._failures > POLL_RETRIES:
+                raise
+            self._trouble = exc
+            self._report()
+            self._stopping.wait(POLL_RETRY_SECONDS)
+        else:
+            self._trouble = None
+
     def _session(self) -> None:
-        """One connection, until we stop, are held, or it fails."""
-        s = self._settings
-        start = max(self._committed, self._confirmed)
-        stream = self._acquire(lambda: start_stream(s.dsn, s.slot, s.publication, start))
-        decoder = Decoder(
-            self._tables(),
-            first_ord=self._next_ord,
-            first_version=self._next_version,
-            more=self._tables,
-            resolve=self._resolve,
-        )
+        """One reader, until we stop, are held, it has nothing more, or it fails."""
+        stream = self._acquire(max(self._committed, self._confirmed))
+        decoder = self._new_decoder()
         try:
             self._read(stream, decoder)
         finally:
             self._next_ord, self._next_version = decoder.next_ord, decoder.next_version
             self._stage.abandon_open()
             stream.close()
+
+    def _open(self, position: int) -> ReplicationStream:
+        return open_reader(self._settings, position)
+
+    def _new_decoder(self) -> Decoder:
+        return Decoder(
+            self._tables(),
+            first_ord=self._next_ord,
+            first_version=self._next_version,
+            more=self._tables,
+            resolve=self._resolve,
+        )
 
     def _tables(self) -> dict[int, TableSchema]:
         return {oid: schema for oid, (schema, _) in read_tables(Path(self._settings.tables_path)).items()}
@@ -128,12 +151,12 @@ class Capture(threading.Thread):
         with connect(self._settings.dsn) as conn:
             return resolve_type(conn, column)
 
-    def _acquire(self, start: Callable[[], ReplicationStream]) -> ReplicationStream:
+    def _acquire(self, position: int) -> ReplicationStream:
         """The slot may still belong to a connection that is going away: wait for it, within bounds."""
         delay = 0.25
         for attempt in range(self._settings.slot_retries + 1):
             try:
-                return start()
+                return self._open(position)
             except SlotActiveError:
                 if attempt == self._settings.slot_retries or self._stopping.wait(delay):
                     raise
@@ -170,6 +193,8 @@ class Capture(threading.Thread):
                 self._decode(decoder)
             if not decoder.in_transaction and self._fill == 0:
                 self._seen = max(self._seen, decoder.wal_end)
+                if stream.ended:
+                    return
 
     def _take_durable(self, now: float) -> None:
         """Spark tells a source that a batch is done only when the next one begins; the driver tells us at once."""
@@ -265,6 +290,7 @@ class Capture(threading.Thread):
             "decode_seconds": round(self._decode_seconds, 3),
             "paused": self._paused,
             "held": self._held,
+            "trouble": None if self._trouble is None else str(self._trouble),
         }
         path = Path(self._settings.report_path)
         temporary = path.with_suffix(".tmp")

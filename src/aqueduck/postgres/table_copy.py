@@ -26,7 +26,13 @@ from aqueduck.postgres import copytext
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.pgoutput import gather
 from aqueduck.postgres.quoting import identifier, literal, table_identifier
-from aqueduck.postgres.wire import CopyOutStream, connect_replication, connect_wire, raise_failed
+from aqueduck.postgres.wire import (
+    SET_LOCAL_OUTPUT,
+    CopyOutStream,
+    connect_replication,
+    connect_wire,
+    raise_failed,
+)
 from aqueduck.schema import TableName, TableSchema, parse_lsn
 
 __all__ = ["Chunk", "ExportedSnapshot", "export_snapshot", "plan_chunks", "read_chunk", "snapshot_xmin"]
@@ -151,7 +157,8 @@ def read_chunk(
     pgconn = connect_wire(dsn)
     with contextlib.closing(CopyOutStream(pgconn)) as stream:
         stream.execute(
-            f"begin isolation level repeatable read read only; set transaction snapshot {literal(snapshot)}"
+            "begin isolation level repeatable read read only;"
+            f" set transaction snapshot {literal(snapshot)}; {SET_LOCAL_OUTPUT}"
         )
         stream.start(copy_sql(table, chunk, condition))
         yield from _decode(stream, len(table.columns))
