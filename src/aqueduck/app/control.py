@@ -19,7 +19,7 @@ from aqueduck.config import GroupConfig, SyncConfig
 from aqueduck.errors import AqueduckError, ConfigError, PrivilegeError
 from aqueduck.lifecycle import ErrorClass, TableState
 from aqueduck.postgres import registry
-from aqueduck.postgres.connection import connect
+from aqueduck.postgres.connection import connect, is_pooled
 from aqueduck.postgres.registry import GroupObservation, GroupRow, TableObservation, TableRow
 
 __all__ = ["Control", "Wanted", "open_control"]
@@ -72,6 +72,8 @@ class Control:
 
     config: SyncConfig
     conn: psycopg.Connection[Any] | None
+    listens: bool = True
+    """Whether the server tells us of changes; through a pooler it does not."""
 
     def wanted(self) -> list[Wanted]:
         if self.conn is None:
@@ -83,7 +85,7 @@ class Control:
 
     def has_notice(self) -> bool:
         """Whether somebody changed what is wanted since the last call."""
-        return self.conn is not None and registry.wait_for_notice(self.conn, 0)
+        return self.conn is not None and self.listens and registry.wait_for_notice(self.conn, 0)
 
     def observe(self, tables: Sequence[TableObservation], groups: Sequence[GroupObservation]) -> None:
         if self.conn is not None:
@@ -113,7 +115,9 @@ def open_control(config: SyncConfig) -> Control:
     try:
         registry.install(conn)
         registry.reconcile_file(conn, config)
-        registry.listen(conn)
+        listens = not is_pooled(conn)
+        if listens:
+            registry.listen(conn)
     except PrivilegeError as exc:
         conn.close()
         log.warning("no registry in the source database, the file alone says what is wanted", reason=str(exc))
@@ -121,7 +125,7 @@ def open_control(config: SyncConfig) -> Control:
     except AqueduckError:
         conn.close()
         raise
-    return Control(config, conn)
+    return Control(config, conn, listens)
 
 
 def _wanted(row: GroupRow) -> Wanted:
@@ -132,6 +136,7 @@ def _wanted(row: GroupRow) -> Wanted:
             "name": row.name,
             "slot_name": row.slot_name,
             "publication": row.publication,
+            "capture": "poll" if row.settings.plugin == "test_decoding" else row.capture,
             **settings,
             "tables": [{"source": str(t.source), "target": str(t.target), "copy": t.copy} for t in live],
         }

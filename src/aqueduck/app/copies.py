@@ -35,7 +35,14 @@ from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.lifecycle import Lifecycle, fail, retry_is_due
 from aqueduck.lifecycle import TableState as Life
 from aqueduck.postgres.connection import connect
-from aqueduck.postgres.table_copy import ExportedSnapshot, export_snapshot, plan_chunks, snapshot_xmin
+from aqueduck.postgres.server import flush_wal
+from aqueduck.postgres.table_copy import (
+    ExportedSnapshot,
+    export_snapshot,
+    export_snapshot_by_sql,
+    plan_chunks,
+    snapshot_xmin,
+)
 from aqueduck.postgres.tables import describe_oid
 from aqueduck.schema import TableSchema, lsn_text
 from aqueduck.spark.copy_job import CopyItem, CopyJob
@@ -128,6 +135,8 @@ class Copier:
     on_resync_needed: Callable[[int], None] = lambda oid: None
     concurrency: int = 2
     chunk_bytes: int = 32 << 20
+    by_sql: bool = False
+    """Whether snapshots are taken without a replication connection."""
 
     def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix=f"copy-{self.group}")
@@ -281,7 +290,7 @@ class Copier:
 
     def _copy(self, states: list[TableState]) -> None:
         began = datetime.now(UTC)
-        snapshot = export_snapshot(self.dsn)
+        snapshot = export_snapshot_by_sql(self.dsn) if self.by_sql else export_snapshot(self.dsn)
         try:
             copies = self._begin(states, snapshot, began)
             prefix = f"{file_prefix(self.group)}{self.run_id}"
@@ -297,7 +306,7 @@ class Copier:
             self._check_undisturbed(copies)
         finally:
             snapshot.close()
-        if any(len(copy.journal.sessions) > 1 for copy in copies):
+        if self.by_sql or any(len(copy.journal.sessions) > 1 for copy in copies):
             self._wait_for_changes(snapshot.position)
         faults.point("copy.before_landing")
         rows = self._land(copies, again, snapshot.position)
@@ -326,7 +335,7 @@ class Copier:
                 places.append(table_directory(self.lake, state.target))
         for (state, schema, chunks), place in zip(planned, places, strict=True):
             journal = CopyJournal(self.journals / str(state.oid))
-            session = journal.begin(schema, place, chunks, position=snapshot.position, xmin=xmin)
+            session = journal.begin(schema, place, chunks, moment=snapshot.moment, xmin=xmin)
             copies.append(_Copy(state, schema, place, journal, session))
             self.progress[state.oid] = CopyProgress(journal, began)
             log.info(
@@ -348,7 +357,9 @@ class Copier:
                     )
 
     def _wait_for_changes(self, position: int) -> None:
-        """What was committed between two sessions has to be known before the rows are put together."""
+        """What was committed between two sessions, or around one, has to be known before the rows are put together."""
+        if self.by_sql:
+            flush_wal(self.dsn)
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not self.has_everything_before(position):
             if self._stopping.wait(0.1) or time.monotonic() > deadline:
@@ -368,7 +379,7 @@ class Copier:
                     files = copy.journal.files_by_session()
                     files[-1] += again[state.oid]
                     sessions = [
-                        SessionFiles(s.position, tuple(f.path for f in found if f.path))
+                        SessionFiles(s.moment, tuple(f.path for f in found if f.path))
                         for s, found in zip(copy.journal.sessions, files, strict=True)
                     ]
                     done, waiting = land_copy(self.lake, self.group, state, copy.schema, sessions)

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from aqueduck.lake.copy_files import ChunkFile
+from aqueduck.moments import Moment
 from aqueduck.notes import write_note
 from aqueduck.postgres.table_copy import Chunk
 from aqueduck.schema import TableSchema
@@ -30,6 +31,13 @@ class CopySession:
     number: int
     position: int
     xmin: int
+    xmax: int | None = None
+    running: tuple[int, ...] = ()
+
+    @property
+    def moment(self) -> Moment:
+        """What its snapshot shows."""
+        return Moment(self.position, self.xmax, tuple(self.running))
 
 
 class CopyJournal:
@@ -41,14 +49,14 @@ class CopyJournal:
         self.sessions: list[CopySession] = []
 
     def begin(
-        self, schema: TableSchema, place: str, chunks: Sequence[Chunk], *, position: int, xmin: int
+        self, schema: TableSchema, place: str, chunks: Sequence[Chunk], *, moment: Moment, xmin: int
     ) -> CopySession:
         """Go on with what is there if it fits the table as it is now (`chunks`), else start over."""
         if not self._go_on(schema, place, chunks):
             self.clear()
             self.directory.mkdir(parents=True)
             self.chunks = tuple(replace(c, number=n) for n, c in enumerate(chunks))
-        session = CopySession(len(self.sessions), position, xmin)
+        session = CopySession(len(self.sessions), moment.position, xmin, moment.xmax, moment.running)
         self.sessions.append(session)
         plan = {
             "schema": schema.to_json(),

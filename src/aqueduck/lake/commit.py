@@ -25,6 +25,7 @@ from aqueduck.lake.parking import record_parked
 from aqueduck.lake.progress import Position, move_position, progress_table, read_position
 from aqueduck.lake.sql import LAKE, ident, literal
 from aqueduck.lake.table_states import TableState, write_state
+from aqueduck.moments import Moment
 from aqueduck.schema import TableName, TableSchema, lsn_text
 
 __all__ = ["BatchPlan", "RunPlan", "TableFailed", "TablePlan", "apply_run", "commit_batch", "set_lineage"]
@@ -150,7 +151,7 @@ def apply_run(
     run: RunPlan,
     *,
     current: TableSchema | None = None,
-    skip_before: int = 0,
+    skip_before: int | Moment = 0,
     group: str | None = None,
 ) -> TableSchema:
     """

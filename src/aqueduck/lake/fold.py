@@ -26,6 +26,7 @@ from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.segments import Scans
 from aqueduck.lake.sql import ident
 from aqueduck.lake.unchanged import UnchangedCells, resolve_unchanged
+from aqueduck.moments import Moment
 from aqueduck.schema import TableSchema
 from aqueduck.typemap import cast_sql, lake_type
 
@@ -62,7 +63,7 @@ def folded(
     bucket: int = 0,
     buckets: int = 1,
     overlap: bool = False,
-    skip_before: int = 0,
+    skip_before: int | Moment = 0,
     own: tuple[int, int] | None = None,
 ) -> Iterator[Fold]:
     """
@@ -74,7 +75,9 @@ def folded(
     were committed before `skip_before` are left out: the table's copy has them.
     """
     rows = [s for s in segments if s.kind == "rows"]
-    work = _Work(con, Scans(con, rows, skip_before), rows, schema, bucket, buckets, overlap, skip_before > 0)
+    work = _Work(
+        con, Scans(con, rows, skip_before), rows, schema, bucket, buckets, overlap, bool(skip_before)
+    )
     if own is not None:
         work.own_scans = Scans(con, segments[slice(*own)], skip_before)
     try:

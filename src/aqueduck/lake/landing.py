@@ -20,9 +20,10 @@ from aqueduck.lake.commit import RunPlan, apply_run
 from aqueduck.lake.evolve import same_columns
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.parking import forget_parked, parked_segments
-from aqueduck.lake.segments import Scans
+from aqueduck.lake.segments import Scans, read_batches
 from aqueduck.lake.sql import ident, string_list
 from aqueduck.lake.table_states import TableState, write_state
+from aqueduck.moments import Moment
 from aqueduck.schema import TableSchema
 from aqueduck.typemap import cast_sql
 
@@ -31,9 +32,9 @@ __all__ = ["SessionFiles", "land_copy", "replay_parked"]
 
 @dataclass(frozen=True, slots=True)
 class SessionFiles:
-    """What was read under one snapshot, and the snapshot's position."""
+    """What was read under one snapshot, and what the snapshot shows."""
 
-    position: int
+    moment: Moment
     paths: tuple[str, ...]
 
 
@@ -48,12 +49,14 @@ def land_copy(
     Inside a transaction: fill the target and mark the table as ready.
 
     The lake must have (parked) every change that was committed before the last session's position,
-    if there are several.  Returns the state, and what was parked, for `remove_parked_files` after the transaction.
+    if there are several, or if that moment is more than a position.  Returns the state, and
+    what was parked, for `remove_parked_files` after the transaction.
     """
     parked = parked_segments(session, group, ready.oid)
+    moment = sessions[-1].moment
     for segment in parked:
         known = TableSchema.from_json(segment.schema_json)
-        if segment.last_lsn >= ready.copy_position and not same_columns(known, schema):
+        if not same_columns(known, schema) and _has_unseen(segment, moment):
             raise CopyDisturbedError(
                 "the table's columns changed while it was copied", table=schema.qualified
             )
@@ -61,11 +64,11 @@ def land_copy(
     empty_target(session, ready.target, schema)
     for before, now in zip([None, *sessions], sessions, strict=False):
         if before is not None:
-            between = [s for s in parked if s.last_lsn >= before.position]
-            _remove_touched(session, ready, schema, between, before.position, now.position)
+            between = [s for s in parked if not _is_shown(s, before.moment)]
+            _remove_touched(session, ready, schema, between, before.moment, now.moment)
             _remove_read(session, ready, schema, now.paths)
         add_files(session, ready.target, now.paths)
-    return replay_parked(session, group, ready, parked), parked
+    return replay_parked(session, group, ready, parked, moment=moment), parked
 
 
 def replay_parked(
@@ -74,22 +77,40 @@ def replay_parked(
     ready: TableState,
     parked: Sequence[SegmentRef],
     version: Callable[[SegmentRef], TableSchema] = lambda s: TableSchema.from_json(s.schema_json),
+    *,
+    moment: Moment | None = None,
 ) -> TableState:
     """
     Inside a transaction: apply what was parked after the copy, and mark the table as ready.
 
-    `version` tells the columns of a segment.  Returns the state with the columns that the target has then.
+    `moment` is what the copy shows, by default everything before its position.  `version` tells the columns of a
+    segment.  Returns the state with the columns that the target has then.
     """
     current = ready.schema
-    for run in plan_runs(segment for segment in parked if segment.last_lsn >= ready.copy_position):
+    shown = moment or Moment(ready.copy_position)
+    for run in plan_runs(segment for segment in parked if not _is_shown(segment, shown)):
         plan = RunPlan(version(run.segments[0]), run.truncate_first, run.segments)
-        current = apply_run(
-            session, ready.target, plan, current=current, skip_before=ready.copy_position, group=group
-        )
+        current = apply_run(session, ready.target, plan, current=current, skip_before=shown, group=group)
     forget_parked(session, group, ready.oid)
     ready = replace(ready, schema=current)
     write_state(session, group, [ready])
     return ready
+
+
+def _is_shown(segment: SegmentRef, moment: Moment) -> bool:
+    """Whether a copy surely has all of a segment's changes."""
+    if segment.kind == "truncate" and segment.commit_lsn:
+        return moment.shows(segment.commit_lsn, segment.xid)
+    return moment.xmax is None and segment.last_lsn < moment.position
+
+
+def _has_unseen(segment: SegmentRef, moment: Moment) -> bool:
+    """Whether a segment has changes that a copy does not have."""
+    if _is_shown(segment, moment):
+        return False
+    if segment.kind == "truncate" or moment.xmax is None:
+        return True
+    return any(batch.num_rows for batch in read_batches([segment.path], ["_lsn"], moment))
 
 
 def _remove_touched(
@@ -97,8 +118,8 @@ def _remove_touched(
     state: TableState,
     schema: TableSchema,
     segments: Sequence[SegmentRef],
-    since: int,
-    before: int,
+    since: Moment,
+    before: Moment,
 ) -> None:
     """Rows whose key, old or new, appears in a change that was committed in between."""
     rows = [s for s in segments if s.kind == "rows"]

@@ -35,6 +35,7 @@ QUEUE_BYTES_MAX = 32 << 20
 FIRST_STEP_BYTES = 16 << 20
 IDLE_SECONDS_MAX = 1.0
 ADVANCE_SECONDS = 1.0
+FAR_SECONDS = 0.5
 NEAR_BYTES = 1 << 20  # a bulk reader that is so near to the server's end is done
 
 
@@ -189,12 +190,10 @@ class PolledStream:
                 self._advance()
                 began = time.monotonic()
                 server = self._lsn("pg_current_wal_flush_lsn()")
-                if server > self._rows.position and not self._is_far_ahead():
+                if server > self._rows.position:
                     self._step(server)
                     idle = self._interval
-                    behind = server > self._rows.position
-                    # Decoding begins where the slot does, not where we are: as long a pause as it took.
-                    pause = 0.0 if behind else max(self._interval, time.monotonic() - began)
+                    pause = self._rest_after(time.monotonic() - began, behind=server > self._rows.position)
                 else:
                     pause, idle = idle, min(idle * 1.5, max(self._interval, IDLE_SECONDS_MAX))
                 if self._bulk and server - self._rows.position < NEAR_BYTES:
@@ -224,9 +223,16 @@ class PolledStream:
         assert text is not None
         return parse_lsn(text)
 
-    def _is_far_ahead(self) -> bool:
-        """Whoever peeks reads everything again that is not durable: not too much of it."""
-        return self._copy is None and self._rows.position - self._confirmed > 2 * self._step_bytes_max
+    def _rest_after(self, seconds: float, *, behind: bool) -> float:
+        """
+        How long to pause after a step that took so long.
+
+        Decoding begins where the slot does, not where we are: half of the time belongs to others.  Whoever peeks reads
+        everything again that is not durable: where that is much, wait a little until it is less.
+        """
+        if self._copy is None and self._rows.position - self._confirmed > 2 * self._step_bytes_max:
+            return max(FAR_SECONDS, 2 * seconds)
+        return 0.0 if behind else max(self._interval, seconds)
 
     def _step(self, server: int) -> None:
         """Decode one piece of WAL, and hand out what of it is new."""
@@ -239,9 +245,7 @@ class PolledStream:
             self._put(piece)
         self._put(keepalive_frame(upto))
         full = upto < server
-        self._step_bytes = min(
-            2 * self._step_bytes if full else FIRST_STEP_BYTES, self._step_bytes_max
-        )
+        self._step_bytes = min(2 * self._step_bytes if full else FIRST_STEP_BYTES, self._step_bytes_max)
 
     def _look(self) -> tuple[dict[int, int], int]:
         """How many columns the relations ever had, and a position after the moment of looking."""

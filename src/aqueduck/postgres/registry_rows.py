@@ -50,6 +50,10 @@ class Settings:
     on_slot_loss: str = "stop"
     on_type_change: str = "resync"
     heartbeat_interval_ms: int = 0
+    plugin: str = "pgoutput"
+    poll_interval_ms: int = 100
+    poll_step_bytes: int = 1 << 26
+    catchup_bytes: int = 1 << 26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

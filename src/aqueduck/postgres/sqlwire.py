@@ -55,14 +55,16 @@ class SqlConnection:
         with _lost_where_broken():
             self._pgconn.send_query(sql.encode())
             rows: list[tuple[str | None, ...]] = []
-            while (result := self._result()) is not None:
-                if result.status == pq.ExecStatus.TUPLES_OK:
+            failed = None
+            while (result := self._result()) is not None:  # to the end, also after an error
+                if result.status == pq.ExecStatus.FATAL_ERROR:
+                    failed = result
+                elif result.status == pq.ExecStatus.TUPLES_OK:
                     rows = [
                         tuple(_text(result.get_value(r, c)) for c in range(result.nfields))
                         for r in range(result.ntuples)
                     ]
-                else:
-                    raise_failed(result, pq.ExecStatus.COMMAND_OK)
+        raise_failed(failed, pq.ExecStatus.COMMAND_OK)
         return rows
 
     def _result(self) -> pq.abc.PGresult | None:
