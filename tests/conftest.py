@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 
-_PLUGINS = ("tests.fix_postgres", "tests.fix_lake", "tests.fix_service", "tests.fix_events", "tests.fix_pooler")
+_PLUGINS = (
+    "tests.fix_postgres",
+    "tests.fix_lake",
+    "tests.fix_service",
+    "tests.fix_events",
+    "tests.fix_pooler",
+)
 
 pytest_plugins = [name for name in _PLUGINS if importlib.util.find_spec(name)]

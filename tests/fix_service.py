@@ -41,6 +41,8 @@ class Sync:
     copy: bool = False
     """Whether rows that are there before are copied; without, everything comes by the stream."""
     user: str = "postgres"
+    dsn: str | None = None
+    """How the service reaches the source, where it is not directly."""
     group: str = "test"
     spark: dict[str, Any] = field(default_factory=dict)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -53,7 +55,7 @@ class Sync:
         group = {"name": self.group, "flush_interval_ms": 200, **self.group_options}
         group["tables"] = [{"source": t, "copy": self.copy} for t in self.tables]
         config = {
-            "source": {"dsn": self.db.dsn_for(self.user)},
+            "source": {"dsn": self.dsn or self.db.dsn_for(self.user)},
             "lake": {
                 "catalog": f"sqlite:{self.directory}/lake.sqlite",
                 "data_path": f"{self.directory}/data",

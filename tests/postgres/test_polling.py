@@ -179,6 +179,8 @@ def test_a_slot_that_cannot_be_moved_all_the_way_is_moved_again(db: Database) ->
         position = create_slot(conn, "s")
     stream = PolledStream(db.dsn, "s", pgoutput_step("p"), position, interval_seconds=0.05)
     try:
+        db.execute("insert into quiet values (1)")
+        db.execute("select pg_switch_wal()")  # which flushes it
         beyond = parse_lsn(db.value("select pg_current_wal_insert_lsn()::text")) + (1 << 30)
         stream.send_status(received=beyond, confirmed=beyond)
         wait_until(lambda: stream._confirmed > position, "it was moved")

@@ -29,7 +29,7 @@ from aqueduck.postgres.step_rows import StepRows, keepalive_frame
 from aqueduck.postgres.wire import SET_LOCAL_OUTPUT, error_of
 from aqueduck.schema import lsn_text, parse_lsn
 
-__all__ = ["PolledStream", "Rows", "StepPlan", "pgoutput_step"]
+__all__ = ["TEXT_STEP", "PolledStream", "Rows", "StepPlan", "pgoutput_step"]
 
 QUEUE_BYTES_MAX = 32 << 20
 FIRST_STEP_BYTES = 16 << 20
@@ -79,6 +79,14 @@ def pgoutput_step(publication: str) -> StepPlan:
     """The step of a slot that streams could read, too."""
     options = (("proto_version", "1"), ("publication_names", identifier(publication)))
     return StepPlan("binary_changes", "lsn, data", options)
+
+
+#: the step of a slot of test_decoding
+TEXT_STEP = StepPlan(
+    "changes",
+    "lsn, data",
+    (("include-xids", "1"), ("include-timestamp", "1"), ("skip-empty-xacts", "1")),
+)
 
 
 class PolledStream:

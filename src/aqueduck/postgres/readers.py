@@ -8,10 +8,14 @@ is where the one before them stopped, so the switch leaves no gap and doubles no
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from aqueduck.errors import SlotLimitError
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.connection import connect, translate_errors
-from aqueduck.postgres.polling import PolledStream, pgoutput_step
+from aqueduck.postgres.polling import TEXT_STEP, PolledStream, pgoutput_step
+from aqueduck.postgres.publications import PublishedTables
+from aqueduck.postgres.text_rows import TextRows
 from aqueduck.postgres.wire import ReplicationStream, start_stream
 from aqueduck.schema import lsn_text
 
@@ -32,11 +36,16 @@ def open_reader(settings: CaptureSettings, position: int) -> ReplicationStream:
 
 
 def _polled(s: CaptureSettings, position: int, *, bulk: bool = False) -> PolledStream:
+    plan, rows = pgoutput_step(s.publication), None
+    if s.plugin == "test_decoding":
+        published = PublishedTables(s.dsn, s.publication)
+        plan, rows = TEXT_STEP, TextRows(position, published, Path(s.stage_dir))
     return PolledStream(
         s.dsn,
         s.slot,
-        pgoutput_step(s.publication),
+        plan,
         position,
+        rows=rows,
         interval_seconds=s.poll_interval_seconds,
         step_bytes=s.poll_step_bytes,
         bulk=bulk,
