@@ -21,6 +21,7 @@ from typing import Protocol
 
 import numpy as np
 
+from aqueduck import faults
 from aqueduck.errors import AqueduckError, SlotActiveError, SlotLimitError, own_error
 from aqueduck.postgres.pgoutput import Bytes
 from aqueduck.postgres.quoting import identifier, literal
@@ -119,7 +120,7 @@ class PolledStream:
         self._taken = 0
         self._failure: AqueduckError | None = None
         self._finished = False
-        self._stopping = False
+        self._ending = self._stopping = False
         self._nudged = False
         self._wanted = 0
         self._advanced_at = 0.0
@@ -167,8 +168,10 @@ class PolledStream:
 
     def close(self) -> None:
         with self._changed:
-            self._stopping = True
+            self._ending = True
             self._changed.notify_all()
+        self._thread.join(timeout=2)
+        self._stopping = True  # also in the middle of a statement
         self._thread.join(timeout=5)
 
     # -- the thread
@@ -194,7 +197,7 @@ class PolledStream:
     def _work(self) -> None:
         idle = self._interval
         try:
-            while not self._stopping:
+            while not self._ending:
                 self._advance()
                 began = time.monotonic()
                 server = self._lsn("pg_current_wal_flush_lsn()")
@@ -206,8 +209,9 @@ class PolledStream:
                     pause, idle = idle, min(idle * 1.5, max(self._interval, IDLE_SECONDS_MAX))
                 if self._bulk and server - self._rows.position < NEAR_BYTES:
                     self._finish(None)
-                    return
+                    break
                 self._pause(pause)
+            self._advance(at_once=True)
         except Stopped:
             pass
         except BaseException as exc:  # noqa: BLE001 - raised where the capture reads
@@ -222,8 +226,8 @@ class PolledStream:
 
     def _pause(self, seconds: float) -> None:
         with self._changed:
-            if seconds > 0 and not self._nudged and not self._stopping:
-                self._changed.wait_for(lambda: self._nudged or self._stopping, seconds)
+            if seconds > 0:
+                self._changed.wait_for(lambda: self._nudged or self._ending, seconds)
             self._nudged = False
 
     def _lsn(self, function: str) -> int:
@@ -291,20 +295,21 @@ class PolledStream:
 
     def _put(self, piece: Bytes) -> None:
         with self._changed:
-            while self._queued_bytes > QUEUE_BYTES_MAX and not self._stopping:
-                self._changed.wait(0.5)
-            if self._stopping:
+            self._changed.wait_for(lambda: self._queued_bytes <= QUEUE_BYTES_MAX or self._ending)
+            if self._ending:
                 raise Stopped
             self._queue.append(piece)
             self._queued_bytes += piece.size
             self._changed.notify_all()
 
-    def _advance(self) -> None:
+    def _advance(self, *, at_once: bool = False) -> None:
         """Move the slot to what is durable; the server may stop short of it, and says where."""
         now = time.monotonic()
-        if self._wanted <= self._confirmed or now - self._advanced_at < ADVANCE_SECONDS:
+        soon = not at_once and now - self._advanced_at < ADVANCE_SECONDS
+        if self._wanted <= self._confirmed or soon:
             return
         self._advanced_at = now
+        faults.point("poll.before_advance")
         wanted = literal(lsn_text(self._wanted))
         try:
             [[reached]] = self._conn.query(
@@ -313,3 +318,4 @@ class PolledStream:
         except SlotActiveError:  # a statement of a connection that broke may still run: later, then
             return
         self._confirmed = max(self._confirmed, parse_lsn(reached or "0/0"))
+        faults.point("poll.advanced")
