@@ -154,7 +154,7 @@ class GroupConfig(Section):
     segment_bytes: Bytes = ByteSize(32 * MIB)
     max_queued_changes: int = Field(default=10_000_000, ge=1)
     copy_concurrency: int = Field(default=2, ge=1, le=64)
-    copy_chunk_bytes: Bytes = ByteSize(32 * MIB)
+    copy_chunk_bytes: Bytes = ByteSize(64 * MIB)
     on_slot_loss: Literal["stop", "resync"] = "stop"
     on_type_change: Literal["resync", "stop"] = "resync"
     heartbeat_interval_ms: int = Field(default=0, ge=0, le=3_600_000)

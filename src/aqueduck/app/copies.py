@@ -134,7 +134,7 @@ class Copier:
     """The columns of a segment, with their numbers."""
     on_resync_needed: Callable[[int], None] = lambda oid: None
     concurrency: int = 2
-    chunk_bytes: int = 32 << 20
+    chunk_bytes: int = 64 << 20
     by_sql: bool = False
     """Whether snapshots are taken without a replication connection."""
 

@@ -1,7 +1,8 @@
 """
 Files of an initial copy: what a Spark task writes of one chunk, and how all of them become a table.
 
-The rows come as PostgreSQL's text and go through the same casts as the stream's.
+A column comes either as the lake's values or as PostgreSQL's text, which goes through the same casts as
+the stream's.  Where nothing is to be cast, Arrow writes the file; otherwise DuckDB does both.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 
-from aqueduck.lake.files import write_files
+from aqueduck.lake.engine import is_remote
+from aqueduck.lake.files import write_arrow, write_files
 from aqueduck.lake.sql import ident
 from aqueduck.lake.units import task_engine
 from aqueduck.schema import TableSchema
@@ -50,7 +52,15 @@ def write_chunk(
     first, rest = _peek(batches)
     if first is None:
         return ChunkFile(chunk, None, 0)
-    typed = ", ".join(f"{cast_sql(c, f'n{i}')} as {ident(c.name)}" for i, c in enumerate(schema.columns))
+    cells = [
+        cast_sql(c, f"n{i}") if pa.types.is_string(first.schema.field(i).type) else f"n{i}"
+        for i, c in enumerate(schema.columns)
+    ]
+    if cells == first.schema.names and not is_remote(data_path):
+        names = [c.name for c in schema.columns]
+        file = write_arrow(rest, names, directory, f"{name}.parquet", table=schema.qualified)
+        return ChunkFile(chunk, file.path, file.rows)
+    typed = ", ".join(f"{cell} as {ident(c.name)}" for cell, c in zip(cells, schema.columns, strict=True))
     with task_engine(data_path, len(schema.columns)) as con:
         con.register("aqueduck_chunk", pa.RecordBatchReader.from_batches(first.schema, rest))
         query = f"select {typed} from aqueduck_chunk"

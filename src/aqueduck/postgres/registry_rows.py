@@ -45,7 +45,7 @@ class Settings:
     segment_bytes: int = 1 << 25
     max_queued_changes: int = 10_000_000
     copy_concurrency: int = 2
-    copy_chunk_bytes: int = 1 << 25
+    copy_chunk_bytes: int = 1 << 26
     inline_rows: int = 1000
     on_slot_loss: str = "stop"
     on_type_change: str = "resync"

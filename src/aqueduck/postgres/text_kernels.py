@@ -44,7 +44,7 @@ def _hash(raw, a, b, seed):
 
 
 def _hash_of(text: bytes, seed: int = _SEED) -> int:
-    return int(_hash(np.frombuffer(text, np.uint8), 0, len(text), seed & (2**64 - 1)))
+    return int(_hash(np.frombuffer(text, np.uint8), 0, len(text), np.uint64(seed & (2**64 - 1))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ several tables, share a task.  Committing the files is the caller's business.
 
 from __future__ import annotations
 
+import functools
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +29,7 @@ from aqueduck.schema import TableSchema
 __all__ = ["CopyItem", "CopyJob", "run_copy"]
 
 POOL = "copy"
-TASK_BYTES = 32 << 20
+TASK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +110,16 @@ def _copy_tasks(
                 except Exception as exc:  # noqa: BLE001 - a bug says its kind and place; its message may hold anything
                     raise own_error(exc) from None
                 numbers, files = zip(*done, strict=True)
+                _settle()
                 yield pa.RecordBatch.from_arrays(
                     [pa.array(numbers, pa.int64()), pa.array(files)], names=["item", "file"]
                 )
 
     return run
+
+
+@functools.cache
+def _settle() -> None:
+    """Once a worker: Spark collects garbage after each task, and what the kernels loaded is none."""
+    gc.collect()
+    gc.freeze()

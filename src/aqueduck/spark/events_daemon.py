@@ -6,6 +6,8 @@ Set as `spark.python.daemon.module`.
 
 from __future__ import annotations
 
+import gc
+
 from pyspark import daemon
 
 import aqueduck.spark.events_source
@@ -14,4 +16,5 @@ from aqueduck.lake.json_events import warm_up
 
 if __name__ == "__main__":
     warm_up()
+    gc.freeze()
     daemon.manager()

@@ -104,9 +104,10 @@ def session_settings(master: str, conf: Mapping[str, str], driver_memory: str) -
 
 def prepare_environment(env: MutableMapping[str, str], master: str) -> None:
     """Set what Spark's launcher and its Python workers read from the environment."""
-    # Python workers come and go with large buffers: give memory back instead of keeping it per thread.
+    # Python workers come and go with large buffers: give much memory back, but do not fetch each buffer anew.
     env.setdefault("MALLOC_ARENA_MAX", "2")
-    env.setdefault("MALLOC_TRIM_THRESHOLD_", "131072")
+    env.setdefault("MALLOC_TRIM_THRESHOLD_", str(64 << 20))
+    env.setdefault("MALLOC_MMAP_THRESHOLD_", str(32 << 20))
     env.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     env["PYSPARK_PYTHON"] = env["PYSPARK_DRIVER_PYTHON"] = sys.executable
     env["JAVA_HOME"] = str(make_shim(find_java(env)))

@@ -23,7 +23,7 @@ from aqueduck.config import LakeConfig
 from aqueduck.errors import AqueduckError
 from aqueduck.lake.catalog import LakeSession, open_lake
 from aqueduck.lake.digest import MEMORY, Answer, Question, ask_lake, ask_stream, with_version
-from aqueduck.postgres.table_copy import Chunk, read_chunk
+from aqueduck.postgres.table_copy import Chunk, read_text
 from aqueduck.schema import TableName, TableSchema
 
 __all__ = ["InProcess", "LakeRead", "OnSpark", "Reader", "SourceRead"]
@@ -48,7 +48,7 @@ class SourceRead:
 
     def answer(self, keys: Mapping[int, pa.Array]) -> Answer:
         try:
-            rows = read_chunk(self.dsn, self.snapshot, with_version(self.schema), self.chunk, self.condition)
+            rows = read_text(self.dsn, self.snapshot, with_version(self.schema), self.chunk, self.condition)
             return ask_stream(rows, self.schema, self.question, keys.get(self.part))
         except AqueduckError as exc:
             return Answer(error=str(exc))

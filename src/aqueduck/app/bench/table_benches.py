@@ -38,11 +38,14 @@ def bench_copy(console: Console, rows: int | None) -> dict[str, Any]:
         bench.conn.execute(f"call fill(1000000, {n}, 10000)")
         bench.wait_for(bench.committed_position())
         bench.conn.execute("vacuum analyze sbtest")
-        _copy(bench)  # once for everything to be warm
+        for _ in range(2):  # once for each worker to be warm
+            _drop_target(bench)
+            _copy(bench)
         console.print("measuring the limit: two halves by binary COPY to /dev/null …")
         limit = _limit_seconds(bench)
         console.print("measuring the alternative: DuckDB's own create table as …")
         alternative = _alternative_seconds(bench)
+        _drop_target(bench)
         console.print("copying …")
         with Meter() as meter:
             _copy(bench)
@@ -68,6 +71,13 @@ def _copy(bench: Workbench) -> None:
     while not runner.states[oid].ready:
         runner.copier.raise_failures()
         time.sleep(0.005)
+
+
+def _drop_target(bench: Workbench) -> None:
+    """A table's first copy finds no target, nor does the alternative."""
+    runner = bench.service.runner("bench")
+    with runner.commit_lock:
+        bench.service.lake.execute("drop table lake.main.sbtest")
 
 
 def _limit_seconds(bench: Workbench) -> float:

@@ -17,7 +17,7 @@ language sql immutable as $$
          'How many changes may wait on disk; more pause reading.'),
         ('copy_concurrency', 'integer', '2', 1, 64, null, '{global,group}',
          'How many tables of a group are copied at the same time.'),
-        ('copy_chunk_bytes', 'bytes', '33554432', 8192, 1::bigint << 40, null, '{global,group}',
+        ('copy_chunk_bytes', 'bytes', '67108864', 8192, 1::bigint << 40, null, '{global,group}',
          'Size of the pieces in which a table is copied; what an interrupted copy has to do again is at most one for each task.'),
         ('inline_rows', 'integer', '1000', 0, 1000000, null, '{global,group,table}',
          'A batch with at most this many rows for a table is stored in the catalog in place of a small file.'),
