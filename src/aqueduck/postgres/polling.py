@@ -36,6 +36,7 @@ QUEUE_BYTES_MAX = 32 << 20
 FIRST_STEP_BYTES = 16 << 20
 IDLE_SECONDS_MAX = 1.0
 ADVANCE_SECONDS = 1.0
+BULK_ADVANCE_SECONDS = 10.0  # the server decodes for it, too
 FAR_SECONDS = 0.5
 NEAR_BYTES = 1 << 20  # a bulk reader that is so near to the server's end is done
 
@@ -123,7 +124,7 @@ class PolledStream:
         self._ending = self._stopping = False
         self._nudged = False
         self._wanted = 0
-        self._advanced_at = 0.0
+        self._advanced_at = time.monotonic() if bulk else 0.0
         self.ended = False
         self._conn = SqlConnection(dsn, lambda: self._stopping)
         try:
@@ -211,7 +212,8 @@ class PolledStream:
                     self._finish(None)
                     break
                 self._pause(pause)
-            self._advance(at_once=True)
+            if not self._bulk:  # what follows a bulk reader wants the slot, and confirms itself
+                self._advance(at_once=True)
         except Stopped:
             pass
         except BaseException as exc:  # noqa: BLE001 - raised where the capture reads
@@ -305,7 +307,8 @@ class PolledStream:
     def _advance(self, *, at_once: bool = False) -> None:
         """Move the slot to what is durable; the server may stop short of it, and says where."""
         now = time.monotonic()
-        soon = not at_once and now - self._advanced_at < ADVANCE_SECONDS
+        often = BULK_ADVANCE_SECONDS if self._bulk else ADVANCE_SECONDS
+        soon = not at_once and now - self._advanced_at < often
         if self._wanted <= self._confirmed or soon:
             return
         self._advanced_at = now
