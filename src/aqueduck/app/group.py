@@ -336,6 +336,7 @@ class GroupRunner:
         status.staged_bytes = int(report.get("staged_bytes", 0))
         status.paused = bool(report.get("paused", False))
         status.held = bool(report.get("held", False))
+        status.last_error = report.get("trouble") or status.last_error
         status.queued = {int(oid): (rows, size) for oid, (rows, size) in report.get("queued", {}).items()}
         waits = bool(report.get("pending", False))
         oldest = report.get("oldest_us")

@@ -10,16 +10,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from aqueduck.errors import SlotLimitError
+from aqueduck.postgres import text_kernels
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.polling import TEXT_STEP, PolledStream, pgoutput_step
 from aqueduck.postgres.publications import PublishedTables
+from aqueduck.postgres.step_rows import StepRows
 from aqueduck.postgres.text_rows import TextRows
 from aqueduck.postgres.wire import ReplicationStream, start_stream
 from aqueduck.schema import lsn_text
 
-__all__ = ["open_reader"]
+__all__ = ["open_reader", "warm_up"]
 
 
 def open_reader(settings: CaptureSettings, position: int) -> ReplicationStream:
@@ -33,6 +37,16 @@ def open_reader(settings: CaptureSettings, position: int) -> ReplicationStream:
         except SlotLimitError:  # no slot is free for the copy: it only takes longer
             pass
     return start_stream(s.dsn, s.slot, s.publication, position)
+
+
+def warm_up() -> None:
+    """Have numba compile what reads steps, or load it from its cache."""
+    nothing = np.zeros(1, np.uint8)
+    StepRows(0).convert(nothing, 0, 0)
+    text_kernels.walk(nothing, 0, 0)
+    step = np.frombuffer(b"d\0\0\0\6\xff\xff", np.uint8)
+    state = np.zeros(text_kernels.STATE_SLOTS, np.int64)
+    text_kernels.frames(step, text_kernels.commits(step), text_kernels.TextTables(), nothing, state)
 
 
 def _polled(s: CaptureSettings, position: int, *, bulk: bool = False) -> PolledStream:
