@@ -17,7 +17,15 @@ import psycopg
 from aqueduck.errors import AqueduckError, ServiceLockedError
 from aqueduck.postgres.connection import connect, is_pooled, translate_errors
 
-__all__ = ["GroupLocks", "group_runs", "lock_group", "lock_key", "try_lock_group", "unlock_group"]
+__all__ = [
+    "KEEPALIVES",
+    "GroupLocks",
+    "group_runs",
+    "lock_group",
+    "lock_key",
+    "try_lock_group",
+    "unlock_group",
+]
 
 Connection = psycopg.Connection[Any]
 
@@ -30,7 +38,7 @@ def lock_key(name: str) -> int:
 def try_lock_group(conn: Connection, name: str) -> bool:
     """Take the group for as long as `conn` lives; `False` if another connection has it."""
     with translate_errors(f"lock the group {name}", conn=conn):
-        conn.execute(_KEEPALIVES)
+        conn.execute(KEEPALIVES)
         row = conn.execute("select pg_try_advisory_lock(%s)", (lock_key(name),)).fetchone()
     assert row is not None
     return bool(row[0])
@@ -137,7 +145,7 @@ def unlock_group(conn: Connection, name: str) -> None:
 
 
 # The server's own keepalives: without them a lock outlives a machine that vanished by two hours.
-_KEEPALIVES = """
+KEEPALIVES = """
     select set_config('tcp_keepalives_idle', '30', false), set_config('tcp_keepalives_interval', '10', false),
            set_config('tcp_keepalives_count', '3', false)
 """

@@ -23,6 +23,7 @@ import numpy as np
 
 from aqueduck import faults
 from aqueduck.errors import AqueduckError, SlotActiveError, SlotLimitError, own_error
+from aqueduck.postgres.group_lock import KEEPALIVES
 from aqueduck.postgres.pgoutput import Bytes
 from aqueduck.postgres.quoting import identifier, literal
 from aqueduck.postgres.sqlwire import SqlConnection, Stopped
@@ -185,6 +186,7 @@ class PolledStream:
                 conn.query(
                     f"select pg_copy_logical_replication_slot({literal(self._slot)}, {literal(copy)}, true)"
                 )
+                conn.query(KEEPALIVES)  # or the copy outlives a machine that vanished by two hours
                 self._copy = copy
             except SlotLimitError:
                 if self._bulk:
