@@ -60,26 +60,47 @@ def change(db: Database, dice: random.Random) -> None:
     db.execute(f"begin; {'; '.join(statements)}; commit")
 
 
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 8))])
-def test_what_polling_brings_is_what_the_stream_brings(
-    db: Database, watch: Callable[..., Watched], pooler: Callable[..., str], reader: str, seed: int
+SEEDS = [1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 8))]
+
+
+def compare(
+    db: Database, watch: Callable[..., Watched], reader: str, seed: int, dsn: str | None = None
 ) -> None:
-    """P-E09, P-S17: event by event, value by value, in many small steps, while what is durable moves at random."""
+    """A random history, read by two readers; what is durable moves at random."""
     make_tables(db)
     streamed = watch(db, slot="streamed")
-    dice = random.Random(seed)
-    dsn = pooler() if reader == "pooled" else db.dsn
     polled = watch(db, slot="polled", dsn=dsn, settings=READERS[reader])
+    dice = random.Random(seed)
+    expected: list[str] = []
+    found: list[str] = []
     for _ in range(40):
         change(db, dice)
         if dice.random() < 0.3:
             time.sleep(0.05)  # so that steps end at different places
-        if dice.random() < 0.2 and (upto := polled.stage.furthest(0, 1 << 40)):
-            polled.stage.release(upto) if polled._after >= upto else None
-    expected = streamed.texts()
+        if dice.random() < 0.1:
+            expected += streamed.texts()
+            found += polled.texts()
+            polled.stage.release(polled._after)
+    expected += streamed.texts()
     assert len(expected) > 100
-    assert polled.texts() == expected
+    assert found + polled.texts() == expected
+
+
+@pytest.mark.parametrize("reader", ["poll", "auto"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_sql_brings_is_what_the_stream_brings(
+    any_db: Database, watch: Callable[..., Watched], reader: str, seed: int
+) -> None:
+    """P-E09, P-S17: event by event, value by value, in many small steps."""
+    compare(any_db, watch, reader, seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_comes_through_a_pooler_is_what_the_stream_brings(
+    db: Database, watch: Callable[..., Watched], pooler: Callable[..., str], seed: int
+) -> None:
+    """P-E09: the same with peeks, each on another server connection."""
+    compare(db, watch, "pooled", seed, pooler())
 
 
 def segments(watched: Watched) -> list[SegmentRef]:
