@@ -157,6 +157,8 @@ class GroupConfig(Section):
     copy_chunk_bytes: Bytes = ByteSize(64 * MIB)
     on_slot_loss: Literal["stop", "resync"] = "stop"
     on_type_change: Literal["resync", "stop"] = "resync"
+    on_partition_change: Literal["resync", "keep"] = "resync"
+    on_recreate: Literal["stop", "resync"] = "stop"
     heartbeat_interval_ms: int = Field(default=0, ge=0, le=3_600_000)
     slot_name: str = ""
     """By default `aqueduck_` and the group's name."""

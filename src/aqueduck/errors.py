@@ -85,6 +85,7 @@ __all__ = [
     "LakeWriteError",
     "MethodError",
     "NoKeyError",
+    "NoSnapshotError",
     "NotFoundError",
     "PrivilegeError",
     "ProtocolError",
@@ -114,6 +115,7 @@ __all__ = [
     "StageFullError",
     "TableDisabledError",
     "TableMissingError",
+    "TableRecreatedError",
     "TokenError",
     "TransactionTooLargeError",
     "ValueCastError",
@@ -223,6 +225,12 @@ class TableMissingError(SourceError):
     """A configured table does not exist in the source."""
 
     code = "pg.table_missing"
+
+
+class TableRecreatedError(SourceError):
+    """A source table was dropped, and another one has its name."""
+
+    code = "pg.table_recreated"
 
 
 class NoKeyError(SourceError):
@@ -351,6 +359,12 @@ class ResyncNeededError(LakeError):
     """A change of the source table can only be followed by copying the table again."""
 
     code = "lake.resync_needed"
+
+
+class NoSnapshotError(LakeError):
+    """No lake snapshot shows the source as of what was asked for."""
+
+    code = "lake.no_snapshot"
 
 
 class CopyDisturbedError(AqueduckError):

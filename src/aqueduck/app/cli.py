@@ -329,6 +329,27 @@ def verify(
 
 
 @app.command()
+def asof(
+    config: ConfigFile,
+    lsn: Annotated[str | None, typer.Option(help="A position of the source, such as 0/1A2B3C4.")] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(help="A time of the source, such as 2026-05-01T12:00:00Z; UTC if it says none."),
+    ] = None,
+    group: Annotated[str | None, typer.Option(help="The group, if the file has several.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the lake snapshot that shows the source as of a position or a time."""
+    from aqueduck.app.asof import find_snapshot
+    from aqueduck.app.show import print_json, show_snapshot
+    from aqueduck.config import load_config
+
+    file = load_config(config)
+    state = find_snapshot(file, lsn=lsn, time=time, group=group)
+    print_json(state.to_dict()) if as_json else show_snapshot(out, state)
+
+
+@app.command()
 def bench(
     name: Annotated[
         str, typer.Argument(help="drain, mixed, big, copy, freshness, events, fanout or tenants.")

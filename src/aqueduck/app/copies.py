@@ -31,6 +31,7 @@ from aqueduck.lake.copy_files import ChunkFile
 from aqueduck.lake.files import file_prefix
 from aqueduck.lake.landing import SessionFiles, land_copy, replay_parked
 from aqueduck.lake.parking import parked_segments, remove_parked_files
+from aqueduck.lake.partition_marks import write_marks
 from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.lifecycle import Lifecycle, fail, retry_is_due
 from aqueduck.lifecycle import TableState as Life
@@ -383,6 +384,9 @@ class Copier:
                         for s, found in zip(copy.journal.sessions, files, strict=True)
                     ]
                     done, waiting = land_copy(self.lake, self.group, state, copy.schema, sessions)
+                    nodes = {c.relation: c.filenode for c in copy.journal.chunks}
+                    if set(nodes) != {state.oid}:
+                        write_marks(self.lake, self.group, state.oid, nodes)
                     landed.append(done)
                     parked += waiting
                     rows[state.oid] = sum(f.rows for found in files for f in found)

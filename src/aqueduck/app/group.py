@@ -14,7 +14,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +26,14 @@ from pyspark.sql import SparkSession
 from aqueduck import metrics
 from aqueduck.app.copies import Copier
 from aqueduck.app.copy_journal import forget_journal
-from aqueduck.app.prepare import PreparedGroup, PreparedTable, describe_tables, group_dir, prepare_tables
+from aqueduck.app.prepare import (
+    PreparedGroup,
+    PreparedTable,
+    describe_tables,
+    group_dir,
+    prepare_tables,
+    refuse_recreated,
+)
 from aqueduck.app.status import GroupStatus, Parked, TableCounts
 from aqueduck.batches import Unit
 from aqueduck.changes import SegmentRef
@@ -87,6 +94,8 @@ class GroupRunner:
         """Tables that another group takes over, and that stay until it has them."""
         self.directory = group_dir(config, ready.group)
         self.status = GroupStatus(ready.group.name, position=ready.position)
+        self.truncated: set[int] = set()
+        """Tables that were truncated as a whole, until `watch` has seen it in the catalog."""
         self.run_id = uuid.uuid4().hex[:8]
         self.failures = 0
         self._versions: dict[tuple[int, int, str], TableSchema] = {}
@@ -314,6 +323,8 @@ class GroupRunner:
             if self.states[unit.table_oid].ready:
                 counts.applied = (position, datetime.now(UTC))
             counts.truncates += unit.truncate_first and unit.run == 0
+            if unit.truncate_first:
+                self.truncated.add(unit.table_oid)
             for segment in unit.segments:
                 counts.changes += segment.rows
                 counts.inserts += segment.inserts
@@ -354,15 +365,32 @@ class GroupRunner:
     # -- tables come and go
 
     def add_tables(
-        self, tables: Iterable[TableConfig], *, handover: Callable[[int], GroupRunner | None]
+        self,
+        tables: Iterable[TableConfig],
+        *,
+        handover: Callable[[int], GroupRunner | None],
+        renew: Collection[str] = (),
     ) -> None:
-        """Follow more tables from now on; what cannot be added is in `refused`."""
+        """Follow more tables from now on; what cannot be added is in `refused`.  `renew` as for `prepare_group`."""
         dsn = self.config.source.dsn
         with connect(dsn) as conn:
             found, refused = describe_tables(conn, tables)
             now = flushed_position(dsn)
             with self.commit_lock:
-                failed = prepare_tables(self.lake, self.group.name, found, now=now)
+                known = read_states(self.lake, self.group.name)
+                refuse_recreated(self.group, found, refused, known, renew)
+                replaced = [
+                    s
+                    for s in known.values()
+                    if s.oid not in self.tables | found and s.target in {t.target for t in found.values()}
+                ]
+                with self.lake.transaction():
+                    for state in replaced:
+                        forget_state(self.lake, self.group.name, state.oid)
+                        forget_parked(self.lake, self.group.name, state.oid)
+                failed = prepare_tables(
+                    self.lake, self.group.name, found, now=now, filled={s.target for s in replaced}
+                )
                 states = read_states(self.lake, self.group.name)
                 for oid, table in found.items():
                     name = source_name(table)
@@ -407,6 +435,13 @@ class GroupRunner:
             self._tell_tables()
             self._tell_tasks()
 
+    def leave_table(self, oid: int) -> None:
+        """The source table is gone; the lake's table and what the lake knows of it stay."""
+        with self.commit_lock:
+            self.forget_table(oid)
+            self._tell_tables()
+            self._tell_tasks()
+
     def follow_name(self, oid: int, name: TableName) -> None:
         """The source table was renamed or moved to another schema; its target keeps its name."""
         table = self.tables[oid]
@@ -426,6 +461,7 @@ class GroupRunner:
         self.states.pop(oid, None)
         self.parked.pop(oid, None)
         self.leaving.discard(oid)
+        self.truncated.discard(oid)
         self.copier.forget(oid)
         if table is not None:
             self.status.tables.pop(table.schema.qualified, None)

@@ -9,7 +9,7 @@ created when a later step fails.  A table that cannot be prepared does not stop 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,13 @@ from aqueduck.errors import (
     SlotConflictError,
     SlotLostError,
     SourceUnreachableError,
+    TableRecreatedError,
     WalLevelError,
 )
-from aqueduck.lake.apply import check_target, ensure_target
+from aqueduck.lake.apply import check_target, ensure_target, make_target
 from aqueduck.lake.catalog import LakeSession, open_lake
 from aqueduck.lake.parking import ensure_parking, forget_parked
+from aqueduck.lake.partition_marks import ensure_marks, forget_marks
 from aqueduck.lake.progress import Position, read_position, write_position
 from aqueduck.lake.table_states import (
     TableState,
@@ -59,6 +61,7 @@ __all__ = [
     "prepare",
     "prepare_group",
     "prepare_tables",
+    "refuse_recreated",
 ]
 
 log = structlog.get_logger()
@@ -110,9 +113,18 @@ def prepare(config: SyncConfig) -> Iterator[str]:
 
 
 def prepare_group(
-    config: SyncConfig, group: GroupConfig, lake: LakeSession, *, trust_slot: bool = False
+    config: SyncConfig,
+    group: GroupConfig,
+    lake: LakeSession,
+    *,
+    trust_slot: bool = False,
+    renew: Collection[str] = (),
 ) -> PreparedGroup:
-    """Raises what concerns the group as a whole, or all of its tables."""
+    """
+    Raises what concerns the group as a whole, or all of its tables.
+
+    `renew` are sources that somebody wants copied again, whatever they are by now.
+    """
     directory = group_dir(config, group)
     directory.mkdir(parents=True, exist_ok=True)
     with connect(config.source.dsn) as conn:
@@ -136,7 +148,9 @@ def prepare_group(
             ensure_publication(conn, group.publication, [t.schema for t in tables.values()])
             start = create_slot(conn, group.slot_name, group.plugin)
             position = start if stored is None else stored.position
-            for oid in _prepare_lake(lake, group, tables, refused):
+            if stored is None:  # a new beginning, maybe in another cluster
+                renew = [table.source for table in group.tables]
+            for oid in _prepare_lake(lake, group, tables, refused, renew):
                 forget_journal(directory, oid)
             if stored is None:
                 for oid in tables:
@@ -166,30 +180,70 @@ def describe_tables(
 
 
 def prepare_tables(
-    lake: LakeSession, group: str, tables: Mapping[int, PreparedTable], *, now: int
+    lake: LakeSession,
+    group: str,
+    tables: Mapping[int, PreparedTable],
+    *,
+    now: int,
+    filled: Collection[TableName] = (),
 ) -> dict[int, AqueduckError]:
-    """Targets and states of tables that the lake does not know yet; returns what went wrong, by oid."""
+    """
+    Targets and states of tables that the lake does not know yet; returns what went wrong, by oid.
+
+    Targets in `filled` are those of tables that are no more: a copy replaces them, whatever columns they have.
+    """
     try:
-        _make_tables(lake, group, tables, now)
+        _make_tables(lake, group, tables, now, filled)
     except LakeError:  # one by one, to see which
         failed: dict[int, AqueduckError] = {}
         for oid, table in tables.items():
             try:
-                _make_tables(lake, group, {oid: table}, now)
+                _make_tables(lake, group, {oid: table}, now, filled)
             except LakeError as exc:
                 failed[oid] = exc
         return failed
     return {}
 
 
-def _make_tables(lake: LakeSession, group: str, tables: Mapping[int, PreparedTable], now: int) -> None:
+def _make_tables(
+    lake: LakeSession,
+    group: str,
+    tables: Mapping[int, PreparedTable],
+    now: int,
+    filled: Collection[TableName],
+) -> None:
     with lake.transaction():
         for oid, table in tables.items():
-            ensure_target(lake, table.target, table.schema)
+            make = make_target if table.target in filled and table.initial_copy else ensure_target
+            make(lake, table.target, table.schema)
+            forget_marks(lake, group, oid)
             position = 0 if table.initial_copy else now
             ready = not table.initial_copy
             state = TableState(oid, table.schema.qualified, table.target, ready, position, None, table.schema)
             write_state(lake, group, [state])
+
+
+def refuse_recreated(
+    group: GroupConfig,
+    tables: dict[int, PreparedTable],
+    refused: dict[str, AqueduckError],
+    known: Mapping[int, TableState],
+    renew: Collection[str],
+) -> None:
+    """Move tables that took the name of one that the lake knows out of `tables`, unless they are to be copied."""
+    before = {(s.source, s.target): s for s in known.values()}
+    for oid, table in list(tables.items()):
+        old = before.get((table.schema.qualified, table.target))
+        name = str(TableName(table.schema.schema, table.schema.name))
+        if old is None or old.oid == oid or group.on_recreate == "resync" or name in renew:
+            continue
+        del tables[oid]
+        refused[name] = TableRecreatedError(
+            "the table was dropped and created anew; the lake has the rows of the old one",
+            hint=f"to replace them by those of the new one: aqueduck tables resync -c FILE {name}"
+            " (or set on_recreate: resync)",
+            table=table.schema.qualified,
+        )
 
 
 def _lost_slot(
@@ -231,6 +285,7 @@ def _prepare_lake(
     group: GroupConfig,
     tables: dict[int, PreparedTable],
     refused: dict[str, AqueduckError],
+    renew: Collection[str],
 ) -> list[int]:
     """
     The lake's states are exactly those of the group's tables; what changed meanwhile waits for a new copy.
@@ -239,7 +294,9 @@ def _prepare_lake(
     """
     ensure_table_states(lake)
     ensure_parking(lake)
+    ensure_marks(lake)
     known = read_states(lake, group.name)
+    refuse_recreated(group, tables, refused, known, renew)
     waiting = {t.target_table for t in group.tables if t.source in refused}
     gone = [s for oid, s in known.items() if oid not in tables and s.target not in waiting]
     broken = [_broken(lake, known[oid], table) for oid, table in tables.items() if oid in known]
@@ -247,9 +304,10 @@ def _prepare_lake(
         for state in gone:
             forget_state(lake, group.name, state.oid)
             forget_parked(lake, group.name, state.oid)
+            forget_marks(lake, group.name, state.oid)
         write_state(lake, group.name, [state for state in broken if state is not None])
     new = {oid: table for oid, table in tables.items() if oid not in known}
-    failed = prepare_tables(lake, group.name, new, now=0)
+    failed = prepare_tables(lake, group.name, new, now=0, filled={s.target for s in gone})
     if failed and len(failed) == len(tables):
         raise next(iter(failed.values()))
     for oid, error in failed.items():

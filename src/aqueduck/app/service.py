@@ -26,6 +26,7 @@ from aqueduck.app.observe import RequestsDone, observe_group, observe_tables
 from aqueduck.app.overviews import SyncOverviews
 from aqueduck.app.prepare import PreparedGroup, group_dir, prepare_group
 from aqueduck.app.status import GroupStatus
+from aqueduck.app.watch import SourceWatch
 from aqueduck.config import GroupConfig, SyncConfig
 from aqueduck.errors import (
     AqueduckError,
@@ -55,6 +56,7 @@ __all__ = ["SyncService", "run_service"]
 log = structlog.get_logger()
 
 BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
+WATCH_SECONDS = 5.0
 RECONCILE_SECONDS = 10.0  # also without a notice
 RECONCILE_SECONDS_POOLED = 1.0  # a pooler passes no notices on
 
@@ -75,6 +77,8 @@ class SyncService:
         self._observed_at = 0.0
         self._reconciled_at = 0.0
         self._beat_at: dict[str, float] = {}
+        self._watch = SourceWatch()
+        self._watched_at = 0.0
 
     @property
     def lake(self) -> LakeSession:
@@ -116,7 +120,8 @@ class SyncService:
     def _prepare_group(self, wanted: Wanted, *, trust_slot: bool = False) -> None:
         group = wanted.group
         self._lock(group.name)
-        ready = prepare_group(self.config, group, self.lake, trust_slot=trust_slot)
+        renew = [name for name, row in wanted.rows.items() if row.resync_wanted]
+        ready = prepare_group(self.config, group, self.lake, trust_slot=trust_slot, renew=renew)
         targets = [t.target for t in ready.tables.values()]
         journals = journals_of(group_dir(self.config, group)).glob("*")
         remove_orphans(self.lake, group.name, targets, names=journaled_files(journals))
@@ -155,6 +160,17 @@ class SyncService:
                 if not runner.query.active:
                     self._recover(runner, stopping)
             self._follow_registry()
+            self._watch_sources()
+
+    def _watch_sources(self) -> None:
+        if time.monotonic() - self._watched_at < WATCH_SECONDS:
+            return
+        self._watched_at = time.monotonic()
+        for runner in self._runners.values():
+            try:
+                self._watch.look(runner)
+            except AqueduckError as exc:
+                log.warning("the source's catalog cannot be read", group=runner.group.name, error=str(exc))
 
     def _recover(self, runner: GroupRunner, stopping: threading.Event) -> None:
         try:
@@ -317,7 +333,12 @@ class SyncService:
         known = {(t.schema.qualified, t.target) for t in runner.tables.values()}
         new = [t for t in wanted.group.tables if (t.source_table.qualified, t.target_table) not in known]
         if new:
-            runner.add_tables(new, handover=lambda oid: self._giver(oid, runner))
+            renew = [name for name, row in wanted.rows.items() if row.resync_wanted]
+            runner.add_tables(new, handover=lambda oid: self._giver(oid, runner), renew=renew)
+            for oid, table in runner.tables.items():  # a new table's copy is what was asked for
+                if (table.schema.qualified, table.target) not in known and source_name(table) in renew:
+                    done = runner.requests_done.setdefault(oid, RequestsDone())
+                    done.resync = wanted.rows[source_name(table)].resync_requested
         self._switch_tables(runner, wanted)
 
     def _giver(self, oid: int, taker: GroupRunner) -> GroupRunner | None:
@@ -394,6 +415,7 @@ class SyncService:
 
     def run_once(self, stopping: threading.Event) -> None:
         """Until every copy is in and every query has caught up and ended, or we are told to stop."""
+        self._watch_sources()
         for runner in self._runners.values():
             while True:
                 while not runner.query.wait(1):

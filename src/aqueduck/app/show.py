@@ -22,6 +22,7 @@ from aqueduck.app.check import CheckResult
 from aqueduck.app.verify import TableComparison
 from aqueduck.app.verify_reads import Progress as Told
 from aqueduck.errors import VerifyDifferenceError
+from aqueduck.lake.lineage import SourceState
 
 __all__ = [
     "NOT_COMPARED",
@@ -30,6 +31,7 @@ __all__ = [
     "show_checks",
     "show_groups",
     "show_settings",
+    "show_snapshot",
     "show_status",
     "show_tables",
     "show_verdicts",
@@ -299,3 +301,14 @@ def verify_progress(errors: Console) -> Iterator[Told]:
             progress.update(bars[table], description=doing, completed=share)
 
         yield told
+
+
+def show_snapshot(out: Console, state: SourceState) -> None:
+    """One lake snapshot by source time, and how to read it."""
+    when = "" if state.source_time is None else f", committed at {state.source_time.isoformat()}"
+    out.print(f"snapshot [bold]{state.snapshot}[/]: the source up to {state.lsn}{when}", highlight=False)
+    if not state.reached:
+        out.print("[yellow]the lake may not have everything up to there yet[/]")
+    out.print(
+        f"read it with: select … from lake.main.TABLE at (version => {state.snapshot})", highlight=False
+    )

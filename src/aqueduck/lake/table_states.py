@@ -90,7 +90,7 @@ def write_state(session: LakeSession, group: str, states: Iterable[TableState]) 
 def forget_group(session: LakeSession, group: str) -> None:
     """Everything that the lake's books have of a group; the tables themselves stay."""
     with session.transaction():
-        for table in ("tables", "parked"):
+        for table in ("tables", "parked", "partitions"):
             if session.query(
                 "select 1 from duckdb_tables() where database_name = ? and schema_name = ? and table_name = ?",
                 [LAKE, OWN_SCHEMA, table],

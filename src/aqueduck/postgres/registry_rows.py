@@ -49,6 +49,8 @@ class Settings:
     inline_rows: int = 1000
     on_slot_loss: str = "stop"
     on_type_change: str = "resync"
+    on_partition_change: str = "resync"
+    on_recreate: str = "stop"
     heartbeat_interval_ms: int = 0
     plugin: str = "pgoutput"
     poll_interval_ms: int = 100

@@ -1,0 +1,106 @@
+"""
+Watch the source for what the stream does not tell: tables that are dropped, partitions that come and go with rows.
+
+`SourceWatch.look` reads the catalog and acts: a dropped table leaves the group, a table whose rows came or
+went with a partition is copied again, unless `on_partition_change` says to keep what the lake has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+import structlog
+
+from aqueduck.app.group import GroupRunner
+from aqueduck.lake.partition_marks import read_marks, write_marks
+from aqueduck.postgres.connection import connect, translate_errors
+from aqueduck.postgres.server import flushed_position
+from aqueduck.postgres.structure import Leaf, News, Structure, partition_news, read_structure
+
+__all__ = ["SourceWatch"]
+
+log = structlog.get_logger()
+
+
+class SourceWatch:
+    """Looks at groups' tables in the source's catalog, now and then."""
+
+    def __init__(self) -> None:
+        self._awaited: dict[int, int] = {}
+        """Tables that seem to have been truncated as a whole, and the position by which the stream must have told."""
+
+    def look(self, runner: GroupRunner) -> None:
+        """Once; raises when the source cannot be asked."""
+        dsn = runner.config.source.dsn
+        with connect(dsn) as conn:
+            structure = read_structure(conn, list(runner.tables))
+            with runner.commit_lock:
+                marks = read_marks(runner.lake, runner.group.name) if structure.leaves else {}
+            news: dict[int, News] = {}
+            for oid, leaves in structure.leaves.items():
+                if oid in runner.states and runner.states[oid].ready:  # otherwise its copy makes the marks
+                    found = partition_news(marks.get(oid, _nodes(leaves)), leaves)
+                    filled = tuple(leaf for leaf in found.attached if _has_rows(conn, leaves[leaf]))
+                    news[oid] = replace(found, attached=filled)
+        _leave_dropped(runner, structure)
+        for oid, found in news.items():
+            if oid in runner.states and runner.states[oid].ready:
+                self._act(runner, oid, found, structure.leaves[oid], marks.get(oid))
+
+    def _act(
+        self,
+        runner: GroupRunner,
+        oid: int,
+        news: News,
+        leaves: dict[int, Leaf],
+        marked: dict[int, int] | None,
+    ) -> None:
+        group, table = runner.group, runner.tables[oid].schema.qualified
+        if news.whole and not news.attached and not news.lost:
+            # TRUNCATE of the table itself is in the stream, which may not have come so far.
+            position = self._awaited.setdefault(oid, flushed_position(runner.config.source.dsn))
+            if oid in runner.truncated:
+                runner.truncated.discard(oid)
+                news = News()
+            elif not runner.has_everything_before(position):
+                return
+        self._awaited.pop(oid, None)
+        if news.attached or news.lost or news.rewritten:
+            what = _describe(news)
+            if group.on_partition_change == "resync":
+                log.warning("table is copied again", group=group.name, table=table, reason=what)
+                runner.resync(oid)
+                return
+            log.warning("the lake keeps its rows", group=group.name, table=table, reason=what)
+        nodes = _nodes(leaves)
+        if nodes != marked:
+            with runner.commit_lock, runner.lake.transaction():
+                write_marks(runner.lake, group.name, oid, nodes)
+
+
+def _has_rows(conn: psycopg.Connection[Any], leaf: Leaf) -> bool:
+    with translate_errors("look at a partition", conn=conn):
+        return conn.execute(f"select exists (select from only {leaf.name})".encode()).fetchone() != (False,)
+
+
+def _leave_dropped(runner: GroupRunner, structure: Structure) -> None:
+    for oid in [oid for oid in runner.tables if oid not in structure.tables]:
+        table = runner.tables[oid].schema.qualified
+        log.warning("table dropped at the source", group=runner.group.name, table=table)
+        runner.leave_table(oid)
+
+
+def _nodes(leaves: dict[int, Leaf]) -> dict[int, int]:
+    return {oid: leaf.filenode for oid, leaf in leaves.items()}
+
+
+def _describe(news: News) -> str:
+    counted = (
+        ("attached", news.attached),
+        ("detached or dropped", news.lost),
+        ("truncated or rewritten", news.rewritten),
+    )
+    parts = [f"{len(oids)} {what}" for what, oids in counted if oids]
+    return "partitions: " + ", ".join(parts)

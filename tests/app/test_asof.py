@@ -1,0 +1,65 @@
+"""Time travel by source time: `aqueduck asof`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from aqueduck.app.cli import app
+from aqueduck.errors import ConfigError, NoSnapshotError
+from tests.fix_postgres import Database
+from tests.small_service import SmallService
+
+
+@pytest.fixture
+def service(db: Database, tmp_path: Path) -> Iterator[SmallService]:
+    db.execute("create table t (id int primary key)")
+    service = SmallService(db, tmp_path, "public.t")
+    yield service
+    service.close()
+
+
+def asof(service: SmallService, *options: str) -> dict[str, Any]:
+    file = Path(service.config.state_dir).parent / "aqueduck.yaml"
+    result = CliRunner().invoke(app, ["asof", "-c", str(file), "--json", *options], catch_exceptions=True)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    answer: dict[str, Any] = json.loads(result.stdout)
+    return answer
+
+
+def test_a_position_and_a_time_lead_to_the_snapshot_that_shows_them(service: SmallService) -> None:
+    """P-S02: the snapshot has every commit up to there, and none after it; also beside commits of others."""
+    db, moments = service.db, []
+    for i in range(1, 5):
+        db.execute(f"insert into t values ({i})")
+        lsn = db.value("select pg_current_wal_insert_lsn()::text")
+        moments.append((i, lsn, db.value("select clock_timestamp()")))
+        time.sleep(0.02)
+        if i != 2:  # 2 and 3 come in one batch: as of 2, the lake has only 1
+            service.apply()
+        service.change_lake("create or replace table lake.main.noise as select 1")
+    for i, lsn, when in moments:
+        shown = i if i != 2 else 1
+        for options in (("--lsn", lsn), ("--time", when.isoformat())):
+            found = asof(service, *options)
+            rows, _ = service.lake.query(
+                f"select max(id) from lake.main.t at (version => {found['snapshot']})"
+            )
+            assert rows == [(shown,)], options
+    assert asof(service, "--lsn", moments[1][1])["reached"]
+    assert not asof(service, "--lsn", "FF/0")["reached"]
+
+
+def test_what_cannot_be_found_is_said(service: SmallService) -> None:
+    with pytest.raises(NoSnapshotError):
+        asof(service, "--lsn", "0/1")
+    for options in ((), ("--lsn", "0/1", "--time", "2026-01-01"), ("--lsn", "x"), ("--time", "yesterday")):
+        with pytest.raises(ConfigError):
+            asof(service, *options)
