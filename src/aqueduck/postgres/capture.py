@@ -123,7 +123,8 @@ class Capture(threading.Thread):
 
     def _session(self) -> None:
         """One reader, until we stop, are held, it has nothing more, or it fails."""
-        stream = self._acquire(max(self._committed, self._confirmed))
+        # Also after what held nothing for us, or a reader that ends there would begin there again.
+        stream = self._acquire(max(self._committed, self._confirmed, self._seen))
         decoder = self._new_decoder()
         try:
             self._read(stream, decoder)

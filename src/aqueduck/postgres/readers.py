@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from aqueduck.errors import SlotLimitError
-from aqueduck.postgres import text_kernels
+from aqueduck.postgres import polling, text_kernels
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.polling import TEXT_STEP, PolledStream, pgoutput_step
@@ -31,7 +31,8 @@ def open_reader(settings: CaptureSettings, position: int) -> ReplicationStream:
     s = settings
     if s.capture == "poll":
         return _polled(s, position)
-    if s.capture == "auto" and _backlog_bytes(s.dsn, position) > s.catchup_bytes:
+    enough = max(s.catchup_bytes, polling.NEAR_BYTES)
+    if s.capture == "auto" and _backlog_bytes(s.dsn, position) > enough:
         try:
             return _polled(s, position, bulk=True)
         except SlotLimitError:  # no slot is free for the copy: it only takes longer
