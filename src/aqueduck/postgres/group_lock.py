@@ -92,17 +92,25 @@ class GroupLocks:
                 for conn in (self._shared, *self._own.values()):
                     conn.execute("select 1")
         except AqueduckError:
-            names = set(self._names)
-            self.close()
+            self._disconnect()
             self._shared = connect(self._dsn, application_name="aqueduck lock")
-            for name in names:
-                self.take(name)
+            names, self._names = self._names, set()
+            try:
+                for name in names:
+                    self.take(name)
+            except BaseException:
+                self._names = names  # whoever asks again tries them again
+                self._disconnect()
+                raise
 
     def close(self) -> None:
+        self._disconnect()
+        self._names.clear()
+
+    def _disconnect(self) -> None:
         for conn in (self._shared, *self._own.values()):
             _end(conn)
         self._own.clear()
-        self._names.clear()
 
 
 def _end(conn: Connection) -> None:
