@@ -74,8 +74,18 @@ def test_a_kill_loses_and_doubles_nothing_in_a_file(db: Database, flow_of: FlowO
     assert_complete(flow.lines(), 650)
 
 
-@pytest.mark.parametrize("point", ["capture.staged", "sink.flushed", "batch.committed", *POLL_POINTS])
-@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize(
+    ("point", "pooled"),
+    [
+        ("sink.flushed", False),
+        ("poll.advanced", True),
+        *(
+            pytest.param(point, pooled, marks=pytest.mark.slow)
+            for point in ("capture.staged", "sink.flushed", "batch.committed", *POLL_POINTS)
+            for pooled in (False, True)
+        ),
+    ],
+)
 def test_a_kill_while_polling_loses_and_doubles_nothing(
     db: Database, flow_of: FlowOf, pooler: Callable[..., str], point: str, pooled: bool
 ) -> None:

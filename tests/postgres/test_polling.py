@@ -236,6 +236,7 @@ def test_a_lost_connection_is_made_again(
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_nothing_needs_a_replication_connection_or_a_superuser(
     new_server: Callable[..., EmbeddedPostgres], watch: Callable[..., Watched]
 ) -> None:
@@ -253,6 +254,7 @@ def test_nothing_needs_a_replication_connection_or_a_superuser(
     wait_until(lambda: confirmed(db, "polled") >= end, "the slot follows")
 
 
+@pytest.mark.slow
 def test_without_a_free_slot_for_a_copy_it_peeks(
     new_server: Callable[..., EmbeddedPostgres], watch: Callable[..., Watched]
 ) -> None:
