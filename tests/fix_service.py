@@ -43,6 +43,8 @@ class Sync:
     modes: dict[str, str] = field(default_factory=dict)
     """Of tables that are not upserted."""
     user: str = "postgres"
+    dsn: str | None = None
+    """How the service reaches the source, where it is not directly."""
     group: str = "test"
     spark: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
@@ -60,7 +62,7 @@ class Sync:
             {"source": t, "copy": self.copy, "mode": self.modes.get(t, "upsert")} for t in self.tables
         ]
         config = {
-            "source": {"dsn": self.db.dsn_for(self.user)},
+            "source": {"dsn": self.dsn or self.db.dsn_for(self.user)},
             "lake": {
                 "catalog": f"sqlite:{self.directory}/lake.sqlite",
                 "data_path": f"{self.directory}/data",

@@ -217,7 +217,11 @@ class GroupConfig(Section):
     """Tables that share a slot, a publication and a streaming query, and commit together."""
 
     name: str
-    capture: Literal["stream"] = "stream"
+    capture: Literal["stream", "poll", "auto"] = "stream"
+    plugin: Literal["pgoutput", "test_decoding"] = "pgoutput"
+    poll_interval_ms: int = Field(default=100, ge=10, le=60_000)
+    poll_step_bytes: Bytes = ByteSize(64 * MIB)
+    catchup_bytes: Bytes = ByteSize(64 * MIB)
     flush_interval_ms: int = Field(default=1000, ge=0, le=3_600_000)
     stage_bytes_max: Bytes = ByteSize(1024 * MIB)
     batch_bytes_max: Bytes = ByteSize(512 * MIB)
@@ -250,7 +254,14 @@ class GroupConfig(Section):
             return values  # reported under the key `name`
         name = f"aqueduck_{values['name']}"
         given = {key: value for key, value in values.items() if value is not None}
-        return {"slot_name": name, "publication": name, **given}
+        capture = {"capture": "poll"} if given.get("plugin") == "test_decoding" else {}
+        return {"slot_name": name, "publication": name, **capture, **given}
+
+    @model_validator(mode="after")
+    def _can_read_its_plugin(self) -> GroupConfig:
+        if self.plugin != "pgoutput" and self.capture != "poll":
+            raise ValueError(f"plugin {self.plugin} needs capture: poll")
+        return self
 
     @field_validator("name")
     @classmethod

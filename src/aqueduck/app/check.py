@@ -9,7 +9,7 @@ exact statement that fixes it as the hint.  Nothing is created.  Checks of the l
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, ParamSpec
 
@@ -23,9 +23,10 @@ from aqueduck.errors import (
     PrivilegeError,
     SlotLimitError,
     SourceQueryError,
+    SourceUnreachableError,
     WalLevelError,
 )
-from aqueduck.postgres.connection import connect, translate_errors
+from aqueduck.postgres.connection import connect, is_pooled, translate_errors
 from aqueduck.postgres.failures import RAISE_SLOTS, RAISE_WALSENDERS, SET_WAL_LEVEL, THEN_RESTART
 from aqueduck.postgres.publications import publishes_exactly, refuse_without_identity, refuse_without_key
 from aqueduck.postgres.quoting import identifier, table_identifier
@@ -88,9 +89,12 @@ def _source_checks(config: SyncConfig) -> Iterator[CheckResult]:
         yield CheckResult("connection", True, f"database {server.database} as {server.role}")
         yield _result("server version", _check_version, server)
         yield _result("wal_level", _check_wal_level, server)
-        yield _result("replication", _check_replication, server, config.source.dsn)
+        captures = {group.capture for group in config.groups}
+        yield _result("replication", _check_replication, server, config.source.dsn, captures)
         yield _result("free slots", _check_slots, conn, server, config)
-        yield _result("free walsenders", _check_walsenders, conn, server, config)
+        if captures != {"poll"}:
+            yield _result("free walsenders", _check_walsenders, conn, server, config)
+        yield _result("pooler", _check_pooler, conn, captures)
         yield _registry_check(conn)
         for group in config.groups:
             yield from _group_checks(conn, server, config, group)
@@ -118,26 +122,41 @@ def _check_wal_level(server: ServerInfo) -> str:
     return "logical"
 
 
-def _check_replication(server: ServerInfo, dsn: str) -> str:
+def _check_replication(server: ServerInfo, dsn: str, captures: Collection[str] = ("stream",)) -> str:
     if not server.has_replication:
         raise PrivilegeError(
             f"the role {server.role} may not replicate",
             hint=f"alter role {identifier(server.role)} replication",
         )
+    if set(captures) == {"poll"}:
+        return f"{server.role} may use slots; no replication connection is needed to poll"
     connect(dsn, replication="database").close()  # pg_hba.conf may still refuse it
     return f"{server.role} may replicate"
 
 
+def _check_pooler(conn: Connection, captures: Collection[str]) -> str:
+    if not is_pooled(conn):
+        return "none: the connection is the server's own"
+    if set(captures) != {"poll"}:
+        raise SourceUnreachableError(
+            "the connection goes through a pooler, which has no replication connections",
+            hint="set capture: poll, or let the connection string name the server itself",
+        )
+    return "polls through a pooler: steps peek, and each lock and copy keeps one of its connections"
+
+
 def _check_slots(conn: Connection, server: ServerInfo, config: SyncConfig) -> str:
     missing = [group for group in config.groups if slot_info(conn, group.slot_name) is None]
-    needed = len(missing) + (COPY_CONNECTIONS if any(map(_copies, missing)) else 0)
+    copies = any(_copies(group) and group.capture != "poll" for group in missing)
+    needed = len(missing) + (COPY_CONNECTIONS if copies else 0)
     return _within("slots", needed, server.slots_used, server.max_replication_slots, RAISE_SLOTS)
 
 
 def _check_walsenders(conn: Connection, server: ServerInfo, config: SyncConfig) -> str:
-    slots = [slot_info(conn, group.slot_name) for group in config.groups]
+    groups = [group for group in config.groups if group.capture != "poll"]
+    slots = [slot_info(conn, group.slot_name) for group in groups]
     needed = sum(slot is None or not slot.active for slot in slots)
-    needed += COPY_CONNECTIONS if any(map(_copies, config.groups)) else 0
+    needed += COPY_CONNECTIONS if any(map(_copies, groups)) else 0
     return _within("walsenders", needed, server.wal_senders_used, server.max_wal_senders, RAISE_WALSENDERS)
 
 
@@ -188,7 +207,7 @@ def _group_checks(
 
 def _check_slot(conn: Connection, server: ServerInfo, group: GroupConfig) -> str:
     info = slot_info(conn, group.slot_name)
-    check_slot(info, name=group.slot_name, database=server.database, position=None)
+    check_slot(info, name=group.slot_name, database=server.database, position=None, plugin=group.plugin)
     if info is None:
         return "will be created"
     return f"exists, keeps {info.retained_bytes / (1 << 20):.1f} MiB of WAL"

@@ -470,11 +470,14 @@ def bench(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
     rows: Annotated[int | None, typer.Option(help="Fewer or more rows than the standard run.")] = None,
+    capture: Annotated[
+        str | None, typer.Option(help="stream, poll or auto, for drain, mixed, big and events.")
+    ] = None,
 ) -> None:
     """Measure against PostgreSQL's own limit in the same run."""
     from aqueduck.app.bench import run_bench
 
-    run_bench(name, as_json=as_json, rows=rows)
+    run_bench(name, as_json=as_json, rows=rows, capture=capture)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from aqueduck.errors import AqueduckError, ConfigError, PrivilegeError
 from aqueduck.lifecycle import ErrorClass, TableState
 from aqueduck.modes import MODES
 from aqueduck.postgres import registry
-from aqueduck.postgres.connection import connect
+from aqueduck.postgres.connection import connect, is_pooled
 from aqueduck.postgres.registry import GroupObservation, GroupRow, TableObservation, TableRow
 from aqueduck.table_options import check_options
 
@@ -74,6 +74,8 @@ class Control:
 
     config: SyncConfig
     conn: psycopg.Connection[Any] | None
+    listens: bool = True
+    """Whether the server tells us of changes; through a pooler it does not."""
 
     def wanted(self) -> list[Wanted]:
         if self.conn is None:
@@ -85,7 +87,7 @@ class Control:
 
     def has_notice(self) -> bool:
         """Whether somebody changed what is wanted since the last call."""
-        return self.conn is not None and registry.wait_for_notice(self.conn, 0)
+        return self.conn is not None and self.listens and registry.wait_for_notice(self.conn, 0)
 
     def observe(self, tables: Sequence[TableObservation], groups: Sequence[GroupObservation]) -> None:
         if self.conn is not None:
@@ -115,7 +117,9 @@ def open_control(config: SyncConfig) -> Control:
     try:
         registry.install(conn)
         registry.reconcile_file(conn, config)
-        registry.listen(conn)
+        listens = not is_pooled(conn)
+        if listens:
+            registry.listen(conn)
     except PrivilegeError as exc:
         conn.close()
         log.warning("no registry in the source database, the file alone says what is wanted", reason=str(exc))
@@ -123,7 +127,7 @@ def open_control(config: SyncConfig) -> Control:
     except AqueduckError:
         conn.close()
         raise
-    return Control(config, conn)
+    return Control(config, conn, listens)
 
 
 def _why_refused(row: TableRow) -> ConfigError | None:
@@ -145,6 +149,7 @@ def _wanted(row: GroupRow) -> Wanted:
             "name": row.name,
             "slot_name": row.slot_name,
             "publication": row.publication,
+            "capture": "poll" if row.settings.plugin == "test_decoding" else row.capture,
             **settings,
             "tables": [_table(t) for t in live],
         }

@@ -54,7 +54,7 @@ from aqueduck.lake.units import UnitFiles, UnitWriter, parked_units, plan_batch,
 from aqueduck.notes import note_position, write_skips, write_tables
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.connection import connect
-from aqueduck.postgres.server import flushed_position
+from aqueduck.postgres.server import flushed_position, settled_position
 from aqueduck.postgres.table_copy import export_snapshot
 from aqueduck.postgres.tables import describe_oid
 from aqueduck.projection import is_clear
@@ -133,7 +133,7 @@ class GroupRunner:
         self.copier = Copier(
             functools.partial(run_copy, spark), config.source.dsn, self.group.name, f"{self.run_id}c", lake, commit_lock,
             self.states, self.directory, self._on_ready, self.has_everything_before, self._version, self._resync_needed,
-            self.group.copy_concurrency, self.group.copy_chunk_bytes,
+            self.group.copy_concurrency, self.group.copy_chunk_bytes, self.group.capture == "poll",
         )  # fmt: skip
 
     # -- notes for capture and tasks
@@ -204,6 +204,11 @@ class GroupRunner:
             batch_bytes_max=g.batch_bytes_max,
             flush_interval_seconds=g.flush_interval_ms / 1000,
             stream_in_progress=g.large_transactions == "stream",
+            capture=g.capture,
+            plugin=g.plugin,
+            poll_interval_seconds=g.poll_interval_ms / 1000,
+            poll_step_bytes=g.poll_step_bytes,
+            catchup_bytes=g.catchup_bytes,
         )
 
     def stop(self) -> None:
@@ -375,6 +380,7 @@ class GroupRunner:
         status.streams_in_progress = streams
         status.paused = bool(report.get("paused", False))
         status.held = bool(report.get("held", False))
+        status.last_error = report.get("trouble") or status.last_error
         status.queued = {int(oid): (rows, size) for oid, (rows, size) in report.get("queued", {}).items()}
         waits = bool(report.get("pending", False))
         oldest = report.get("oldest_us")
@@ -503,10 +509,9 @@ class GroupRunner:
         Both publish it by now.  A transaction that commits after the position below is published whole
         here, because whatever was open before has ended by then; everything before it, the giver has applied.
         """
-        snapshot = export_snapshot(self.config.source.dsn)
-        snapshot.close()
+        settled = self._settled_position()
         deadline = time.monotonic() + 600
-        while not giver.has_everything_before(snapshot.position):
+        while not giver.has_everything_before(settled):
             if time.monotonic() > deadline or not giver.query.active:
                 break  # the ordinary copy, then
             time.sleep(0.05)
@@ -516,12 +521,12 @@ class GroupRunner:
                 theirs is None
                 or not theirs.ready
                 or is_other(theirs, self.tables[state.oid].schema)
-                or not giver.has_everything_before(snapshot.position)
+                or not giver.has_everything_before(settled)
             ):
                 giver.leaving.discard(state.oid)
                 self.copier.handovers.pop(state.oid, None)
                 return
-            position = max(snapshot.position, giver.status.position)
+            position = max(settled, giver.status.position)
             ready = replace(state, ready=True, copy_position=position, error=None, schema=theirs.schema)
             self.copier.finish_locked(
                 ready,
@@ -534,6 +539,14 @@ class GroupRunner:
         with connect(self.config.source.dsn) as conn:
             publish(conn, giver.group, [t.schema for t in giver.tables.values()])
         log.info("table moved", table=state.source, group=self.group.name, came_from=giver.group.name)
+
+    def _settled_position(self) -> int:
+        """A position by which every transaction has ended that was open now."""
+        if self.group.capture == "poll":
+            return settled_position(self.config.source.dsn)
+        snapshot = export_snapshot(self.config.source.dsn)
+        snapshot.close()
+        return snapshot.position
 
     def _resync_needed(self, oid: int) -> None:
         if self.group.on_type_change == "resync":

@@ -157,7 +157,7 @@ def prepare_group(
             stored = None
         with _undo_on_failure(conn, group):
             publish(conn, group, [t.schema for t in tables.values()])
-            start = create_slot(conn, group.slot_name)
+            start = create_slot(conn, group.slot_name, group.plugin)
             position = start if stored is None else stored.position
             if stored is None:  # a new beginning, maybe in another cluster
                 renew = [table.source for table in group.tables]
@@ -301,6 +301,7 @@ def _lost_slot(
                 database=server.database,
                 position=None if stored is None else stored.position,
                 confirmed=None if notes is None else read_note(notes / "confirmed"),
+                plugin=group.plugin,
             )
     except SlotLostError as exc:
         return exc
@@ -310,7 +311,7 @@ def _lost_slot(
 def _drop_lost_slot(conn: psycopg.Connection[Any], group: GroupConfig) -> None:
     """Only one that was made for us: another's is a conflict, and stays."""
     info = slot_info(conn, group.slot_name)
-    if info is not None and info.database != conn.info.dbname:
+    if info is not None and info.database != read_server(conn).database:
         raise SlotConflictError(f"the slot {group.slot_name} belongs to another database")
     drop_slot(conn, group.slot_name)
 

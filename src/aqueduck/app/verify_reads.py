@@ -92,6 +92,8 @@ class Sides:
     lake: LakeSession
     reader: Reader
     progress: Progress
+    by_sql: bool = False
+    """Whether the source's snapshot is taken without a replication connection."""
 
     def answers(self, cut: Cut, wanted: Sequence[Wanted], doing: str) -> list[tuple[Answer, Answer]]:
         """What the source and the lake answer to each."""

@@ -30,6 +30,7 @@ from aqueduck.lake.projected import refuse_unclear
 from aqueduck.lake.sql import LAKE, ident, literal
 from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.modes import UPSERT, TableMode
+from aqueduck.moments import Moment, moment_of
 from aqueduck.schema import TableName, TableSchema, lsn_text
 
 __all__ = ["BatchPlan", "RunPlan", "TableFailed", "TablePlan", "apply_run", "commit_batch", "set_lineage"]
@@ -48,12 +49,15 @@ class RunPlan:
     patches: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
 
-    def truncate(self, skip_before: int, skip_from: int | None) -> SegmentRef | None:
+    def truncate(self, skip_before: int | Moment, skip_from: int | Moment | None) -> SegmentRef | None:
         """The truncate that comes before the rows, unless it is to be left out as rows would be."""
         first = self.segments[0] if self.segments else None
-        if first is None or first.kind != "truncate" or first.commit_lsn < skip_before:
+        if first is None or first.kind != "truncate":
             return None
-        return first if skip_from is None or first.commit_lsn < skip_from else None
+        if moment_of(skip_before).shows(first.commit_lsn, first.xid):
+            return None
+        later = skip_from is not None and not moment_of(skip_from).shows(first.commit_lsn, first.xid)
+        return None if later else first
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +173,8 @@ def apply_run(
     run: RunPlan,
     *,
     current: TableSchema | None = None,
-    skip_before: int = 0,
-    skip_from: int | None = None,
+    skip_before: int | Moment = 0,
+    skip_from: int | Moment | None = None,
     group: str | None = None,
     mode: TableMode = UPSERT,
 ) -> TableSchema:

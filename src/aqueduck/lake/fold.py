@@ -28,6 +28,7 @@ from aqueduck.lake.projected import change_view, refuse_lost_values, refuse_unkn
 from aqueduck.lake.segments import Scans
 from aqueduck.lake.sql import ident
 from aqueduck.lake.unchanged import UnchangedCells, resolve_unchanged
+from aqueduck.moments import Moment
 from aqueduck.projection import filters_rows
 from aqueduck.schema import TableSchema
 from aqueduck.typemap import cast_sql, lake_type
@@ -86,8 +87,8 @@ def folded(
     bucket: int = 0,
     buckets: int = 1,
     overlap: bool = False,
-    skip_before: int = 0,
-    skip_from: int | None = None,
+    skip_before: int | Moment = 0,
+    skip_from: int | Moment | None = None,
     own: tuple[int, int] | None = None,
     how: Callable[[Work], Fold] | None = None,
 ) -> Iterator[Fold]:
@@ -110,7 +111,7 @@ def folded(
         bucket,
         buckets,
         overlap,
-        skip_before > 0 or filters_rows(schema),
+        bool(skip_before) or filters_rows(schema),
     )
     if own is not None:
         work.own_scans = Scans(con, segments[slice(*own)], skip_before, skip_from, view)

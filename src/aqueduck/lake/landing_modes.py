@@ -22,6 +22,7 @@ from aqueduck.lake.keeping import current_rows, end_rows, has_rows, own_rows, te
 from aqueduck.lake.kept_columns import fit_columns
 from aqueduck.lake.sql import ident, lake_table, string_list
 from aqueduck.lake.table_states import TableState
+from aqueduck.moments import Moment
 from aqueduck.schema import TableSchema
 
 __all__ = ["SessionFiles", "copied_keys", "make_way", "prepare_copy"]
@@ -29,9 +30,9 @@ __all__ = ["SessionFiles", "copied_keys", "make_way", "prepare_copy"]
 
 @dataclass(frozen=True, slots=True)
 class SessionFiles:
-    """What was read under one snapshot, and the snapshot's position."""
+    """What was read under one snapshot, and what the snapshot shows."""
 
-    position: int
+    moment: Moment
     paths: tuple[str, ...]
     time_us: int = 0
     """The server's time right before the snapshot was taken; 0 where nobody needs it."""
@@ -74,8 +75,8 @@ def make_way(
         raise CopyDisturbedError("the table has rows of an earlier copy", table=schema.qualified)
     copy = sessions[-1]
     if mode.name == "append":
-        _write_parked(session, group, state, parked)
-        tell_of_resync(session, target, mode, copy.position, copy.time_us)
+        _write_parked(session, group, state, parked, copy.moment)
+        tell_of_resync(session, target, mode, copy.moment.position, copy.time_us)
     elif mode.name == "soft_delete":
         _end_missing(session, state, schema, copy, same_key(schema, "t", "c.k"))
         delete_keys(session, target, schema, copied_keys(schema, copy.paths), own_rows(mode))
@@ -99,7 +100,9 @@ def _rows(schema: TableSchema, paths: Sequence[str]) -> str:
     return f"(select {nothing} where false)"
 
 
-def _write_parked(session: LakeSession, group: str, state: TableState, parked: Sequence[SegmentRef]) -> None:
+def _write_parked(
+    session: LakeSession, group: str, state: TableState, parked: Sequence[SegmentRef], moment: Moment
+) -> None:
     """
     Changes from before the copy that the log does not have: it goes on without a gap.
 
@@ -120,7 +123,7 @@ def _write_parked(session: LakeSession, group: str, state: TableState, parked: S
             state.target,
             plan,
             skip_before=copied,
-            skip_from=state.copy_position,
+            skip_from=moment,
             group=group,
             mode=state.mode,
         )

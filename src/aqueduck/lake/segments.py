@@ -21,6 +21,7 @@ from aqueduck.changes import SegmentRef
 from aqueduck.errors import LakeWriteError
 from aqueduck.lake.projected import ChangeView
 from aqueduck.lake.storage import open_input
+from aqueduck.moments import Moment, moment_of
 from aqueduck.schema import TableSchema
 
 __all__ = ["Scans", "columns_of", "read_batches"]
@@ -40,8 +41,8 @@ class Scans:
         self,
         con: duckdb.DuckDBPyConnection,
         segments: Sequence[SegmentRef],
-        skip_before: int = 0,
-        skip_from: int | None = None,
+        skip_before: int | Moment = 0,
+        skip_from: int | Moment | None = None,
         view: ChangeView | None = None,
     ) -> None:
         """With a `view`, what is scanned is what it makes of the segments."""
@@ -78,13 +79,16 @@ class Scans:
 
 
 def read_batches(
-    paths: Sequence[str], columns: Sequence[str], skip_before: int = 0, skip_from: int | None = None
+    paths: Sequence[str],
+    columns: Sequence[str],
+    skip_before: int | Moment = 0,
+    skip_from: int | Moment | None = None,
 ) -> pa.RecordBatchReader:
     """
     One stream over the files, opened one after the other.
 
-    Changes whose transaction committed before `skip_before` are left out: the table's copy has them.
-    So are those from `skip_from` on, where it is given.
+    Changes whose transaction committed before `skip_before`, or that this moment shows, are left out: the table's copy
+    has them.  So are those from `skip_from` on, where it is given.
     """
     if not paths:
         raise ValueError("a run has at least one segment")
@@ -94,9 +98,9 @@ def read_batches(
 
 
 def _batches(
-    paths: Sequence[str], columns: Sequence[str], skip_before: int, skip_from: int | None
+    paths: Sequence[str], columns: Sequence[str], skip_before: int | Moment, skip_from: int | Moment | None
 ) -> Iterator[pa.RecordBatch]:
-    positions = ["_lsn"] if skip_before or skip_from is not None else []
+    positions = ["_lsn", "_xid"] if skip_before or skip_from is not None else []
     for path in paths:
         with _opened(path) as file:
             schema = pa.ipc.open_file(file).schema
@@ -108,9 +112,9 @@ def _batches(
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number)
                 if skip_before:
-                    batch = batch.filter(pc.greater_equal(batch["_lsn"], skip_before))
+                    batch = batch.filter(pc.invert(moment_of(skip_before).mask(batch)))
                 if skip_from is not None:
-                    batch = batch.filter(pc.less(batch["_lsn"], skip_from))
+                    batch = batch.filter(moment_of(skip_from).mask(batch))
                 yield batch.select(list(columns))
 
 

@@ -23,8 +23,9 @@ from aqueduck.postgres.capture import Capture
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.decoder import Commit, Decoder, Layout, Place, Rows, Run, Truncate
 from aqueduck.postgres.events_capture import EventsDecoder
+from aqueduck.postgres.readers import open_reader
 from aqueduck.postgres.stage import Stage
-from aqueduck.postgres.wire import start_stream
+from aqueduck.postgres.wire import ReplicationStream
 from aqueduck.schema import Column, TableSchema
 
 __all__ = ["CdcCapture", "CdcDecoder", "CdcStage"]
@@ -216,12 +217,13 @@ class CdcCapture(Capture):
         """Every transaction whose commit the server wrote before this position is in the stage."""
         return max(self.seen, self._stage.committed)
 
-    def _session(self) -> None:
-        s = self._settings
-        start = max(self._committed, self._confirmed)
-        stream = self._acquire(lambda: start_stream(s.dsn, s.slot, s.publication, start))
-        _remove_old_stages(Path(s.stage_dir))
-        decoder = CdcDecoder(
+    def _open(self, position: int) -> ReplicationStream:
+        stream = open_reader(self._settings, position)
+        _remove_old_stages(Path(self._settings.stage_dir))
+        return stream
+
+    def _new_decoder(self) -> Decoder:
+        return CdcDecoder(
             self._known,
             wanted=self._wanted,
             rows_step=self._rows_step,
@@ -229,12 +231,6 @@ class CdcCapture(Capture):
             first_ord=self._next_ord,
             first_version=self._next_version,
         )
-        try:
-            self._read(stream, decoder)
-        finally:
-            self._next_ord, self._next_version = decoder.next_ord, decoder.next_version
-            self._stage.abandon_open()
-            stream.close()
 
     def _position_to_confirm(self, decoder: Decoder) -> int:
         """What Spark has committed; while nothing happens, its offsets move instead."""

@@ -55,6 +55,10 @@ class Settings:
     on_recreate: str = "stop"
     heartbeat_interval_ms: int = 0
     publication_by: str = "aqueduck"
+    plugin: str = "pgoutput"
+    poll_interval_ms: int = 100
+    poll_step_bytes: int = 1 << 26
+    catchup_bytes: int = 1 << 26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
