@@ -12,7 +12,7 @@ import pytest
 
 from tests.fix_postgres import Database, wait_until
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
 def test_a_running_service_maintains_its_lake_and_traces_its_batches(db: Database, sync_of: Any) -> None:
