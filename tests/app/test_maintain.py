@@ -159,6 +159,7 @@ def test_the_oldest_cursor_of_a_readers_destinations_is_found(fan: Fan) -> None:
         oldest_cursor(files, "sqlite:/nowhere/else.sqlite", {})
 
 
+@pytest.mark.slow
 def test_a_destination_that_cannot_be_asked_is_an_error(fan: Fan) -> None:
     fan.poll()
     fan.places["two"] = fan.place("two").model_copy(
@@ -195,6 +196,7 @@ def test_the_service_and_the_command_exclude_each_other(fan: Fan) -> None:
         maintain_fanout(config, {})
 
 
+@pytest.mark.slow
 def test_destinations_take_turns(fan: Fan) -> None:
     """Each is maintained once an interval, a few at a time."""
     config = config_of(fan)
