@@ -10,7 +10,9 @@ again, from the lake's position.  Only a connection that polls is made again her
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import threading
 import time
@@ -196,6 +198,15 @@ class Capture(threading.Thread):
                 self._seen = max(self._seen, decoder.wal_end)
                 if stream.ended:
                     return
+        self._confirm_last(stream)
+
+    def _confirm_last(self, stream: ReplicationStream) -> None:
+        """Whoever only catches up may be done before a second has passed: what is durable by now is told."""
+        self._take_durable(math.inf)
+        if self._stage.durable > self._confirmed:
+            self._confirmed = self._stage.durable
+            with contextlib.suppress(ConnectionLostError):
+                stream.send_status(received=max(self._seen, self._confirmed), confirmed=self._confirmed)
 
     def _take_durable(self, now: float) -> None:
         """Spark tells a source that a batch is done only when the next one begins; the driver tells us at once."""
