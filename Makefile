@@ -12,7 +12,7 @@ JAVA_MAJOR    = $(shell $(JAVA_COMMAND) -version 2>&1 | sed -nE 's/.* version "(
 JAVA_EXTRA    = $(shell [ "0$(JAVA_MAJOR)" -ge 17 ] 2>/dev/null || echo java)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long lint fmt bench-drain bench-mixed clean
+.PHONY: help setup demo test test-long lint fmt bench-drain bench-mixed soak dist clean
 
 help: ## Show what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|' 2>/dev/null \
@@ -45,6 +45,16 @@ bench-drain: $(STAMP) ## Measure how fast a backlog of inserts is drained
 
 bench-mixed: $(STAMP) ## Measure how fast a backlog of mixed changes is drained
 	@$(BIN)/aqueduck bench mixed --json
+
+SOAK_SECONDS ?= 1800
+soak: $(STAMP) ## Run a busy service for SOAK_SECONDS (1800) and watch its files, memory and slot
+	AQUEDUCK_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/pytest tests/integration/test_soak.py -s -m slow --timeout 0
+
+dist: $(STAMP) ## Build the wheel and the source distribution into dist/
+	rm -rf dist
+	@if $(BIN)/uv --version >/dev/null 2>&1; then $(BIN)/uv build --quiet; \
+	  else $(PIP) build && $(BIN)/python -m build --outdir dist .; fi
+	@ls dist
 
 clean: ## Remove the environment, caches and builds
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

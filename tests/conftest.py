@@ -10,6 +10,7 @@ _PLUGINS = (
     "tests.fix_service",
     "tests.fix_events",
     "tests.fix_pooler",
+    "tests.fix_s3",
 )
 
 pytest_plugins = [name for name in _PLUGINS if importlib.util.find_spec(name)]

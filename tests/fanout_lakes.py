@@ -124,7 +124,7 @@ class Fan:
         for bucket in (0, 1):
             part = {i: d for i, d in enumerate(mine) if i % 2 == bucket}
             if part:
-                streams = list(chunks(self.pool, name, plan, bucket))
+                streams = [chunk for chunk, _ in chunks(self.pool, name, plan, bucket)]
                 done += apply_bucket(
                     self.pool, plan, part, streams, instance="test", expected=report.expected
                 )
@@ -137,6 +137,7 @@ class Fan:
 
     def look(self, name: str, query: str) -> list[tuple[Any, ...]]:
         """Ask a lake through an engine that the code under test knows nothing of."""
+        allow(self.observer, self.place(name))
         self.observer.execute(attach_statement(self.place(name), "read_only"))
         try:
             return self.observer.execute(query).fetchall()
@@ -169,7 +170,7 @@ class Fan:
 def engine() -> duckdb.DuckDBPyConnection:
     """A DuckDB with what lakes need."""
     con = duckdb.connect(":memory:", config={"threads": "1"})
-    for name in ("ducklake", "sqlite_scanner", "postgres_scanner"):
+    for name in ("ducklake", "sqlite_scanner", "postgres_scanner", "httpfs"):
         load_extension(con, name)
     con.execute("set TimeZone = 'UTC'")
     return con
@@ -185,8 +186,20 @@ def attach_statement(place: LakePlace, *options: str) -> str:
     return f"attach 'ducklake:{catalog}' as lake ({', '.join(given)})"
 
 
+def allow(con: duckdb.DuckDBPyConnection, place: LakePlace) -> None:
+    """Tell the engine how to reach the lake's object store, if it has one."""
+    given = dict(place.properties)
+    if given:
+        con.execute(
+            f"create or replace secret store (type s3, key_id '{given['s3_access_key_id']}',"
+            f" secret '{given['s3_secret_access_key']}', endpoint '{given['s3_endpoint']}',"
+            " use_ssl false, url_style 'path', region 'us-east-1')"
+        )
+
+
 def connect(place: LakePlace, *options: str) -> duckdb.DuckDBPyConnection:
     """A lake attached as `lake` on a connection of the test's own."""
     con = engine()
+    allow(con, place)
     con.execute(attach_statement(place, *options))
     return con

@@ -1,14 +1,18 @@
 """
 Fixtures around a real PostgreSQL server.
 
-`pg18` and `pg16` are servers for the whole run, `pg` is the one that tests use by default, `db` a
-fresh database of their own, `system_db` one on the machine's own PostgreSQL.  Whoever needs other
+`pg18` and `pg16` are servers for the whole run, and `pg15` where the machine has one; `pg` is the one that
+tests use by default, `db` a fresh database of their own, `system_db` one on the machine's own PostgreSQL.  Whoever needs other
 settings or wants to break the server makes one with `new_server`.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+import re
+import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -105,23 +109,45 @@ def pg16() -> Iterator[EmbeddedPostgres]:
         yield server
 
 
-class _SystemPostgres(EmbeddedPostgres):
+class SystemPostgres(EmbeddedPostgres):
     """A server of the machine's own installation, with all that comes with it."""
 
+    def __init__(self, programs: Path, **keywords: Any) -> None:
+        super().__init__(version=_version(programs), **keywords)
+        self._programs = programs
+
     def bin(self, name: str) -> Path:
-        return _system_programs()[-1] / name
+        return self._programs / name
 
 
-def _system_programs() -> list[Path]:
-    return sorted(Path("/usr/lib/postgresql").glob("*/bin"))  # where Debian puts them
+def system_programs(version: int | None = None) -> Path:
+    """The programs of a version, else of the newest one that the machine has; skips the test without."""
+    places = [*Path("/usr/lib/postgresql").glob("*/bin")]  # where Debian puts them
+    if (found := shutil.which("postgres")) is not None:
+        places.append(Path(found).resolve().parent)
+    usable = [p for p in places if all((p / name).exists() for name in ("initdb", "postgres"))]
+    fitting = [p for p in usable if version in (None, _version(p))]
+    if not fitting:
+        pytest.skip(f"no PostgreSQL {version or ''} is installed on this machine")
+    return max(fitting, key=_version)
+
+
+@functools.cache
+def _version(programs: Path) -> int:
+    told = subprocess.run([programs / "postgres", "--version"], capture_output=True, text=True, check=True)
+    return int(re.findall(r"\d+", told.stdout)[0])
+
+
+@pytest.fixture(scope="session")
+def pg15() -> Iterator[EmbeddedPostgres]:
+    with SystemPostgres(system_programs(15)) as server:
+        yield server
 
 
 @pytest.fixture
 def system_db() -> Iterator[Database]:
     """A database on the machine's own PostgreSQL, which has XML and the contributed extensions; skipped without one."""
-    if not _system_programs():
-        pytest.skip("no PostgreSQL is installed on this machine")
-    with _SystemPostgres() as server:
+    with SystemPostgres(system_programs()) as server:
         database = _new_database(server)
         yield database
         database.drop()
@@ -141,9 +167,9 @@ def db(pg: EmbeddedPostgres) -> Iterator[Database]:
     database.drop()
 
 
-@pytest.fixture(params=[18, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.fixture(params=[18, *(pytest.param(version, marks=pytest.mark.slow) for version in (16, 15))])
 def any_db(request: pytest.FixtureRequest) -> Iterator[Database]:
-    """A fresh database on each version that we have; the older one in `make test-long`."""
+    """A fresh database on each version that we have; the older ones in `make test-long`."""
     database = _new_database(request.getfixturevalue(f"pg{request.param}"))
     yield database
     database.drop()

@@ -40,11 +40,16 @@ class Sync:
     group_options: dict[str, Any] = field(default_factory=dict)
     copy: bool = False
     """Whether rows that are there before are copied; without, everything comes by the stream."""
+    modes: dict[str, str] = field(default_factory=dict)
+    """Of tables that are not upserted."""
     user: str = "postgres"
     dsn: str | None = None
     """How the service reaches the source, where it is not directly."""
     group: str = "test"
     spark: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    """Other sections of the file."""
+    arguments: tuple[str, ...] = ()
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
@@ -53,7 +58,9 @@ class Sync:
 
     def write_config(self) -> None:
         group = {"name": self.group, "flush_interval_ms": 200, **self.group_options}
-        group["tables"] = [{"source": t, "copy": self.copy} for t in self.tables]
+        group["tables"] = [
+            {"source": t, "copy": self.copy, "mode": self.modes.get(t, "upsert")} for t in self.tables
+        ]
         config = {
             "source": {"dsn": self.dsn or self.db.dsn_for(self.user)},
             "lake": {
@@ -64,6 +71,8 @@ class Sync:
             "state_dir": f"{self.directory}/state",
             "spark": self.spark,
             "server": {"port": 0},  # several services run side by side
+            "mask_salt_env": "AQUEDUCK_TEST_SALT",
+            **self.options,
         }
         self.config_file.write_text(json.dumps(config))  # JSON is YAML
 
@@ -72,8 +81,10 @@ class Sync:
     def start(self, *arguments: str, fault: str | None = None) -> subprocess.Popen[bytes]:
         self.write_config()
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "AQUEDUCK_FAULT": fault or ""}
+        env["AQUEDUCK_TEST_SALT"] = "salt"
         log = open(self.directory / "log.txt", "ab")  # noqa: SIM115 - the process keeps it
-        command = [sys.executable, "-m", "aqueduck.app.cli", "run", "-c", str(self.config_file), *arguments]
+        command = [sys.executable, "-m", "aqueduck.app.cli", "run", "-c", str(self.config_file)]
+        command += [*self.arguments, *arguments]
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
         log.close()
         self.processes.append(process)

@@ -91,3 +91,30 @@ def type_message(oid: int, schema: str, name: str) -> bytes:
 def logical_message(prefix: str, content: bytes, *, transactional: bool = True) -> bytes:
     out = b"M" + struct.pack("!BQ", int(transactional), 0) + prefix.encode() + b"\0"
     return frame(out + struct.pack("!I", len(content)) + content)
+
+
+# -- Transactions that are streamed before they end (protocol version 2)
+
+
+def in_stream(message: bytes, xid: int) -> bytes:
+    """A row, relation or truncate message as it stands in a block: after its kind comes the (sub)transaction."""
+    payload = message[5 + 25 :]
+    return frame(payload[:1] + struct.pack("!I", xid) + payload[1:])
+
+
+def stream_start(xid: int, *, first: bool) -> bytes:
+    return frame(b"S" + struct.pack("!I?", xid, first))
+
+
+def stream_stop() -> bytes:
+    return frame(b"E")
+
+
+def stream_commit(xid: int, commit_lsn: int, end_lsn: int, time_us: int) -> bytes:
+    return frame(
+        b"c" + struct.pack("!IBQQq", xid, 0, commit_lsn, end_lsn, time_us - PG_EPOCH_US), lsn=end_lsn
+    )
+
+
+def stream_abort(xid: int, part: int) -> bytes:
+    return frame(b"A" + struct.pack("!II", xid, part))

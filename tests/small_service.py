@@ -30,13 +30,17 @@ from aqueduck.postgres.stage import Stage
 from aqueduck.schema import parse_lsn
 from tests.fix_postgres import Database, wait_until
 
+Table = str | dict[str, Any]
+"""A table's name, or what a configuration says of it."""
 
-def small_config(db: Database, directory: Path, *tables: str, catalog: str | None = None) -> SyncConfig:
+
+def small_config(db: Database, directory: Path, *tables: Table, catalog: str | None = None) -> SyncConfig:
     """Written as `aqueduck.yaml` as well, for commands."""
+    listed = [{"copy": False, **({"source": t} if isinstance(t, str) else t)} for t in tables]
     values = {
         "source": {"dsn": db.dsn},
         "lake": {"catalog": catalog or f"sqlite:{directory}/lake.sqlite", "data_path": f"{directory}/data"},
-        "groups": [{"name": "test", "tables": [{"source": t, "copy": False} for t in tables]}],
+        "groups": [{"name": "test", "tables": listed}],
         "state_dir": f"{directory}/state",
         "spark": {"master": "local[2]"},
     }
@@ -48,7 +52,7 @@ def small_config(db: Database, directory: Path, *tables: str, catalog: str | Non
 class SmallService:
     """One group named `test`; all of its tables start empty and ready."""
 
-    def __init__(self, db: Database, directory: Path, *tables: str, catalog: str | None = None) -> None:
+    def __init__(self, db: Database, directory: Path, *tables: Table, catalog: str | None = None) -> None:
         self.db = db
         self.config = small_config(db, directory, *tables, catalog=catalog)
         self.lake = open_lake(self.config.lake)
@@ -58,6 +62,7 @@ class SmallService:
         lock_group(self._lock, "test")
         files = {name: str(directory / name) for name in ("report", "hold", "confirmed", "durable")}
         write_tables(directory / "tables.json", [(t.schema, None) for t in self.ready.tables.values()])
+        self._keeping = [oid for oid, table in self.ready.tables.items() if table.mode.keeps]
         settings = CaptureSettings(
             dsn=db.dsn,
             slot="aqueduck_test",
@@ -91,8 +96,9 @@ class SmallService:
             cuts = self._stage.between(self.position, 1 << 62)
         if not cuts:
             return
+        segments = [s for cut in cuts for s in cut.segments]
         units: list[tuple[Unit, UnitFiles | None]] = [
-            (unit, None) for unit in plan_units(s for cut in cuts for s in cut.segments)
+            (unit, None) for unit in plan_units(segments, keeping=self._keeping)
         ]
         end = Position(
             "test", cuts[-1].position, cuts[-1].time_us, self.ready.system_identifier, self.ready.timeline
@@ -141,7 +147,7 @@ class SmallService:
 
 
 @contextlib.contextmanager
-def small_service(db: Database, directory: Path, *tables: str, **keywords: Any) -> Iterator[SmallService]:
+def small_service(db: Database, directory: Path, *tables: Table, **keywords: Any) -> Iterator[SmallService]:
     service = SmallService(db, directory, *tables, **keywords)
     try:
         yield service

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -52,6 +52,10 @@ class Change:
     row: Row | None = None
     old_key: Key | None = None
     unchanged: tuple[int, ...] = ()
+    commit: int | None = None
+    """The number of its transaction; by default each change is one."""
+    seq: int | None = None
+    """Its place there."""
 
 
 def key_of(row: Row, table: TableSchema = TABLE) -> Key:
@@ -129,15 +133,23 @@ def split(history: Sequence[Change], cuts: Iterable[int]) -> list[list[Change]]:
     return [list(history[a:b]) for a, b in itertools.pairwise(places) if a < b]
 
 
+def time_of(commit: int) -> int:
+    return commit * 1_000_000
+
+
+def _lsn(change: Change, place: int) -> int:
+    return 1000 + (place if change.commit is None else 10 * change.commit)
+
+
 def segment_table(history: Sequence[Change], first_ord: int, table: TableSchema = TABLE) -> pa.Table:
     """The changes as capture stages them."""
     old_keys = [c.old_key for c in history]
     columns = {
         "_op": pa.array([c.op for c in history], pa.int8()),
         "_ord": pa.array([first_ord + 3 * i for i in range(len(history))], pa.int64()),
-        "_lsn": pa.array([1000 + i for i in range(len(history))], pa.int64()),
-        "_seq": pa.array(range(len(history)), pa.int64()),
-        "_ts": pa.array([0] * len(history), pa.int64()),
+        "_lsn": pa.array([_lsn(c, i) for i, c in enumerate(history)], pa.int64()),
+        "_seq": pa.array([i if c.seq is None else c.seq for i, c in enumerate(history)], pa.int64()),
+        "_ts": pa.array([time_of(c.commit or 0) for c in history], pa.int64()),
         "_xid": pa.array([7] * len(history), pa.int64()),
         "_kc": pa.array([c.op == OP_UPDATE and c.old_key is not None for c in history], pa.bool_()),
         "_old": pa.array([0 if c.old_key is None else 1 for c in history], pa.int8()),
@@ -178,7 +190,7 @@ def write_segment(
         key_changes=sum(c.op == OP_UPDATE and c.old_key is not None for c in history),
         unchanged=sum(bool(c.unchanged) for c in history),
         first_ord=first_ord,
-        last_lsn=1000 + len(history),
+        last_lsn=1 + max(_lsn(c, i) for i, c in enumerate(history)),
         last_ts=0,
         schema_json=table.to_json(),
     )
@@ -199,3 +211,11 @@ def stage(
         part = history[start : start + size]
         refs.append(write_segment(directory, part, first_ord + 3 * start, table))
     return refs
+
+
+def truncate_before(segment: SegmentRef, *, lsn: int = 999, time_us: int = 0) -> SegmentRef:
+    """A truncate that comes right before a segment."""
+    return replace(
+        segment, kind="truncate", path="", rows=0, bytes=0, inserts=0, updates=0, deletes=0, key_changes=0,
+        unchanged=0, first_ord=segment.first_ord - 1, commit_lsn=lsn, commit_ts=time_us,
+    )  # fmt: skip

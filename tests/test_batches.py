@@ -74,7 +74,18 @@ def test_a_run_never_crosses_a_barrier(given_segments: list[SegmentRef]) -> None
     for run in plan_runs(given_segments):
         assert len({s.version for s in run.segments}) == 1
         assert [s.first_ord for s in run.segments] == sorted(s.first_ord for s in run.segments)
-        assert not run.truncate_first or run.number == 0
+        truncates = [n for n, s in enumerate(run.segments) if s.kind == "truncate"]
+        assert truncates in ([], [0] if run.number == 0 else [])
+
+
+@given(segments)
+def test_nothing_is_void_for_a_table_that_keeps(given_segments: list[SegmentRef]) -> None:
+    """P-S11: where every change counts, all segments are planned, and each truncate begins a run."""
+    runs = plan_runs(given_segments, keeping=range(4))
+    assert sorted(s.first_ord for r in runs for s in r.segments) == sorted(
+        s.first_ord for s in given_segments
+    )
+    assert all(s.kind == "rows" for r in runs for s in r.segments[1:])
 
 
 @given(segments)

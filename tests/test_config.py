@@ -267,3 +267,22 @@ def test_a_plugin_that_only_polling_can_read_is_polled() -> None:
     """P-E09: test_decoding needs no second key."""
     [only] = parse(group(plugin="test_decoding")).groups
     assert only.capture == "poll"
+
+
+def test_an_object_store_is_named_with_variables_for_its_credentials() -> None:
+    """P-F14 for sync: properties are kept as they stand, a secret in the file is refused, a missing variable is named."""
+    text = SMALLEST_LAKE.format("s3_secret_access_key_env: S3_SECRET")
+    lake = parse_config(text, base_dir=Path("/srv"), env={"S3_SECRET": "geheim"}).lake
+    assert (lake.data_path, lake.properties) == ("s3://b/x", {"s3_secret_access_key_env": "S3_SECRET"})
+    with pytest.raises(ConfigError, match=r"properties\.s3_secret_access_key_env: the variable S3_SECRET"):
+        parse_config(text, base_dir=Path("/srv"), env={})
+    with pytest.raises(ConfigError, match="s3_secret_access_key is a credential") as caught:
+        parse_config(SMALLEST_LAKE.format("s3_secret_access_key: geheim"), base_dir=Path("/srv"), env={})
+    assert "geheim" not in str(caught.value)
+
+
+SMALLEST_LAKE = """
+source: {{ dsn: "dbname=a" }}
+lake: {{ catalog: "sqlite:l.db", data_path: "s3://b/x", properties: {{ {} }} }}
+groups: [{{ name: g }}]
+"""

@@ -18,6 +18,7 @@ from aqueduck.fanout_config import (
     PartitionConfig,
     assigned,
     is_fanout,
+    listed_destinations,
     parse_fanout,
 )
 from aqueduck.lake_place import LakePlace, resolve
@@ -237,6 +238,45 @@ def test_a_pattern_gives_every_value_its_own_place(one: str, two: str) -> None:
     assert (first.catalog == second.catalog) == (one == two)
     inner = first.data_path.removeprefix("/srv/shop/lakes/").removesuffix("/")
     assert re.fullmatch(r"[-\w%~]+", inner, re.ASCII)
+
+
+def test_a_destination_in_the_sources_store_uses_its_credentials() -> None:
+    """The reference names credentials for the source only; a destination elsewhere, or with its own, does not get them."""
+    config = parse(REFERENCE)
+    [first, _] = config.destinations
+    inherited = dict(config.place_of(first, ENV).properties)
+    assert (inherited["s3_access_key_id"], inherited["s3_secret_access_key"]) == ("key", "geheim")
+    elsewhere = first.model_copy(update={"properties": {"s3_endpoint": "other:9000"}})
+    assert "s3_access_key_id" not in dict(config.place_of(elsewhere, ENV).properties)
+    own = first.model_copy(
+        update={"properties": {"s3_access_key_id_env": "MINE", "s3_secret_access_key_env": "MINE"}}
+    )
+    assert dict(config.place_of(own, {**ENV, "MINE": "m"}).properties)["s3_secret_access_key"] == "m"
+
+
+def test_rows_of_a_table_are_destinations_or_are_left_out_by_name() -> None:
+    """P-F14: a wrong row is reported and hurts no other; a value that is taken, in whatever spelling, is refused."""
+    config = parse({**SMALLEST, "destinations_table": "tenants"})
+    good = {"id": "b", "routing_value": "07", "catalog": "sqlite:/srv/b.db", "data_path": "/srv/b/"}
+    rows = [
+        good,
+        {**good, "id": "same", "routing_value": "7"},
+        {**good, "id": "a", "routing_value": "8"},
+        {**good, "id": "relative", "data_path": "b/", "routing_value": "9"},
+        {"id": "empty"},
+        {**good, "id": "word", "routing_value": "seven"},
+        {**good, "id": "leak", "routing_value": "10", "catalog": "postgres:dbname=x password=geheim"},
+    ]
+    found, problems = listed_destinations(
+        config,
+        rows,
+        lambda values: ["a" if v == "a" else str(int(v)) if v.isdigit() else None for v in values],
+    )
+    assert [d.id for d in found] == ["b"]
+    assert {
+        name: problem.startswith("[config.invalid]") for name, problem in problems.items()
+    } == dict.fromkeys(("same", "a", "relative", "empty", "word", "leak"), True)
+    assert "geheim" not in str(problems)
 
 
 def test_every_key_is_documented() -> None:

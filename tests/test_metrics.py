@@ -29,9 +29,9 @@ def observe_everything() -> None:
     )
     metrics.count_error("lake.value", flow="sync", group="shop")
     metrics.count_retry(flow="sync", group="shop")
-    metrics.observe_poll("tenants", rows=10, read_seconds=0.3)
-    metrics.observe_routing("tenants", moves=1, conflicts=2, orphaned_preimages=3)
-    metrics.observe_destination("tenants", "acme", write_seconds=0.1, error_code="lake.write")
+    metrics.observe_read("tenants", rows=10, seconds=0.3)
+    metrics.observe_destination("tenants", "acme", write_seconds=0.1)
+    metrics.count_destination_error("tenants", "acme", "lake.write")
 
 
 def scraped(view: Any = FULL, *, ready: bool = True) -> dict[str, Any]:

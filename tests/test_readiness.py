@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aqueduck.lifecycle import TableState
-from aqueduck.overview import CopyOverview, FlowOverview, Problem
+from aqueduck.overview import CopyOverview, FlowOverview, Problem, SeedOverview
 from aqueduck.readiness import ProgressWatch
 from tests.web.made_up import BROKEN, START, destination, fanout, group, overview, sync, table
 
@@ -20,6 +20,10 @@ def look(watch: ProgressWatch, seconds: float, *flows: FlowOverview) -> list[str
 
 def copying(rows: int) -> Any:
     return table("public.items", TableState.SNAPSHOT, copy=CopyOverview(rows=rows))
+
+
+def seeding(rows: int) -> SeedOverview:
+    return SeedOverview(destinations=1, rows=rows, rows_total=1000)
 
 
 def test_an_idle_group_is_ready_for_ever() -> None:
@@ -103,8 +107,8 @@ def test_a_long_seed_is_ready_and_a_fan_out_that_stands_still_is_not() -> None:
     """P-F13: health stays green during a long seed and turns red when progress stops."""
     watch = ProgressWatch(60)
     for at in range(0, 600, 50):
-        assert look(watch, at, fanout(destination("a", "seeding", seeded_rows=at))) == []
-    still = fanout(destination("a", "seeding", seeded_rows=550), destination("b", position=7))
+        assert look(watch, at, fanout(destination("a", "seeding"), seed=seeding(at))) == []
+    still = fanout(destination("a", "seeding"), destination("b", position=7), seed=seeding(550))
     look(watch, 600, still)
     assert look(watch, 661, still) == ["1 of 2 destinations are behind and none moves"]
 
@@ -117,6 +121,14 @@ def test_one_failing_destination_leaves_a_fan_out_ready_but_all_of_them_do_not()
     assert look(watch, 61, fanout(failing, destination("b"))) == []
     look(watch, 62, fanout(failing))
     assert look(watch, 130, fanout(failing)) == ["all 1 destinations have failed"]
+
+
+def test_a_fan_out_whose_source_is_out_of_reach_is_stalled() -> None:
+    """P-F13: what cannot look at its source cannot know whether there is work."""
+    watch = ProgressWatch(60)
+    blind = fanout(destination("a"), source_snapshot=7, error=Problem(code="lake.catalog", message="refused"))
+    look(watch, 0, blind)
+    assert look(watch, 61, blind) == ["the source cannot be read: [lake.catalog] refused"]
 
 
 def test_an_overview_is_never_changed_by_looking() -> None:

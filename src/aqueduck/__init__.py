@@ -7,4 +7,18 @@ is named after what it touches: `postgres`, `lake`, `sinks`, `spark`, and `app` 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["__version__", "register"]
+
 __version__ = "0.1.0"
+
+
+def register(spark: SparkSession) -> None:
+    """Make `postgres_cdc`, `postgres_table`, `ducklake` and `ducklake_changes` known to a Spark session."""
+    from aqueduck.spark.register import register_sources
+
+    register_sources(spark)

@@ -1,8 +1,8 @@
 """
 Plan the work of one batch: which segments are folded together, and by whom.
 
-A table's segments fall into *runs* at its barriers (a truncate, a new version of its
-columns); runs are applied in order.  A small run is applied by the driver straight from
+A table's segments fall into *runs* at its barriers (a truncate, which begins a run, and a new
+version of its columns); runs are applied in order.  A small run is applied by the driver straight from
 its segments.  A large one becomes *units*, each a Spark task that writes files.  Runs are split by
 size, at segments; only where unchanged values have to be followed, by key bucket.
 Pure functions over segment references; reading and writing is in `lake` and `spark`.
@@ -11,7 +11,7 @@ Pure functions over segment references; reading and writing is in `lake` and `sp
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from aqueduck.changes import SegmentRef
@@ -25,11 +25,10 @@ BUCKETS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Segments of one table between two barriers."""
+    """Segments of one table between two barriers; a truncate is the first of them."""
 
     table_oid: int
     number: int
-    truncate_first: bool
     segments: tuple[SegmentRef, ...]
 
     @property
@@ -47,13 +46,17 @@ class Unit:
 
     table_oid: int
     run: int
-    truncate_first: bool
     direct: bool
     bucket: int
     buckets: int
     segments: tuple[SegmentRef, ...]
     own: tuple[int, int] | None = None
     """Which of the segments this unit writes the rows of; all of them decide which rows those are."""
+
+    @property
+    def truncate(self) -> SegmentRef | None:
+        """The truncate that comes before the rows."""
+        return self.segments[0] if self.segments[0].kind == "truncate" else None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -66,29 +69,31 @@ class Unit:
         return cls(**values)
 
 
-def plan_runs(segments: Iterable[SegmentRef]) -> list[Run]:
-    """The runs of a batch, table by table; what a truncate makes void is left out."""
+def plan_runs(segments: Iterable[SegmentRef], *, keeping: Collection[int] = ()) -> list[Run]:
+    """The runs of a batch, table by table; what a truncate makes void is left out, but for the tables in `keeping`."""
     tables: dict[int, list[SegmentRef]] = {}
     for segment in segments:
         tables.setdefault(segment.table_oid, []).append(segment)
     runs: list[Run] = []
     for oid, own in tables.items():
-        runs += _table_runs(oid, sorted(own, key=lambda s: s.first_ord))
+        ordered = sorted(own, key=lambda s: s.first_ord)
+        runs += _table_runs(oid, ordered if oid in keeping else _from_last_truncate(ordered))
     return runs
 
 
+def _from_last_truncate(segments: Sequence[SegmentRef]) -> Sequence[SegmentRef]:
+    last = max((i for i, s in enumerate(segments) if s.kind == "truncate"), default=0)
+    return segments[last:]
+
+
 def _table_runs(oid: int, segments: Sequence[SegmentRef]) -> list[Run]:
-    last_truncate = max((i for i, s in enumerate(segments) if s.kind == "truncate"), default=-1)
     runs: list[list[SegmentRef]] = []
-    for segment in segments[last_truncate + 1 :]:
-        if runs and _same_version(runs[-1][-1], segment):
+    for segment in segments:
+        if runs and segment.kind == "rows" and _same_version(runs[-1][-1], segment):
             runs[-1].append(segment)
         else:
             runs.append([segment])
-    truncated = last_truncate >= 0
-    if truncated and not runs:
-        return [Run(oid, 0, True, (segments[last_truncate],))]
-    return [Run(oid, n, truncated and n == 0, tuple(run)) for n, run in enumerate(runs)]
+    return [Run(oid, n, tuple(run)) for n, run in enumerate(runs)]
 
 
 def _same_version(one: SegmentRef, other: SegmentRef) -> bool:
@@ -97,11 +102,15 @@ def _same_version(one: SegmentRef, other: SegmentRef) -> bool:
 
 
 def plan_units(
-    segments: Iterable[SegmentRef], *, direct_bytes_max: int = DIRECT_BYTES_MAX, unit_bytes: int = UNIT_BYTES
+    segments: Iterable[SegmentRef],
+    *,
+    keeping: Collection[int] = (),
+    direct_bytes_max: int = DIRECT_BYTES_MAX,
+    unit_bytes: int = UNIT_BYTES,
 ) -> list[Unit]:
-    """The units of a batch."""
+    """The units of a batch; `keeping` as in `plan_runs`."""
     units: list[Unit] = []
-    for run in plan_runs(segments):
+    for run in plan_runs(segments, keeping=keeping):
         if run.bytes <= direct_bytes_max:
             units.append(_unit(run, run.segments, direct=True))
         elif run.insert_only:
@@ -128,7 +137,7 @@ def _owners(run: Run, pieces: list[list[SegmentRef]]) -> list[Unit]:
 def _unit(
     run: Run, segments: Sequence[SegmentRef], *, direct: bool = False, bucket: int = 0, buckets: int = 1
 ) -> Unit:
-    return Unit(run.table_oid, run.number, run.truncate_first, direct, bucket, buckets, tuple(segments))
+    return Unit(run.table_oid, run.number, direct, bucket, buckets, tuple(segments))
 
 
 def _pieces(segments: Sequence[SegmentRef], unit_bytes: int) -> list[list[SegmentRef]]:

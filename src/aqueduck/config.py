@@ -31,16 +31,21 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from aqueduck.errors import ConfigError
+from aqueduck.modes import TableMode
+from aqueduck.object_store import Properties, read_properties, refuse_secrets
+from aqueduck.projection import Mask, Projection
 from aqueduck.schema import TableName, parse_table_name
 
 __all__ = [
     "GroupConfig",
     "LakeConfig",
+    "MaintenanceConfig",
     "ServerConfig",
     "SourceConfig",
     "SparkConfig",
     "SyncConfig",
     "TableConfig",
+    "TracingConfig",
     "load_config",
     "parse_config",
 ]
@@ -52,6 +57,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _GROUP_NAME = re.compile(r"[a-z0-9_]{1,40}")
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _MASTER = re.compile(r"local(\[(\d+|\*)(,\d+)?\])?|local-cluster\[[\d,]+\]|spark://.+|k8s://.+|yarn")
+_TABLE_OPTIONS = {"columns", "exclude", "rename", "mask", "where"}
 _HINT = "see docs/configuration.md for every key"
 
 
@@ -88,6 +94,8 @@ class LakeConfig(Section):
     """`postgres:…`, `sqlite:PATH`, or the path of a DuckDB file."""
     data_path: Text
     inline_rows: int = Field(default=1000, ge=0)
+    properties: Properties = Field(default_factory=dict)
+    """Of the object store where `data_path` is one; credentials are names of variables."""
 
     @field_validator("catalog")
     @classmethod
@@ -97,6 +105,17 @@ class LakeConfig(Section):
             raise ValueError("must be postgres:…, sqlite:PATH or the path of a DuckDB file")
         return value
 
+    @field_validator("properties")
+    @classmethod
+    def _hold_no_secrets(cls, values: dict[str, str]) -> dict[str, str]:
+        return refuse_secrets(values)
+
+
+class ConstantMask(Section):
+    """The same value for every row."""
+
+    constant: Annotated[str, BeforeValidator(_spark_value)]
+
 
 class TableConfig(Section):
     """One source table and where it goes; names are kept as `TableName` writes them."""
@@ -104,8 +123,51 @@ class TableConfig(Section):
     source: str
     target: str = ""
     """By default the source's name in the schema `main`."""
-    mode: Literal["upsert"] = "upsert"
+    mode: Literal["upsert", "append", "history", "soft_delete"] = "upsert"
+    source_column: Text | None = None
+    """A column of the target that tells the rows of its sources apart; then several tables may have the same target."""
+    source_value: str | None = None
+    """What this source has there; by default its name."""
     initial_copy: bool = Field(default=True, alias="copy")
+    columns: tuple[Text, ...] = ()
+    """Only these; all of them if it is empty."""
+    exclude: tuple[Text, ...] = ()
+    rename: dict[Text, Text] = Field(default_factory=dict)
+    mask: dict[Text, Literal["hash", "redact"] | ConstantMask] = Field(default_factory=dict)
+    where: str = ""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is not left at its default of columns, names, masks and row filter, as the file has it."""
+        given = self.model_dump(mode="json", include=_TABLE_OPTIONS)
+        return {name: value for name, value in given.items() if value}
+
+    @property
+    def projection(self) -> Projection | None:
+        """The same as values; None if the table goes into the lake as it is."""
+        if not self.options:
+            return None
+        masks = tuple(
+            (name, Mask("constant", mask.constant) if isinstance(mask, ConstantMask) else Mask(mask))
+            for name, mask in self.mask.items()
+        )
+        return Projection(self.columns, self.exclude, tuple(self.rename.items()), masks, self.where.strip())
+
+    @model_validator(mode="after")
+    def _names_columns_once(self) -> TableConfig:
+        if self.columns and self.exclude:
+            raise ValueError("has both columns and exclude: keep one of them")
+        if self.where and self.mode != "upsert":
+            raise ValueError(f"where filters rows of the mode upsert, not of {self.mode}")
+        for key, names in (("columns", self.columns), ("exclude", self.exclude)):
+            repeated = [name for name, count in Counter(names).items() if count > 1]
+            if repeated:
+                raise ValueError(f"{key} names {repeated[0]} more than once")
+        for key, mapping in (("rename", self.rename), ("mask", self.mask)):
+            for name in mapping:
+                if name in self.exclude or (self.columns and name not in self.columns):
+                    raise ValueError(f"{key} names {name}, which is not among the lake's columns")
+        return self
 
     @field_validator("source")
     @classmethod
@@ -127,6 +189,18 @@ class TableConfig(Section):
         except (KeyError, TypeError, ValueError):
             return values  # reported under the key `source`
         return {**values, "target": str(TableName("main", source.name))}
+
+    @model_validator(mode="after")
+    def _has_a_column_for_its_value(self) -> TableConfig:
+        if self.source_value is not None and self.source_column is None:
+            raise ValueError("source_value needs a source_column")
+        return self
+
+    @property
+    def table_mode(self) -> TableMode:
+        """The mode with all that belongs to it."""
+        value = self.source_table.qualified if self.source_value is None else self.source_value
+        return TableMode(self.mode, self.source_column, value if self.source_column is not None else None)
 
     @property
     def source_table(self) -> TableName:
@@ -157,14 +231,21 @@ class GroupConfig(Section):
     copy_chunk_bytes: Bytes = ByteSize(64 * MIB)
     on_slot_loss: Literal["stop", "resync"] = "stop"
     on_type_change: Literal["resync", "stop"] = "resync"
+    large_transactions: Literal["stream", "whole"] = "stream"
     on_partition_change: Literal["resync", "keep"] = "resync"
     on_recreate: Literal["stop", "resync"] = "stop"
     heartbeat_interval_ms: int = Field(default=0, ge=0, le=3_600_000)
+    publication_by: Literal["aqueduck", "user"] = "aqueduck"
     slot_name: str = ""
     """By default `aqueduck_` and the group's name."""
     publication: str = Field(default="", min_length=1, max_length=63)
     """By default `aqueduck_` and the group's name."""
     tables: tuple[TableConfig, ...] = ()
+
+    @property
+    def users_publication(self) -> str:
+        """The publication, if it is not ours to change; else nothing."""
+        return self.publication if self.publication_by == "user" else ""
 
     @model_validator(mode="before")
     @classmethod
@@ -247,6 +328,33 @@ class ServerConfig(Section):
         return self
 
 
+class MaintenanceConfig(Section):
+    """What keeps a lake's files few and its past short; see docs/maintenance.md."""
+
+    enabled: bool = True
+    """Whether the service does it by itself; `aqueduck maintain` does it in any case."""
+    interval_seconds: float = Field(default=600.0, ge=1, le=86_400)
+    budget_seconds: float = Field(default=30.0, gt=0, le=86_400)
+    delete_share: float = Field(default=0.3, gt=0, le=1)
+    """A file is rewritten when this share of its rows is gone."""
+    retention_hours: float | None = Field(default=None, gt=0)
+    """Lake snapshots that are older are forgotten; without it, none is."""
+    readers: tuple[Text, ...] = ()
+    """Files of fan-outs that read this lake: what they have not read yet is kept."""
+    grace_hours: float = Field(default=1.0, ge=0)
+    """How long files that no lake snapshot has any more are left for queries that still read them."""
+    orphan_hours: float = Field(default=24.0, ge=1)
+    """How old a file has to be that no catalog knows."""
+
+
+class TracingConfig(Section):
+    """Where OpenTelemetry traces of batches go."""
+
+    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://\S+$")
+    """The base address of an OTLP receiver over HTTP, such as http://127.0.0.1:4318."""
+    service_name: Text = "aqueduck"
+
+
 class SyncConfig(Section):
     """A whole file of the flow `sync`."""
 
@@ -255,7 +363,18 @@ class SyncConfig(Section):
     groups: tuple[GroupConfig, ...]
     spark: SparkConfig = SparkConfig()
     server: ServerConfig = ServerConfig()
+    maintenance: MaintenanceConfig = MaintenanceConfig()
+    tracing: TracingConfig = TracingConfig()
     state_dir: Text = ".aqueduck"
+    mask_salt_env: str | None = None
+    """Name of the variable that holds the salt of masks by hash; the salt itself is never in here."""
+
+    @field_validator("mask_salt_env")
+    @classmethod
+    def _is_a_variable(cls, value: str | None) -> str | None:
+        if value is not None and not _VARIABLE.fullmatch(value):  # it may be a salt: never show it
+            raise ValueError("must be the name of an environment variable")
+        return value
 
     @model_validator(mode="after")
     def _has_groups_and_nothing_twice(self) -> SyncConfig:
@@ -266,8 +385,7 @@ class SyncConfig(Section):
         _refuse_repeated("slot_name", (group.slot_name for group in self.groups))
         _refuse_repeated("publication", (group.publication for group in self.groups))
         _refuse_repeated("source table", (table.source for table in tables))
-        # DuckDB does not tell names apart by case.
-        _refuse_repeated("target table", (table.target_table.qualified.lower() for table in tables))
+        _refuse_shared_targets(tables)
         return self
 
 
@@ -281,6 +399,8 @@ _SECTIONS: Sections = {
     ("groups", "tables"): TableConfig,
     ("spark",): SparkConfig,
     ("server",): ServerConfig,
+    ("maintenance",): MaintenanceConfig,
+    ("tracing",): TracingConfig,
 }
 
 
@@ -303,9 +423,14 @@ def parse_config(text: str, *, base_dir: Path, env: Mapping[str, str], name: str
     try:
         config = SyncConfig.model_validate(_with_dsn(values, env, name))
     except ValidationError as exc:
-        problems = "; ".join(map(_describe, exc.errors(include_url=False, include_input=False)))
-        raise ConfigError(f"{name}: {problems}", hint=_HINT) from None
+        raise ConfigError(f"{name}: {describe_problems(exc)}", hint=_HINT) from None
+    read_properties(config.lake.properties, env, f"{name}: lake")
     return _with_absolute_paths(config, base_dir)
+
+
+def describe_problems(exc: ValidationError) -> str:
+    """What is wrong, in the words of the file."""
+    return "; ".join(map(_describe, exc.errors(include_url=False, include_input=False)))
 
 
 def setting_names() -> list[str]:
@@ -369,8 +494,15 @@ def _with_absolute_paths(config: SyncConfig, base_dir: Path) -> SyncConfig:
             "tls_key": _absolute(server.tls_key, base_dir),
         }
         server = server.model_copy(update=tls)
+    readers = tuple(_absolute(path, base_dir) for path in config.maintenance.readers)
+    maintenance = config.maintenance.model_copy(update={"readers": readers})
     return config.model_copy(
-        update={"lake": lake.model_copy(update=paths), "state_dir": state_dir, "server": server}
+        update={
+            "lake": lake.model_copy(update=paths),
+            "state_dir": state_dir,
+            "server": server,
+            "maintenance": maintenance,
+        }
     )
 
 
@@ -388,6 +520,26 @@ def _refuse_repeated(what: str, names: Iterable[str]) -> None:
     for name, count in Counter(names).items():
         if count > 1:
             raise ValueError(f"the {what} {name} stands {count} times under groups")
+
+
+def _refuse_shared_targets(tables: Iterable[TableConfig]) -> None:
+    """Several sources may fill one target if a column tells their rows apart, and all have the same mode."""
+    targets: dict[str, list[TableConfig]] = {}
+    for table in tables:
+        # DuckDB does not tell names apart by case.
+        targets.setdefault(table.target_table.qualified.lower(), []).append(table)
+    for name, sharing in targets.items():
+        modes = [table.table_mode for table in sharing]
+        if len(sharing) == 1:
+            continue
+        if any(mode.source_column is None for mode in modes):
+            raise ValueError(
+                f"the target table {name} stands {len(sharing)} times under groups: give each a source_column,"
+                " or a target of its own"
+            )
+        if len({(mode.name, mode.source_column) for mode in modes}) > 1:
+            raise ValueError(f"the sources of the target table {name} need the same mode and source_column")
+        _refuse_repeated(f"source_value of the target {name}", (str(mode.source_value) for mode in modes))
 
 
 def _describe(problem: ErrorDetails, sections: Sections = _SECTIONS) -> str:

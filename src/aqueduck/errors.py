@@ -9,14 +9,17 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── WalLevelError            pg.wal_level
     │   ├── PrivilegeError           pg.privilege
     │   ├── TableMissingError        pg.table_missing
+    │   ├── TableRecreatedError      pg.table_recreated
     │   ├── NoKeyError               pg.no_key
     │   ├── SlotLostError            pg.slot_lost
     │   ├── SlotActiveError          pg.slot_active      retried
     │   ├── SlotConflictError        pg.slot_conflict
+    │   ├── TwoPhaseSlotError        pg.slot_two_phase
     │   ├── SlotLimitError           pg.slot_limit
     │   ├── PublicationError         pg.publication
     │   ├── ProtocolError            pg.protocol         retried
     │   ├── ConnectionLostError      pg.connection_lost  retried
+    │   ├── SnapshotGoneError        pg.snapshot_gone
     │   └── SourceQueryError         pg.query
     ├── LakeError                    (family: DuckLake)
     │   ├── CatalogUnreachableError  lake.catalog
@@ -28,6 +31,8 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── SourceExpiredError       lake.expired
     │   ├── ReservedColumnError      lake.reserved_column
     │   ├── LakeTableMissingError    lake.table_missing
+    │   ├── NoSnapshotError          lake.no_snapshot
+    │   ├── DuplicateKeyError        lake.duplicate_key
     │   └── ResyncNeededError        lake.resync_needed
     ├── CopyDisturbedError           copy.disturbed      retried
     ├── TableDisabledError           table.disabled
@@ -52,7 +57,8 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     ├── StageFullError               stage.full
     ├── VerifyDifferenceError        verify.different
     ├── IllegalMoveError             lifecycle.illegal_move
-    └── ServiceLockedError           service.locked
+    ├── ServiceLockedError           service.locked
+    └── MaintenanceError             maintenance.failed
 
 A code is stable and has a heading in `docs/errors.md`.  Foreign exceptions are translated
 elsewhere, at the boundary they come from.  Messages hold no cell values and no secrets.
@@ -75,6 +81,7 @@ __all__ = [
     "ConnectionLostError",
     "CopyDisturbedError",
     "DataPathError",
+    "DuplicateKeyError",
     "EventError",
     "EventValueError",
     "HttpError",
@@ -83,6 +90,7 @@ __all__ = [
     "LakeError",
     "LakeTableMissingError",
     "LakeWriteError",
+    "MaintenanceError",
     "MethodError",
     "NoKeyError",
     "NoSnapshotError",
@@ -106,6 +114,7 @@ __all__ = [
     "SlotConflictError",
     "SlotLimitError",
     "SlotLostError",
+    "SnapshotGoneError",
     "SourceError",
     "SourceExpiredError",
     "SourceQueryError",
@@ -118,6 +127,7 @@ __all__ = [
     "TableRecreatedError",
     "TokenError",
     "TransactionTooLargeError",
+    "TwoPhaseSlotError",
     "ValueCastError",
     "VerifyDifferenceError",
     "WalLevelError",
@@ -258,6 +268,12 @@ class SlotConflictError(SourceError):
     code = "pg.slot_conflict"
 
 
+class TwoPhaseSlotError(SourceError):
+    """The slot sends prepared transactions before anybody knows whether they will be committed."""
+
+    code = "pg.slot_two_phase"
+
+
 class SlotLimitError(SourceError):
     """The server has no free replication slot or walsender."""
 
@@ -305,6 +321,12 @@ class ConnectionLostError(SourceError):
 
     code = "pg.connection_lost"
     retry = Retry.AUTO
+
+
+class SnapshotGoneError(SourceError):
+    """The snapshot under which a table is read has ended."""
+
+    code = "pg.snapshot_gone"
 
 
 class SourceQueryError(SourceError):
@@ -494,6 +516,12 @@ class LakeTableMissingError(LakeError):
     code = "lake.table_missing"
 
 
+class DuplicateKeyError(LakeError):
+    """A write has several rows of one key, and nothing says which of them wins."""
+
+    code = "lake.duplicate_key"
+
+
 class RoutingError(AqueduckError):
     """Rows cannot be told apart by the routing field and the destinations' values."""
 
@@ -535,6 +563,12 @@ class ServiceLockedError(AqueduckError):
     """Another service already runs this group."""
 
     code = "service.locked"
+
+
+class MaintenanceError(AqueduckError):
+    """The lake could not be maintained; its rows are as they were."""
+
+    code = "maintenance.failed"
 
 
 def error_codes() -> dict[str, type[AqueduckError]]:

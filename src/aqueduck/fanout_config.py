@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from aqueduck.config import (
+    MaintenanceConfig,
     Section,
     ServerConfig,
     SparkConfig,
@@ -28,10 +29,12 @@ from aqueduck.config import (
     _read_yaml,
 )
 from aqueduck.errors import ConfigError
-from aqueduck.lake_place import LakeKeys, PlainText, Properties, refuse_secrets, resolve
+from aqueduck.lake_place import LakeKeys, LakePlace, PlainText, resolve
+from aqueduck.object_store import Properties, refuse_secrets
 from aqueduck.schema import TableName, parse_table_name
 
 __all__ = [
+    "LISTED_KEYS",
     "DestinationConfig",
     "DynamicConfig",
     "FanoutConfig",
@@ -40,6 +43,7 @@ __all__ = [
     "assigned",
     "file_is_fanout",
     "is_fanout",
+    "listed_destinations",
     "load_fanout",
     "parse_fanout",
 ]
@@ -203,6 +207,8 @@ class FanoutConfig(Section):
     source: SourceLakeConfig
     routing: RoutingConfig
     destinations: tuple[DestinationConfig, ...] = ()
+    destinations_table: Text | None = None
+    """A table of the source lake whose rows are destinations, with columns named like their keys."""
     dynamic: DynamicConfig | None = None
     defaults: DefaultsConfig = DefaultsConfig()
     poll: PollConfig = PollConfig()
@@ -210,18 +216,38 @@ class FanoutConfig(Section):
     server: ServerConfig = ServerConfig(port=8000)
     instance: InstanceConfig = InstanceConfig()
     spark: SparkConfig = SparkConfig()
+    maintenance: MaintenanceConfig = MaintenanceConfig()
+    """Of the destinations' lakes."""
     state_dir: Text = ".aqueduck"
 
     @model_validator(mode="after")
     def _has_destinations_and_nothing_twice(self) -> FanoutConfig:
-        if not self.destinations and self.dynamic is None:
-            raise ValueError("destinations: needs at least one destination, or the key dynamic")
+        found_later = self.dynamic is not None or self.destinations_table is not None
+        if not self.destinations and not found_later:
+            raise ValueError(
+                "destinations: needs at least one destination, or the key destinations_table or dynamic"
+            )
         _refuse_repeated("id", (d.id for d in self.destinations))
         _refuse_repeated("routing_value", (d.routing_value for d in self.destinations))
+        if self.maintenance.readers:
+            raise ValueError("maintenance.readers is for files of sync: it names those that read its lake")
         unknown = set(self.instance.partition.include) - {d.id for d in self.destinations}
-        if unknown and self.dynamic is None:
+        if unknown and not found_later:
             raise ValueError(f"instance.partition.include: no destination has the id {min(unknown)}")
         return self
+
+    def place_of(self, destination: DestinationConfig, env: Mapping[str, str]) -> LakePlace:
+        """
+        Where the destination's lake is.
+
+        One that says nothing about credentials and is in the source's object store uses the source's.
+        """
+        properties = {**self.defaults.properties, **destination.properties}
+        source = self.source.properties
+        named = any(key.startswith("s3_access_key_id") for key in properties)
+        if not named and properties.get("s3_endpoint") == source.get("s3_endpoint"):
+            properties |= {key: value for key, value in source.items() if key.endswith("_env")}
+        return resolve(destination, properties, env, f"destinations ({destination.id})")
 
     def target_of(self, destination: DestinationConfig) -> TableName:
         """The destination's table."""
@@ -230,9 +256,63 @@ class FanoutConfig(Section):
         )
 
 
+LISTED_KEYS = frozenset(DestinationConfig.model_fields) - {"properties"}
+"""Columns of a table of destinations."""
+
+
+def listed_destinations(
+    config: FanoutConfig,
+    rows: Iterable[Mapping[str, str]],
+    canonical: Callable[[Sequence[str]], list[str | None]],
+) -> tuple[list[DestinationConfig], dict[str, str]]:
+    """
+    The destinations that rows of a table describe, and why others were left out, by id.
+
+    `canonical` writes values as the routing column does, and gives None for those that are none of its type: two
+    rows, or a row and the file, may not claim the same value.
+    """
+    found: list[DestinationConfig] = []
+    problems: dict[str, str] = {}
+    for number, row in enumerate(rows):
+        name = row.get("id", f"row {number + 1}")
+        try:
+            each = DestinationConfig.model_validate(dict(row))
+            _refuse_relative(each)
+            config.target_of(each)
+            found.append(each)
+        except ValidationError as exc:
+            wrong = exc.errors(include_url=False, include_input=False)
+            problems[name] = str(ConfigError("; ".join(map(_describe, wrong)), hint=_HINT))
+        except ValueError as exc:
+            problems[name] = str(ConfigError(str(exc), hint=_HINT))
+    values = canonical([d.routing_value for d in (*config.destinations, *found)])
+    ids = {d.id for d in config.destinations}
+    taken = set(values[: len(config.destinations)])
+    kept = []
+    for each, value in zip(found, values[len(config.destinations) :], strict=True):
+        if value is None:
+            problems[each.id] = str(ConfigError("routing_value is none of the routing column's type"))
+        elif each.id in ids or value in taken:
+            what = "id" if each.id in ids else "routing_value"
+            problems[each.id] = str(ConfigError(f"another destination has the same {what}"))
+        else:
+            kept.append(each)
+            ids.add(each.id)
+            taken.add(value)
+    return kept, problems
+
+
+def _refuse_relative(each: DestinationConfig) -> None:
+    """A row of a table is in no directory."""
+    file = each.catalog is not None and not each.catalog.startswith(("postgres:", "postgresql:"))
+    paths = [each.data_path, *([(each.catalog or "").removeprefix("sqlite:")] if file else [])]
+    if not all(Path(path).is_absolute() or "://" in path for path in paths):
+        raise ValueError("data_path and catalog need absolute paths in a table")
+
+
 def is_fanout(values: Mapping[str, Any]) -> bool:
     """Whether the keys of a file are those of this flow."""
-    return "routing" in values or "destinations" in values
+    return not {"routing", "destinations", "destinations_table"}.isdisjoint(values)
 
 
 def assigned(partition: PartitionConfig, destination_id: str) -> bool:
@@ -276,7 +356,7 @@ def parse_fanout(text: str, *, base_dir: Path, env: Mapping[str, str], name: str
         for destination in config.destinations:
             config.target_of(destination)
             if assigned(config.instance.partition, destination.id):
-                resolve(destination, config.defaults.properties, env, f"destinations ({destination.id})")
+                config.place_of(destination, env)
     except ValidationError as exc:
         problems = "; ".join(map(_describe, exc.errors(include_url=False, include_input=False)))
         raise ConfigError(f"{name}: {problems}", hint=_HINT) from None

@@ -7,34 +7,28 @@ them, the only thing that workers need to attach the lake.  Credentials come thr
 
 from __future__ import annotations
 
-import datetime
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from aqueduck.config import Section, Text
-from aqueduck.errors import ConfigError
+from aqueduck.object_store import (
+    VARIABLE,
+    Properties,
+    plain_text,
+    read_properties,
+    read_variable,
+    refuse_secrets,
+)
 
-__all__ = ["LakeKeys", "LakePlace", "PlainText", "Properties", "refuse_secrets", "resolve"]
+__all__ = ["LakeKeys", "LakePlace", "PlainText", "resolve"]
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET = re.compile(r"(access_key|secret|token|password)", re.IGNORECASE)
 _PASSWORD = re.compile(r"password\s*=|://[^/@\s]*:[^/@\s]+@", re.IGNORECASE)
 
 
-def _plain_text(value: Any) -> Any:
-    """What YAML reads as a number, a boolean or a date, as the text that stands in the file."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, datetime.date):
-        return value.isoformat()
-    return str(value) if isinstance(value, int | float) else value
-
-
-PlainText = Annotated[Text, BeforeValidator(_plain_text)]
-Properties = dict[str, Annotated[str, BeforeValidator(_plain_text)]]
+PlainText = Annotated[Text, BeforeValidator(plain_text)]
 
 
 class LakePlace(Section):
@@ -67,7 +61,7 @@ class LakeKeys(Section):
         if len([key for key in given if key is not None]) != 1:
             raise ValueError("needs exactly one of postgres_uri_env, catalog and catalog_env")
         for variable in (self.postgres_uri_env, self.catalog_env):
-            if variable is not None and not _VARIABLE.fullmatch(variable):
+            if variable is not None and not VARIABLE.fullmatch(variable):
                 raise ValueError("postgres_uri_env and catalog_env take the name of an environment variable")
         if self.catalog is not None and _PASSWORD.search(self.catalog):
             raise ValueError(
@@ -81,14 +75,6 @@ class LakeKeys(Section):
         return refuse_secrets(values)
 
 
-def refuse_secrets(values: dict[str, str]) -> dict[str, str]:
-    """Properties whose credentials are all named by variables; raises `ValueError` for others."""
-    for key in values:
-        if _SECRET.search(key) and not key.endswith("_env"):
-            raise ValueError(f"{key} is a credential: use {key}_env with the name of a variable")
-    return values
-
-
 def resolve(
     lake: LakeKeys,
     defaults: Mapping[str, str],
@@ -96,18 +82,12 @@ def resolve(
     where: str = "source",
 ) -> LakePlace:
     """The lake with everything that variables hold."""
-    properties = {**defaults, **lake.properties}
-    found: dict[str, str] = {}
-    for key, value in properties.items():
-        if key.endswith("_env"):
-            found[key.removesuffix("_env")] = _variable(env, value, f"{where}: properties.{key}")
-        else:
-            found[key] = value
+    found = read_properties({**defaults, **lake.properties}, env, where)
     if lake.postgres_uri_env is not None:
-        uri = _variable(env, lake.postgres_uri_env, f"{where}: postgres_uri_env")
+        uri = read_variable(env, lake.postgres_uri_env, f"{where}: postgres_uri_env")
         catalog = uri if uri.startswith(("postgres:", "postgresql:")) else f"postgres:{uri}"
     elif lake.catalog_env is not None:
-        catalog = _variable(env, lake.catalog_env, f"{where}: catalog_env")
+        catalog = read_variable(env, lake.catalog_env, f"{where}: catalog_env")
     else:
         assert lake.catalog is not None
         catalog = lake.catalog
@@ -117,11 +97,3 @@ def resolve(
         metadata_schema=lake.metadata_schema,
         properties=tuple(sorted(found.items())),
     )
-
-
-def _variable(env: Mapping[str, str], variable: str, where: str) -> str:
-    if not _VARIABLE.fullmatch(variable):  # it may be the secret itself: never show it
-        raise ConfigError(f"{where}: must be the name of an environment variable")
-    if not env.get(variable):
-        raise ConfigError(f"{where}: the variable {variable} is not set", hint=f"export {variable}=…")
-    return env[variable]

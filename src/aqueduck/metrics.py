@@ -23,12 +23,15 @@ from aqueduck.overview import FlowOverview, GroupOverview, LakeOverview, Overvie
 __all__ = [
     "METRICS",
     "MetricSpec",
+    "count_destination_error",
     "count_error",
     "count_retry",
+    "forget_destination",
     "observe_batch",
     "observe_destination",
-    "observe_poll",
-    "observe_routing",
+    "observe_hold",
+    "observe_maintenance",
+    "observe_read",
     "scrape",
 ]
 
@@ -76,6 +79,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("aqueduck_capture_decode_seconds_total", "counter", _G, "Time spent decoding."),
     MetricSpec("aqueduck_capture_paused", "gauge", _G, "1 while a full stage pauses reading: backpressure."),
     MetricSpec("aqueduck_stage_bytes", "gauge", _G, "Bytes on disk between the source and the lake."),
+    MetricSpec("aqueduck_unfinished_bytes", "gauge", _G, "Bytes staged of source transactions that have not ended."),
     MetricSpec("aqueduck_slot_retained_bytes", "gauge", _G, "WAL that the source keeps for the slot."),
     # -- batches
     MetricSpec("aqueduck_group_state", "gauge", ("group", "state"), "1 for the state that the group is in, 0 for the others."),
@@ -108,16 +112,29 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("aqueduck_lake_files", "gauge", ("table", "kind"), "Files of a lake table: data or delete."),
     MetricSpec("aqueduck_lake_bytes", "gauge", ("table", "kind"), "Size of those files."),
     MetricSpec("aqueduck_lake_inlined_rows", "gauge", ("table",), "Rows that the catalog itself holds."),
+    # -- maintenance
+    _observed("aqueduck_maintenance_runs_total", "counter", ("flow", "outcome"), "Runs: complete, partial (out of time) or failed."),
+    _observed("aqueduck_maintenance_seconds", "histogram", _F, "Time of a run of maintenance."),
+    _observed("aqueduck_maintenance_hold_seconds", "histogram", _F, "How long commits had to wait for one step of maintenance."),
+    _observed("aqueduck_maintenance_files_total", "counter", ("flow", "what"), "Files that were merged, rewritten, removed or orphaned."),
+    _observed("aqueduck_maintenance_rows_flushed_total", "counter", _F, "Inlined rows that were moved into files."),
+    _observed("aqueduck_maintenance_snapshots_expired_total", "counter", _F, "Lake snapshots that were forgotten."),
     # -- fan-out
-    _observed("aqueduck_fanout_polls_total", "counter", _F, "Looks at the source lake for new lake snapshots."),
-    _observed("aqueduck_fanout_read_seconds", "histogram", _F, "Time to read the changes of a batch from the source lake."),
-    _observed("aqueduck_fanout_read_rows_total", "counter", _F, "Changes read from the source lake."),
-    _observed("aqueduck_fanout_batch_rows", "histogram", _F, "Changes in a batch.", _ROWS),
+    MetricSpec("aqueduck_fanout_polls_total", "counter", _F, "Looks at the source lake for new lake snapshots."),
+    MetricSpec("aqueduck_fanout_cycles_total", "counter", _F, "Cycles that brought changes or a seed to destinations."),
+    MetricSpec("aqueduck_fanout_reads_total", "counter", _F, "Reads of the source lake, each for all destinations of a cycle."),
+    MetricSpec("aqueduck_fanout_read_rows_total", "counter", _F, "Changes read from the source lake."),
+    _observed("aqueduck_fanout_read_seconds", "histogram", _F, "Time to read the changes of a cycle from the source lake."),
+    _observed("aqueduck_fanout_batch_rows", "histogram", _F, "Changes in a cycle.", _ROWS),
     MetricSpec("aqueduck_fanout_source_snapshot", "gauge", _F, "The newest lake snapshot of the source."),
-    MetricSpec("aqueduck_fanout_unrouted_rows_total", "counter", _F, "Rows that match no destination."),
-    _observed("aqueduck_fanout_routing_moves_total", "counter", _F, "Updates that moved a row from one destination to another."),
-    _observed("aqueduck_fanout_conflicts_resolved_total", "counter", _F, "Keys with several changes in a batch: the last one counted."),
-    _observed("aqueduck_fanout_orphaned_preimages_total", "counter", _F, "Old images of updates that came without the new one."),
+    MetricSpec("aqueduck_fanout_unrouted_rows_total", "counter", _F, "Rows whose value belongs to no destination."),
+    MetricSpec("aqueduck_fanout_null_rows_total", "counter", _F, "Rows without a routing value."),
+    MetricSpec("aqueduck_fanout_routing_moves_total", "counter", _F, "Updates that moved a row from one destination to another."),
+    MetricSpec("aqueduck_fanout_conflicts_resolved_total", "counter", _F, "Changes that a later one of the same key and cycle overrode."),
+    MetricSpec("aqueduck_fanout_orphaned_preimages_total", "counter", _F, "Keys to remove that the destination did not have."),
+    MetricSpec("aqueduck_fanout_reseeds_total", "counter", _F, "Destinations that had to be seeded again."),
+    MetricSpec("aqueduck_fanout_seed_ratio", "gauge", _F, "Share of the running seed that is done, from 0 to 1."),
+    MetricSpec("aqueduck_fanout_seed_rows", "gauge", _F, "Rows that the running seed has read, and again when it has written them."),
     MetricSpec("aqueduck_fanout_pool_open", "gauge", _F, "Sessions with destinations that are open."),
     MetricSpec("aqueduck_fanout_pool_opened_total", "counter", _F, "Sessions with destinations that were opened."),
     MetricSpec("aqueduck_fanout_pool_evicted_total", "counter", _F, "Sessions that were closed to make room or after an error."),
@@ -127,7 +144,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("aqueduck_destination_rows_written_total", "counter", _D, "Rows written to a destination."),
     MetricSpec("aqueduck_destination_rows_upserted_total", "counter", _D, "Rows that replaced or added a key there."),
     MetricSpec("aqueduck_destination_rows_deleted_total", "counter", _D, "Rows deleted there."),
-    MetricSpec("aqueduck_destination_rows_matched_total", "counter", _D, "Changes that were routed there."),
+    MetricSpec("aqueduck_destination_rows_matched_total", "counter", _D, "Rows that were there already and were replaced."),
     MetricSpec("aqueduck_destination_snapshot", "gauge", _D, "The source's lake snapshot up to which it has everything."),
     MetricSpec("aqueduck_destination_lag_snapshots", "gauge", _D, "How many lake snapshots of the source it is behind."),
     MetricSpec("aqueduck_destination_lag_seconds", "gauge", _D, "How old the oldest of those is."),
@@ -178,29 +195,49 @@ def count_retry(*, flow: str, group: str = "") -> None:
     _INSTRUMENTS["aqueduck_retries_total"].labels(flow, group).inc()
 
 
-def observe_poll(flow: str, *, rows: int = 0, read_seconds: float | None = None) -> None:
-    """A fan-out looked at its source; with `read_seconds` it found something and read it."""
-    _INSTRUMENTS["aqueduck_fanout_polls_total"].labels(flow).inc()
-    if read_seconds is not None:
-        _INSTRUMENTS["aqueduck_fanout_read_seconds"].labels(flow).observe(read_seconds)
-        _INSTRUMENTS["aqueduck_fanout_read_rows_total"].labels(flow).inc(rows)
-        _INSTRUMENTS["aqueduck_fanout_batch_rows"].labels(flow).observe(rows)
+def observe_read(flow: str, *, rows: int, seconds: float) -> None:
+    """A fan-out read its source, once for all destinations of a cycle."""
+    _INSTRUMENTS["aqueduck_fanout_read_seconds"].labels(flow).observe(seconds)
+    _INSTRUMENTS["aqueduck_fanout_batch_rows"].labels(flow).observe(rows)
 
 
-def observe_routing(flow: str, *, moves: int = 0, conflicts: int = 0, orphaned_preimages: int = 0) -> None:
-    """What the routing of a batch met."""
-    _INSTRUMENTS["aqueduck_fanout_routing_moves_total"].labels(flow).inc(moves)
-    _INSTRUMENTS["aqueduck_fanout_conflicts_resolved_total"].labels(flow).inc(conflicts)
-    _INSTRUMENTS["aqueduck_fanout_orphaned_preimages_total"].labels(flow).inc(orphaned_preimages)
-
-
-def observe_destination(
-    flow: str, destination: str, *, write_seconds: float, error_code: str | None = None
-) -> None:
-    """One transaction in a destination, committed or failed."""
+def observe_destination(flow: str, destination: str, *, write_seconds: float) -> None:
+    """One transaction in a destination."""
     _INSTRUMENTS["aqueduck_destination_write_seconds"].labels(flow, destination).observe(write_seconds)
-    if error_code is not None:
-        _INSTRUMENTS["aqueduck_destination_errors_total"].labels(flow, destination, error_code).inc()
+
+
+def count_destination_error(flow: str, destination: str, code: str) -> None:
+    """A destination failed."""
+    _INSTRUMENTS["aqueduck_destination_errors_total"].labels(flow, destination, code).inc()
+
+
+def forget_destination(flow: str, destination: str) -> None:
+    """A destination is served no longer: its series end."""
+    for name in ("aqueduck_destination_write_seconds", "aqueduck_destination_errors_total"):
+        _INSTRUMENTS[name].remove_by_labels({"flow": flow, "destination": destination})
+
+
+def observe_maintenance(
+    flow: str,
+    *,
+    seconds: float,
+    outcome: str,
+    files: Mapping[str, int],
+    rows_flushed: int,
+    snapshots_expired: int,
+) -> None:
+    """One run of maintenance has ended."""
+    _INSTRUMENTS["aqueduck_maintenance_runs_total"].labels(flow, outcome).inc()
+    _INSTRUMENTS["aqueduck_maintenance_seconds"].labels(flow).observe(seconds)
+    for what, count in files.items():
+        _INSTRUMENTS["aqueduck_maintenance_files_total"].labels(flow, what).inc(count)
+    _INSTRUMENTS["aqueduck_maintenance_rows_flushed_total"].labels(flow).inc(rows_flushed)
+    _INSTRUMENTS["aqueduck_maintenance_snapshots_expired_total"].labels(flow).inc(max(0, snapshots_expired))
+
+
+def observe_hold(flow: str, seconds: float) -> None:
+    """One step of maintenance kept commits waiting."""
+    _INSTRUMENTS["aqueduck_maintenance_hold_seconds"].labels(flow).observe(seconds)
 
 
 # -- Read from the overview when somebody scrapes
@@ -261,6 +298,7 @@ def _of_group(group: GroupOverview) -> Iterator[Sample]:
     yield "aqueduck_capture_decode_seconds_total", g, group.decode_seconds
     yield "aqueduck_capture_paused", g, int(group.paused)
     yield "aqueduck_stage_bytes", g, group.staged_bytes
+    yield "aqueduck_unfinished_bytes", g, group.unfinished_bytes
     yield "aqueduck_slot_retained_bytes", g, group.retained_bytes
     for state in _GROUP_STATES:
         yield "aqueduck_group_state", (group.name, state), int(group.state == state)
@@ -295,8 +333,22 @@ def _of_table(table: TableOverview) -> Iterator[Sample]:
 
 
 def _of_fanout(flow: FlowOverview) -> Iterator[Sample]:
-    yield "aqueduck_fanout_source_snapshot", (flow.name,), flow.source_snapshot
-    yield "aqueduck_fanout_unrouted_rows_total", (flow.name,), flow.unrouted_rows
+    name = (flow.name,)
+    yield "aqueduck_fanout_source_snapshot", name, flow.source_snapshot
+    counts = flow.counts
+    yield "aqueduck_fanout_polls_total", name, counts.polls
+    yield "aqueduck_fanout_cycles_total", name, counts.cycles
+    yield "aqueduck_fanout_reads_total", name, counts.reads
+    yield "aqueduck_fanout_read_rows_total", name, counts.rows_read
+    yield "aqueduck_fanout_unrouted_rows_total", name, counts.unrouted_rows
+    yield "aqueduck_fanout_null_rows_total", name, counts.null_rows
+    yield "aqueduck_fanout_routing_moves_total", name, counts.routing_moves
+    yield "aqueduck_fanout_conflicts_resolved_total", name, counts.conflicts
+    yield "aqueduck_fanout_orphaned_preimages_total", name, counts.orphaned_preimages
+    yield "aqueduck_fanout_reseeds_total", name, counts.reseeds
+    if flow.seed is not None:
+        yield "aqueduck_fanout_seed_rows", name, flow.seed.rows
+        yield "aqueduck_fanout_seed_ratio", name, flow.seed.share
     if flow.pool is not None:
         yield "aqueduck_fanout_pool_open", (flow.name,), flow.pool.open
         yield "aqueduck_fanout_pool_opened_total", (flow.name,), flow.pool.created

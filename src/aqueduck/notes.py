@@ -12,10 +12,12 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from aqueduck.modes import UPSERT, TableMode
 from aqueduck.schema import TableSchema, lsn_text, parse_lsn
 
 __all__ = [
     "note_position",
+    "read_modes",
     "read_note",
     "read_skips",
     "read_tables",
@@ -43,15 +45,30 @@ def read_note(path: Path) -> int | None:
         return None
 
 
-def write_tables(path: Path, tables: Iterable[tuple[TableSchema, str | None]]) -> None:
-    """Tell capture and tasks which tables the group has, and where the files of each go."""
-    write_note(path, json.dumps({schema.oid: [schema.to_json(), place] for schema, place in tables}))
+def write_tables(
+    path: Path,
+    tables: Iterable[tuple[TableSchema, str | None]],
+    modes: Mapping[int, TableMode] | None = None,
+) -> None:
+    """Tell capture and tasks which tables the group has, where the files of each go, and modes other than `upsert`."""
+    modes = modes or {}
+    notes = {
+        schema.oid: [schema.to_json(), place, modes.get(schema.oid, UPSERT).to_json()]
+        for schema, place in tables
+    }
+    write_note(path, json.dumps(notes))
 
 
 def read_tables(path: Path) -> dict[int, tuple[TableSchema, str | None]]:
     """What `write_tables` wrote last, by oid."""
     tables = json.loads(path.read_text())
-    return {int(oid): (TableSchema.from_json(schema), place) for oid, (schema, place) in tables.items()}
+    return {int(oid): (TableSchema.from_json(schema), place) for oid, (schema, place, _) in tables.items()}
+
+
+def read_modes(path: Path) -> dict[int, TableMode]:
+    """The modes of the tables that `write_tables` wrote last, by oid."""
+    tables = json.loads(path.read_text())
+    return {int(oid): TableMode.from_json(mode) for oid, (_, _, mode) in tables.items()}
 
 
 def write_skips(path: Path, skips: Mapping[int, int | None]) -> None:

@@ -14,7 +14,7 @@ never a cell value, a connection string or a token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
 from typing import Any, Literal, Protocol
@@ -25,6 +25,8 @@ __all__ = [
     "Actions",
     "CopyOverview",
     "DestinationOverview",
+    "DestinationState",
+    "FanoutCounts",
     "FlowOverview",
     "GroupOverview",
     "LakeOverview",
@@ -34,6 +36,7 @@ __all__ = [
     "PoolOverview",
     "Problem",
     "ProcessUsage",
+    "SeedOverview",
     "TableOverview",
     "to_plain",
 ]
@@ -125,6 +128,8 @@ class GroupOverview:
     received_bytes: int = 0
     decode_seconds: float = 0.0
     staged_bytes: int = 0
+    unfinished_bytes: int = 0
+    """What is staged of source transactions that have not ended."""
     paused: bool = False
     """Reading waits until the lake has caught up."""
     held: bool = False
@@ -147,15 +152,53 @@ class DestinationOverview:
     """The source's lake snapshot up to which it has everything."""
     lag_snapshots: int = 0
     lag_seconds: float = 0.0
+    rows_replicated: int = 0
+    """Rows written, replaced and deleted, also before this start."""
     rows_written: int = 0
     rows_upserted: int = 0
     rows_deleted: int = 0
     rows_matched: int = 0
-    seeded_rows: int = 0
+    """Rows that were there already and were replaced."""
     last_change_at: datetime | None = None
     error: Problem | None = None
     failures: int = 0
     retry_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FanoutCounts:
+    """What a fan-out has done since the service started."""
+
+    polls: int = 0
+    cycles: int = 0
+    reads: int = 0
+    """Times the source was read; once for all destinations of a cycle."""
+    rows_read: int = 0
+    unrouted_rows: int = 0
+    """Rows whose value belongs to no destination."""
+    null_rows: int = 0
+    """Rows without a routing value."""
+    routing_moves: int = 0
+    conflicts: int = 0
+    orphaned_preimages: int = 0
+    reseeds: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedOverview:
+    """A seed that runs: one read of the source for several destinations."""
+
+    destinations: int
+    destinations_done: int = 0
+    rows: int = 0
+    """Rows that were read from the source, and again when they were written."""
+    rows_total: int = 0
+    """How many the source table has."""
+    share: float = 0.0
+    """From 0 to 1."""
+    seconds: float = 0.0
+    moved_at: datetime | None = None
+    """When a task last did anything for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,8 +222,13 @@ class FlowOverview:
     groups: tuple[GroupOverview, ...] = ()
     destinations: tuple[DestinationOverview, ...] = ()
     source_snapshot: int | None = None
-    unrouted_rows: int = 0
+    counts: FanoutCounts = FanoutCounts()
+    seed: SeedOverview | None = None
     pool: PoolOverview | None = None
+    error: Problem | None = None
+    """Why the source of a fan-out cannot be read."""
+    moved_at: datetime | None = None
+    """When the flow last did anything, also looked and found nothing; `None` where that is not told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +336,9 @@ class Actions(Protocol):
         group_name: str = "default",
         mode: str = "upsert",
         copy: bool = True,
+        source_column: str | None = None,
+        source_value: str | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> int: ...
 
     def remove_table(

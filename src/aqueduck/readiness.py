@@ -109,6 +109,9 @@ def _copies(flow: FlowOverview, group: GroupOverview) -> Iterator[_Work]:
 
 
 def _fanout(flow: FlowOverview) -> Iterator[_Work]:
+    if flow.error is not None:
+        reason = f"the source cannot be read: [{flow.error.code}] {flow.error.message}"
+        yield _Work(flow.name, None, "source", flow.source_snapshot, reason)
     sound = [d for d in flow.destinations if d.state != "errored"]
     behind = [d for d in sound if d.lag_snapshots or d.state in ("pending", "seeding")]
     if behind:
@@ -117,5 +120,10 @@ def _fanout(flow: FlowOverview) -> Iterator[_Work]:
         reason = f"all {len(flow.destinations)} destinations have failed"
     else:
         return
-    mark = tuple((d.name, d.position, d.seeded_rows) for d in flow.destinations)
+    mark = (flow.seed and (flow.seed.rows, flow.seed.moved_at), *_positions(flow))
     yield _Work(flow.name, None, "destinations", mark, reason)
+
+
+def _positions(flow: FlowOverview) -> Iterator[Hashable]:
+    for d in flow.destinations:
+        yield d.name, d.position, d.state

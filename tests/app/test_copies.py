@@ -24,11 +24,13 @@ from aqueduck.lake.apply import ensure_target
 from aqueduck.lake.catalog import open_lake
 from aqueduck.lake.commit import BatchPlan, commit_batch
 from aqueduck.lake.copy_files import ChunkFile
+from aqueduck.lake.keeping import present_rows
 from aqueduck.lake.parking import copy_to_parking, ensure_parking
 from aqueduck.lake.progress import Position, write_position
 from aqueduck.lake.table_states import TableState, ensure_table_states, write_state
 from aqueduck.lake.units import parked_units, plan_batch
 from aqueduck.lifecycle import ErrorClass
+from aqueduck.modes import UPSERT, TableMode
 from aqueduck.notes import write_tables
 from aqueduck.postgres.capture import Capture
 from aqueduck.postgres.capture_settings import CaptureSettings
@@ -47,9 +49,16 @@ class World:
     """A table, a slot with its capture, a lake and a copier, without a query between them."""
 
     def __init__(
-        self, db: Database, directory: Path, *, by_sql: bool = False, dsn: str | None = None
+        self,
+        db: Database,
+        directory: Path,
+        mode: TableMode = UPSERT,
+        *,
+        by_sql: bool = False,
+        dsn: str | None = None,
     ) -> None:
         self.db = db
+        self.mode = mode
         db.execute(
             "create table t (id int primary key, v text, doc text); alter table t alter doc set storage external"
         )
@@ -67,9 +76,9 @@ class World:
         ensure_parking(self.lake)
         self.target = TableName("main", "t")
         self.oid = self.schema.oid
-        state = TableState(self.oid, "public.t", self.target, False, 0)
+        state = TableState(self.oid, "public.t", self.target, False, 0, mode=mode)
         with self.lake.transaction():
-            ensure_target(self.lake, self.target, self.schema)
+            ensure_target(self.lake, self.target, self.schema, mode)
             write_state(self.lake, "g", [state])
             write_position(self.lake, Position("g", self.position, None, "s", 1))
         self.states = {self.oid: state}
@@ -91,18 +100,26 @@ class World:
         )  # fmt: skip
         self.run: Callable[[CopyJob, int], ChunkFile] = lambda job, number: job.run(number)
 
+    def close(self) -> None:
+        self.copier.stop()
+        self.capture.stop()
+        self.lake.close()
+
     def run_job(self, job: CopyJob) -> list[ChunkFile]:
         return [self.run(job, number) for number in range(len(job.items))]
 
     def pump(self, position: int) -> bool:
         """What the query would do: all staged changes into the lake; true when it has everything before a position."""
         self.capture.check()
+        self.capture.ask_position()
         reached = self.capture.seen >= position
         self.stage.cut()
         cuts = self.stage.between(self.position, 1 << 62)
         if cuts:
+            segments = (s for c in cuts for s in c.segments)
+            keeping = [self.oid] if self.mode.keeps else []
             units: Units = [
-                (u, None) for u in plan_units((s for c in cuts for s in c.segments), direct_bytes_max=1 << 40)
+                (u, None) for u in plan_units(segments, keeping=keeping, direct_bytes_max=1 << 40)
             ]
             parked = copy_to_parking(
                 self.config.data_path, "g", str(cuts[-1].position), parked_units(units, self.states)
@@ -132,7 +149,8 @@ class World:
     def assert_same(self) -> None:
         source = self.db.query("select id, v, doc from t order by id")
         with open_lake(self.config, read_only=True) as observer:
-            lake = observer.query("select id, v, doc from lake.main.t order by id")[0]
+            present = present_rows(self.mode, self.schema, "lake.main.t")
+            lake = observer.query(f"select id, v, doc from ({present}) order by id")[0]
         assert [row[0] for row in lake] == [row[0] for row in source]
         assert lake == source
 
@@ -147,9 +165,7 @@ def make_world(tmp_path: Path) -> Iterator[Callable[..., World]]:
 
     yield make
     for world in worlds:
-        world.copier.stop()
-        world.capture.stop()
-        world.lake.close()
+        world.close()
 
 
 @pytest.fixture

@@ -2,42 +2,57 @@
 
 from __future__ import annotations
 
-import re
+import os
 import sqlite3
 import time
 from pathlib import Path
 
+import pytest
+
+from aqueduck.app.fanout_progress import LaneProgress
 from aqueduck.app.fanout_status import DestinationStatus, FanoutStatus, StateFile
-
-ROOT = Path(__file__).parents[2]
-
-
-def test_every_metric_is_documented() -> None:
-    """P-F17: docs/fanout.md names each metric."""
-    text = (ROOT / "docs" / "fanout.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`(\w+)`", text))
-    assert set(FanoutStatus("i").metrics()) <= named
+from aqueduck.spark.fanout_query import Workers
+from tests.fix_postgres import wait_until
 
 
-def test_the_metrics_that_users_know_are_there() -> None:
-    """P-F17: polls, reads, rows, per destination writes and lag, unrouted, pool, moves, conflicts, orphans, errors."""
-    status = FanoutStatus("i", polls=3, unrouted_rows=2, null_rows=1, routing_moves=4)
-    status.destinations["a"] = DestinationStatus("a", cursor=7, rows_upserted=5, lag_snapshots=2)
-    status.errors["lake.write", "a"] += 1
-    metrics = status.metrics()
-    assert (metrics["polls_total"], metrics["unrouted_rows_total"]) == (3, 3)
-    assert metrics["dest_last_snapshot_id"] == {"a": 7}
-    assert metrics["dest_lag_snapshots"] == {"a": 2}
-    assert metrics["errors_total"] == {("lake.write", "a"): 1}
-    assert metrics["cdc_routing_mutations_total"] == 4
+def test_a_job_notes_how_far_it_is(tmp_path: Path) -> None:
+    """P-F10, P-F13: rows and destinations add up over tasks, also while a line is half written; a new job begins at zero."""
+    lane = LaneProgress(tmp_path / "deep" / "one.side")
+    assert lane.look() == 0.0
+    lane.restart()
+    workers = Workers("i", tasks=2, progress_file=str(lane.path))
+    workers.progressed(1000)
+    workers.progressed(500, 1)
+    with lane.path.open("ab") as file:
+        file.write(b"70")
+    assert time.time() - lane.look() < 60
+    assert (lane.rows, lane.destinations) == (1500, 1)
+    with lane.path.open("ab") as file:
+        file.write(b"0 1\n")
+    lane.look()
+    assert (lane.rows, lane.destinations) == (2200, 2)
+    lane.restart()
+    lane.look()
+    assert (lane.rows, lane.destinations) == (0, 0)
+    os.utime(lane.path, (1, 1))
+    assert lane.idle_seconds() == 0, "tasks that do not share the file do not hang"
+    workers.progressed(1)
+    os.utime(lane.path, (1, 1))
+    assert lane.idle_seconds() > 1000
 
 
-def test_health_follows_progress() -> None:
-    """P-F13: green while there is progress of any kind, red once it has stopped."""
-    status = FanoutStatus("i")
-    assert status.healthy(patience_seconds=60)
-    status.progress_at = time.time() - 61
-    assert not status.healthy(patience_seconds=60)
+def test_only_work_is_a_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P-F13: a task that computes touches the file, one that hangs does not."""
+    monkeypatch.setattr("aqueduck.spark.fanout_query.BEAT_SECONDS", 0.3)
+    file = tmp_path / "side"
+    file.touch()
+    os.utime(file, (1, 1))
+    workers = Workers("i", tasks=1, progress_file=str(file))
+    with workers.alive():
+        time.sleep(1.0)
+    assert file.stat().st_mtime == 1
+    with workers.alive():
+        wait_until(lambda: sum(range(50_000)) and file.stat().st_mtime > 1, "a busy task shows", 30)
 
 
 def test_the_state_file_is_plain_sql_and_rests_when_nothing_changes(tmp_path: Path) -> None:
@@ -45,9 +60,9 @@ def test_the_state_file_is_plain_sql_and_rests_when_nothing_changes(tmp_path: Pa
     file = StateFile(tmp_path / "deep" / "state.sqlite")
     status = FanoutStatus("instance-1")
     status.destinations["a"] = DestinationStatus(
-        "a", "FAILING", 4, last_error="[lake.write] no", rows_upserted=2
+        "a", "errored", 4, last_error="[lake.write] no", rows_upserted=2
     )
-    status.destinations["b"] = DestinationStatus("b", "STREAMING", 5)
+    status.destinations["b"] = DestinationStatus("b", "live", 5)
     file.write(status)
     written = file.path.stat().st_mtime_ns
     file.write(status)
@@ -61,3 +76,17 @@ def test_the_state_file_is_plain_sql_and_rests_when_nothing_changes(tmp_path: Pa
     del status.destinations["b"]
     file.write(status)
     assert [row["destination_id"] for row in file.read()] == ["a"]
+
+
+def test_a_state_file_of_an_older_shape_is_made_anew(tmp_path: Path) -> None:
+    """Everything in it comes from the lakes, so an upgrade needs nobody."""
+    path = tmp_path / "state.sqlite"
+    con = sqlite3.connect(path)
+    con.execute("create table destinations (destination_id text primary key, other text)")
+    con.commit()
+    con.close()
+    status = FanoutStatus("i")
+    status.destinations["a"] = DestinationStatus("a", "live", 4, lag_seconds=1.25, rows_before=7)
+    StateFile(path).write(status)
+    [row] = StateFile(path).read()
+    assert (row["lag_seconds"], row["rows_replicated"], row["state"]) == (1.2, 7, "live")

@@ -8,14 +8,27 @@ from hypothesis import strategies as st
 
 from aqueduck.changes import OP_DELETE, OP_INSERT, OP_UPDATE
 from aqueduck.config import LakeConfig
-from aqueduck.lake.apply import add_files, delete_keys, ensure_target, table_directory, truncate_target
+from aqueduck.lake.apply import add_files, delete_keys, ensure_target, table_directory
 from aqueduck.lake.catalog import open_lake
 from aqueduck.lake.commit import RunPlan, apply_run
 from aqueduck.lake.files import write_files
+from aqueduck.lake.keeping import truncate_target
 from aqueduck.lake.sql import ident
+from aqueduck.modes import UPSERT
 from aqueduck.schema import Column, TableName, TableSchema
 from tests.fix_lake import Lake
-from tests.strategies import TABLE, Change, State, histories, key_of, replay, split, stage, states
+from tests.strategies import (
+    TABLE,
+    Change,
+    State,
+    histories,
+    key_of,
+    replay,
+    split,
+    stage,
+    states,
+    truncate_before,
+)
 
 TARGET = TableName("some schema", 'odd "table"')
 FEW, MANY = 3, 50  # the fixture's lake inlines up to ten rows
@@ -62,7 +75,7 @@ def test_every_type_survives_the_catalog_and_files_alike(lake: Lake, tmp_path: P
         with lake.session.transaction():
             ensure_target(lake.session, target, TYPES)
             segments = tuple(stage(tmp_path, insert_history(rows, VALUES), 5, TYPES))
-            apply_run(lake.session, target, RunPlan(TYPES, False, segments))
+            apply_run(lake.session, target, RunPlan(TYPES, segments))
     lake.session.execute("create table lake.main.flushed as from lake.main.few limit 0")
     lake.session.execute("insert into lake.main.flushed from lake.main.few")
     lake.session.execute("call ducklake_flush_inlined_data('lake', table_name => 'flushed')")
@@ -118,17 +131,17 @@ def test_deletes_and_truncates_reach_rows_wherever_they_are(lake: Lake, tmp_path
     with session.transaction():
         ensure_target(session, TARGET, TABLE)
         history = [Change(OP_INSERT, ("b", "a", "1", str(i), None)) for i in range(MANY + FEW)]
-        apply_run(session, TARGET, RunPlan(TABLE, False, tuple(stage(tmp_path, history[:MANY]))))
-        apply_run(session, TARGET, RunPlan(TABLE, False, tuple(stage(tmp_path, history[MANY:]))))
+        apply_run(session, TARGET, RunPlan(TABLE, tuple(stage(tmp_path, history[:MANY]))))
+        apply_run(session, TARGET, RunPlan(TABLE, tuple(stage(tmp_path, history[MANY:]))))
         delete_keys(session, TARGET, TABLE, "(select unnest([1, 1, 51, 777]) as k0, 'a' as k1)")
     name = 'lake."some schema"."odd ""table"""'
     assert lake.read(f"select count(*) from {name}") == [(MANY + FEW - 2,)]
     delete = [Change(OP_DELETE, old_key=(str(i), "a")) for i in (0, 2, 50)]
     with session.transaction():
-        apply_run(session, TARGET, RunPlan(TABLE, False, tuple(stage(tmp_path, delete))))
+        apply_run(session, TARGET, RunPlan(TABLE, tuple(stage(tmp_path, delete))))
     assert lake.read(f"select count(*) from {name}") == [(MANY + FEW - 5,)]
     with session.transaction():
-        truncate_target(session, TARGET)
+        truncate_target(session, TARGET, UPSERT, truncate_before(stage(tmp_path, delete)[0]))
     assert lake.read(f"select count(*) from {name}") == [(0,)]
 
 
@@ -137,10 +150,10 @@ def test_an_update_that_only_toasts_keeps_what_the_lake_has(lake: Lake, tmp_path
     with lake.session.transaction():
         ensure_target(lake.session, TARGET, TABLE)
         first = [Change(OP_INSERT, ("huge", "a", "1", "1", "other"))]
-        apply_run(lake.session, TARGET, RunPlan(TABLE, False, tuple(stage(tmp_path, first))))
+        apply_run(lake.session, TARGET, RunPlan(TABLE, tuple(stage(tmp_path, first))))
     moved = [Change(OP_UPDATE, (None, "a", "2", "9", None), old_key=("1", "a"), unchanged=(0, 4))]
     with lake.session.transaction():
-        apply_run(lake.session, TARGET, RunPlan(TABLE, False, tuple(stage(tmp_path, moved))))
+        apply_run(lake.session, TARGET, RunPlan(TABLE, tuple(stage(tmp_path, moved))))
     assert lake.read('from lake."some schema"."odd ""table"""') == [("huge", "a", 2, 9, "other")]
 
 
@@ -165,7 +178,7 @@ def test_batches_applied_to_a_lake_equal_replay(
             ensure_target(session, TARGET, TABLE)
         for batch in filter(None, batches):
             with session.transaction():
-                apply_run(session, TARGET, RunPlan(TABLE, False, tuple(stage(directory, batch))))
+                apply_run(session, TARGET, RunPlan(TABLE, tuple(stage(directory, batch))))
         rows, _ = session.query('from lake."some schema"."odd ""table"""')
     found = [tuple(None if cell is None else str(cell) for cell in row) for row in rows]
     assert len(found) == len({key_of(row) for row in found})

@@ -23,7 +23,7 @@ from aqueduck.lake.progress import Position, read_position, write_position
 from aqueduck.lake.table_states import TableState, ensure_table_states, read_states
 from aqueduck.schema import TableName
 from tests.fix_lake import Lake
-from tests.strategies import TABLE, Change, stage
+from tests.strategies import TABLE, Change, stage, truncate_before
 
 START = Position("shop", 1000, None, "7300000000000000001", 1)
 END = Position("shop", 2000, 1_700_000_000_000_000, "7300000000000000001", 1)
@@ -46,7 +46,8 @@ def shop(lake: Lake) -> Lake:
 def table(
     target: TableName, segments: Sequence[SegmentRef], *, truncate: bool = False, oid: int = 1
 ) -> TablePlan:
-    return TablePlan(oid, target, (RunPlan(TABLE, truncate, tuple(segments)),))
+    first = [truncate_before(segments[0])] if truncate else []
+    return TablePlan(oid, target, (RunPlan(TABLE, (*first, *segments)),))
 
 
 def counts(lake: Lake) -> tuple[int, int]:
@@ -162,7 +163,7 @@ def test_files_of_tasks_and_segments_commit_together(shop: Lake, tmp_path: Path)
         [deletes] = write_files(kernel, str(fold.deletes), str(tmp_path), "deletes.parquet")
         [patches] = write_files(kernel, str(fold.patches), str(tmp_path), "patches.parquet")
     kernel.close()
-    run = RunPlan(TABLE, False, (), (data.path,), (deletes.path,), (patches.path,))
+    run = RunPlan(TABLE, (), (data.path,), (deletes.path,), (patches.path,))
     plan = BatchPlan(END, (TablePlan(1, ONE, (run,)), table(TWO, insert(tmp_path, 5), oid=2)))
     assert commit_batch(shop.session, plan)
     assert counts(shop) == (60 - 2 + 2, 1)
@@ -214,7 +215,7 @@ def test_changes_that_the_copy_has_are_left_out(shop: Lake, tmp_path: Path) -> N
         Change(OP_INSERT, ("big", "a", "1", str(i), "x")) for i in range(10)
     ]  # at positions 1000, 1001, …
     refs = stage(tmp_path, history, pieces=1)
-    plan = TablePlan(1, ONE, (RunPlan(TABLE, False, tuple(refs)),), skip_before=1006)
+    plan = TablePlan(1, ONE, (RunPlan(TABLE, tuple(refs)),), skip_before=1006)
     assert commit_batch(shop.session, BatchPlan(END, (plan,)))
     assert shop.read("select id from lake.main.one order by id") == [(6,), (7,), (8,), (9,)]
 
@@ -231,7 +232,7 @@ import json
 given = json.loads(sys.argv[1])
 schema = TableSchema.from_json(given["schema"])
 segments = tuple(SegmentRef.from_dict(s) for s in given["segments"])
-plan = TablePlan(1, TableName("main", "one"), (RunPlan(schema, False, segments),))
+plan = TablePlan(1, TableName("main", "one"), (RunPlan(schema, segments),))
 end = Position("shop", 2000, 1_700_000_000_000_000, "7300000000000000001", 1)
 commit_batch(open_lake(LakeConfig(**given["config"])), BatchPlan(end, (plan,)))
 """

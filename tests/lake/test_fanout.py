@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ from typing import Any
 import duckdb
 import pytest
 
+from aqueduck.app.bench.fanout_bench import split_seconds
 from aqueduck.errors import (
     LakeTableMissingError,
     LakeWriteError,
@@ -352,6 +356,47 @@ def test_values_of_every_type_arrive_unchanged(tmp_path: Path) -> None:
     fan.close()
 
 
+HOLD = """
+import sys, time
+from tests.fanout_lakes import connect
+from aqueduck.lake_place import LakePlace
+con = connect(LakePlace(catalog=sys.argv[1], data_path=sys.argv[2]), "data_inlining_row_limit 5")
+con.execute("insert into lake.t values (50, 'a', 50)")
+print("held", flush=True)
+time.sleep(2)
+"""
+
+
+def test_duckdb_files_as_catalogs_are_taken_turns_with(tmp_path: Path) -> None:
+    """Source and destinations with DuckDB files: they are let go after each use, and waited for while others write."""
+    places = {
+        name: LakePlace(catalog=f"{tmp_path}/{name}.ducklake", data_path=f"{tmp_path}/{name}/")
+        for name in ("source", "one", "two")
+    }
+    fan = Fan(tmp_path, {"one": "a", "two": "b"}, places=places)
+
+    def change(*statements: str) -> None:
+        with connect(places["source"], "data_inlining_row_limit 5") as con:
+            for statement in statements:
+                con.execute(statement)
+
+    change(TABLE, "insert into lake.t select i, (['a','b','x'])[1 + i % 3], i from range(30) r(i)")
+    fan.poll()
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", HOLD, places["source"].catalog, places["source"].data_path]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        assert [a.error for a in fan.poll()] == [None, None]
+        assert holder.wait(60) == 0
+    for name, value in fan.values.items():
+        with connect(places["source"]) as con:
+            expected = con.execute(f"from lake.t where c = '{value}' order by id").fetchall()
+        assert sorted(fan.rows(name)) == expected
+    assert (50, "a", 50) in fan.rows("one")
+    fan.close()
+
+
 def test_the_pool_keeps_the_recently_used(tmp_path: Path) -> None:
     """P-F11: lazily opened, at most `max_open`, the least recently used goes first, a failed one at once."""
     pool = LakePool(max_open=2)
@@ -414,6 +459,16 @@ def test_a_split_plan_reads_every_lake_snapshot_once(fan: Fan) -> None:
         covered = [s for p in pieces for r in p.reads for s in range(r.run.first, r.run.last + 1)]
         assert sorted(covered) == list(range(2, fan.latest() + 1))
         assert len(pieces) == min(parts, 7)
+
+
+@pytest.mark.parametrize(
+    ("rows", "destinations"),
+    [(50_000, 1_000), pytest.param(1_000_000, 10_000, marks=pytest.mark.slow)],
+)
+def test_a_split_takes_seconds(rows: int, destinations: int) -> None:
+    """P-F19: a million rows for ten thousand destinations are read, routed and cut apart in seconds."""
+    seconds = split_seconds(rows, destinations)
+    assert seconds < 20, f"{seconds:.1f} s"
 
 
 def test_swapped_names_need_a_new_table() -> None:

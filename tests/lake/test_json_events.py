@@ -12,7 +12,7 @@ import pytest
 
 from aqueduck.errors import EventValueError
 from aqueduck.lake.json_events import EventLines
-from aqueduck.postgres.decoder import segment_schema
+from aqueduck.postgres.layouts import segment_schema
 from aqueduck.schema import Column, TableSchema, parse_lsn
 from tests.fix_events import Watched
 from tests.fix_postgres import Database

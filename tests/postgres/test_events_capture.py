@@ -8,7 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aqueduck.errors import AqueduckError, ConnectionLostError, ProtocolError, Retry
+from aqueduck.errors import (
+    AqueduckError,
+    ConnectionLostError,
+    ProtocolError,
+    Retry,
+    TransactionTooLargeError,
+)
 from aqueduck.event_parts import piece_stretches, plan_pieces
 from aqueduck.lake.json_events import stretch_lines
 from aqueduck.postgres.capture_settings import CaptureSettings
@@ -118,6 +124,43 @@ def test_commits_one_by_one_hold_what_commits_together_hold() -> None:
 
     assert runs(True) == [["1"], 120, ["2", "3"], 220, ["4"]]
     assert runs(False) == [["1", "2", "3"], 220, ["4"]]
+
+
+def test_a_transaction_that_is_read_while_it_goes_on_gives_the_same_events(
+    db: Database, watch: Callable[..., Watched]
+) -> None:
+    """P-E01, P-E08: in order, at the place of its commit, without what was rolled back; counted once it is whole."""
+    db.execute(f"alter database {db.name} set logical_decoding_work_mem = '64kB'")
+    db.execute("create table t (id int primary key, v text); create table nothing ()")
+    watched = watch(db, segment_bytes=32 << 10, max_messages=2002, max_staged_records=2000)
+    with db.connect() as conn:
+        conn.execute("begin")
+        conn.execute("insert into t select g, repeat('x', 100) from generate_series(1, 1999) g")
+        conn.execute("savepoint a")
+        conn.execute("insert into t select g, repeat('void', 25) from generate_series(2000, 4000) g")
+        wait_until(lambda: watched.stage.unfinished[0] == 1, "it is staged while it goes on")
+        conn.execute("rollback to a")
+        conn.execute("insert into nothing default values")
+        db.execute("insert into t values (9001, 'between')")
+        conn.execute("commit")
+    early = watched.stage.limit
+    assert early is None
+    db.execute("insert into t values (9002, 'last'); insert into t values (9003, 'too much')")
+    events = watched.events()
+    assert [e["after"].get("id") for e in events[:2002]] == [9001, *range(1, 2000), None, 9002]
+    assert (events[2000]["table"], events[2000]["after"]) == ("nothing", {})
+    assert len({e["lsn"] for e in events[1:2001]}) == 1
+    assert events[0]["lsn"] != events[1]["lsn"] != events[2001]["lsn"]
+    assert watched.stage.limit is not None
+    with db.connect() as conn:
+        conn.execute("begin")
+        conn.execute("insert into t select g, repeat('x', 100) from generate_series(10001, 12001) g")
+        wait_until(lambda: watched.stage.unfinished[0] == 1, "it is staged")
+        watched.capture.check()
+        conn.execute("commit")
+    wait_until(lambda: not watched.capture.is_alive(), "the capture ends")
+    with pytest.raises(TransactionTooLargeError):
+        watched.capture.check()
 
 
 def test_a_transaction_larger_than_the_segments_is_spilled(

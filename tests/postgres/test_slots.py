@@ -20,6 +20,7 @@ from aqueduck.errors import (
     SlotConflictError,
     SlotLimitError,
     SlotLostError,
+    TwoPhaseSlotError,
     WalLevelError,
 )
 from aqueduck.postgres.embedded import EmbeddedPostgres
@@ -263,6 +264,7 @@ def test_a_slot_is_created_once(any_db: Database, conn: Connection) -> None:
         name="aq", plugin="pgoutput", database=any_db.name, active=False, active_pid=None,
         restart_lsn=parse_lsn(any_db.value("select restart_lsn::text from pg_replication_slots")),
         confirmed_flush_lsn=position, wal_status="reserved", invalidation_reason=None, temporary=False,
+        two_phase=False,
         retained_bytes=any_db.value(
             "select (pg_current_wal_lsn() - restart_lsn)::int8 from pg_replication_slots"
         ),
@@ -397,6 +399,20 @@ def test_a_slot_that_was_created_again_is_detected(any_db: Database, conn: Conne
         check_slot(slot_info(conn, "aq"), name="aq", database=any_db.name, position=position)
 
 
+def test_a_slot_with_two_phase_is_refused_and_the_documented_way_out_works(
+    any_db: Database, conn: Connection
+) -> None:
+    """Prepared transactions that come before their commit could not be taken back; a slot of our own sends them with it."""
+    any_db.execute("select pg_create_logical_replication_slot('aq', 'pgoutput', false, true)")
+    with pytest.raises(TwoPhaseSlotError, match="may still be rolled back"):
+        create_slot(conn, "aq")
+    if any_db.server.version < 18:
+        return
+    with any_db.connect(replication="database") as replication:
+        replication.execute('ALTER_REPLICATION_SLOT "aq" (TWO_PHASE false)')
+    create_slot(conn, "aq")
+
+
 # -- check_slot, without a server
 
 
@@ -404,7 +420,7 @@ def slot(**changes: Any) -> SlotInfo:
     values: dict[str, Any] = {
         "name": "aq", "plugin": "pgoutput", "database": "d", "active": False, "active_pid": None,
         "restart_lsn": 50, "confirmed_flush_lsn": 100, "wal_status": "reserved", "temporary": False,
-        "invalidation_reason": None, "retained_bytes": 0,
+        "two_phase": False, "invalidation_reason": None, "retained_bytes": 0,
     }  # fmt: skip
     return SlotInfo(**{**values, **changes})
 

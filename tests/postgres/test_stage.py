@@ -82,8 +82,10 @@ def test_rows_around_a_truncate_stay_on_their_side(stage: Stage) -> None:
         ("rows", 4),
     ]
     (unit,) = plan_units(cut.segments)
-    assert unit.truncate_first
-    assert [s.first_ord for s in unit.segments] == [4]
+    assert unit.truncate is not None
+    assert [s.first_ord for s in unit.segments] == [3, 4]
+    kept = plan_units(cut.segments, keeping=[unit.table_oid])
+    assert [[s.first_ord for s in u.segments] for u in kept] == [[1, 2], [3, 4]]
 
 
 def test_a_batch_stays_within_its_bytes(stage: Stage) -> None:

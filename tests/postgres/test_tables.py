@@ -7,6 +7,7 @@ import psycopg
 import pytest
 
 from aqueduck.errors import NoKeyError, PublicationError, TableMissingError
+from aqueduck.postgres.publications import refuse_without_key
 from aqueduck.postgres.tables import describe_oid, describe_table
 from aqueduck.schema import Column, TableSchema
 from tests.fix_postgres import Database
@@ -141,10 +142,8 @@ def test_the_key_is_what_old_rows_are_known_by(
         "create table t (a int unique)",
         "create table t (a int not null unique)",
         "create table t (a int primary key deferrable)",
-        "create table t (a int); alter table t replica identity full",
         "create table t (a int not null unique); alter table t replica identity nothing",
         "create table t (a int not null); create unique index on t (a) where a > 1",
-        "create table t (a int); create unique index on t (abs(a)); alter table t replica identity full",
     ],
 )
 def test_a_table_without_a_key_is_refused_with_the_ways_out(
@@ -155,10 +154,21 @@ def test_a_table_without_a_key_is_refused_with_the_ways_out(
     with pytest.raises(NoKeyError) as caught:
         describe_table(conn, "t")
     hint = str(caught.value.hint)
-    for way in ('alter table "public"."t" add primary key', "replica identity using index", "mode: append"):
+    ways = ("add primary key", "replica identity using index", "replica identity full")
+    for way in (*(f'alter table "public"."t" {w}' for w in ways), "mode: append"):
         assert way in hint
     assert caught.value.table == "public.t"
     assert describe_table(conn, "t", need_key=False).key == ()
+
+
+@pytest.mark.parametrize("more", ["", "; create unique index on t (abs(a))"])
+def test_the_full_identity_will_do_without_a_key(any_db: Database, conn: Connection, more: str) -> None:
+    """P-S10: a row is then found by all of its cells."""
+    any_db.execute(f"create table t (a int){more}; alter table t replica identity full")
+    found = describe_table(conn, "t")
+    assert (found.key, found.identity) == ((), "f")
+    with pytest.raises(NoKeyError, match="mode history"):
+        refuse_without_key(found, "history")
 
 
 def test_a_unique_index_that_would_do_is_named(any_db: Database, conn: Connection) -> None:

@@ -16,6 +16,7 @@ from aqueduck.lifecycle import TableState
 from aqueduck.overview import (
     CopyOverview,
     DestinationOverview,
+    FanoutCounts,
     FlowOverview,
     GroupOverview,
     LakeOverview,
@@ -24,6 +25,7 @@ from aqueduck.overview import (
     PoolOverview,
     Problem,
     ProcessUsage,
+    SeedOverview,
     TableOverview,
 )
 
@@ -104,11 +106,13 @@ FULL = overview(
         )
     ),
     fanout(
-        destination("acme", position=90, rows_written=500, rows_deleted=2),
+        destination("acme", position=90, rows_replicated=502, rows_written=500, rows_deleted=2),
         destination(
             "bolt", "errored", position=80, lag_snapshots=10, error=replace(FAILED, destination="bolt")
         ),
         source_snapshot=90,
+        counts=FanoutCounts(polls=9, cycles=4, reads=4, rows_read=510, unrouted_rows=3, null_rows=1),
+        seed=SeedOverview(destinations=1, rows=250, rows_total=1000, share=0.25, seconds=3.0),
         pool=PoolOverview(open=2, created=3, evicted=1),
     ),
     lake=LAKE,
@@ -164,7 +168,7 @@ def many_destinations(count: int, tick: int = 0) -> FlowOverview:
                 position=4000 + tick - (i % 3 if state == "live" else 40),
                 lag_snapshots=(i % 3) if state == "live" else 40,
                 lag_seconds=float(i % 3) * 1.2 if state == "live" else 320.0,
-                rows_written=10_000 + i * 13 + (tick * 25 if busy else 0),
+                rows_replicated=10_000 + i * 13 + (tick * 25 if busy else 0),
                 rows_deleted=i,
                 last_change_at=START + timedelta(seconds=i),
                 error=replace(FAILED, destination=f"tenant-{i:04d}", table=None, group=None)

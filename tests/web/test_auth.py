@@ -60,7 +60,7 @@ def test_elsewhere_everything_needs_the_token(server_of: Callable[..., Client]) 
     assert client.get("/healthz").status == 200
     assert client.get("/").status == 200
     assert client.get("/readyz").json == {"ready": True, "stalled": [], "errored": []}
-    assert client.get("/readyz", token=TOKEN).json["errored"] == ["public.prices"]
+    assert client.get("/readyz", token=TOKEN).json["errored"] == ["public.prices", "bolt"]
 
 
 def test_a_foreign_name_that_points_here_is_refused(client: Client) -> None:

@@ -111,7 +111,8 @@ def test_two_thousand_destinations_cost_only_the_busy_ones() -> None:
     assert len(feed.since(0)["set"]) == 2003
     busy = many_destinations(2000)
     rows = tuple(
-        replace(d, rows_written=d.rows_written + 1) if i < 5 else d for i, d in enumerate(busy.destinations)
+        replace(d, rows_replicated=d.rows_replicated + 1) if i < 5 else d
+        for i, d in enumerate(busy.destinations)
     )
     stage.now = overview(replace(busy, destinations=rows))
     seq = feed.seq

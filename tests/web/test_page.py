@@ -11,15 +11,29 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from aqueduck.config import ServerConfig
 from aqueduck.lifecycle import TableState
+from aqueduck.overview import FanoutCounts, Problem, SeedOverview
 from aqueduck.web.server import serve
 from tests.web.conftest import TOKEN, Client
-from tests.web.made_up import COPYING, Stage, group, many_destinations, overview, sync, table
+from tests.web.made_up import (
+    COPYING,
+    FAILED,
+    Stage,
+    destination,
+    fanout,
+    group,
+    many_destinations,
+    overview,
+    sync,
+    table,
+)
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -162,6 +176,30 @@ def test_two_thousand_destinations_stay_fast(client: Client, open_page: Callable
     playwright.expect(row_of(page, "tenant-0000")).to_be_visible()
     page.get_by_role("button", name=re.compile("^errored")).click()
     playwright.expect(page.get_by_text("6 of 2,000 destinations")).to_be_visible()
+
+
+def test_a_fan_out_shows_its_seed_its_reads_and_a_source_out_of_reach(
+    client: Client, open_page: Callable[..., Any]
+) -> None:
+    """P-F17, P-F18: what a fan-out does now, what it counted, each destination's lag and next try, and why it cannot go on."""
+    counts = FanoutCounts(cycles=310, reads=310, rows_read=1_234_567, unrouted_rows=42)
+    seed = SeedOverview(destinations=1, rows=310, rows_total=1000, share=0.31)
+    live = destination("acme", position=90, lag_snapshots=2, lag_seconds=3.0, rows_replicated=4321)
+    failing = destination("bolt", "errored", error=FAILED, retry_at=datetime.now(UTC) + timedelta(seconds=90))
+    flow = fanout(live, destination("cone", "seeding"), failing, counts=counts, seed=seed)
+    client.stage.now = overview(replace(flow, destinations=flow.destinations[:2]))
+    page = open_page(client.address)
+    verdict(page, "Seeding 1 destination")
+    card = page.get_by_role("article").filter(has_text="tenants")
+    playwright.expect(card).to_contain_text("seeding 1 destination, 31 %")
+    playwright.expect(card).to_contain_text("1.23M")
+    playwright.expect(row_of(page, "acme")).to_contain_text("3.0 s behind")
+    playwright.expect(row_of(page, "acme")).to_contain_text("4,321")
+    client.stage.now = overview(replace(flow, error=Problem(code="lake.catalog", message="it is refused")))
+    verdict(page, "The source cannot be read")
+    playwright.expect(card).to_contain_text("lake.catalog: it is refused")
+    playwright.expect(row_of(page, "bolt")).to_contain_text("lake.value · retry in")
+    assert page.locator("#tables").is_hidden()
 
 
 def test_an_update_of_two_thousand_rows_is_drawn_at_once(

@@ -7,7 +7,8 @@ Each call has a connection of its own: they are rare, and a lost one hurts nobod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,9 +63,20 @@ class RegistryActions:
         group_name: str = "default",
         mode: str = "upsert",
         copy: bool = True,
+        source_column: str | None = None,
+        source_value: str | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> int:
         made = self._call(
-            "add_table", source=source, target=target, group_name=group_name, mode=mode, copy=copy
+            "add_table",
+            source=source,
+            target=target,
+            group_name=group_name,
+            mode=mode,
+            copy=copy,
+            source_column=source_column,
+            source_value=source_value,
+            options=json.dumps(dict(options or {})),
         )
         return int(made)
 

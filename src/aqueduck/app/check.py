@@ -16,6 +16,7 @@ from typing import Any, ParamSpec
 import psycopg
 
 from aqueduck.app.check_lake import check_catalog, check_data_path, check_state_dir
+from aqueduck.app.options import with_projection
 from aqueduck.config import GroupConfig, SyncConfig, TableConfig
 from aqueduck.errors import (
     AqueduckError,
@@ -27,7 +28,7 @@ from aqueduck.errors import (
 )
 from aqueduck.postgres.connection import connect, is_pooled, translate_errors
 from aqueduck.postgres.failures import RAISE_SLOTS, RAISE_WALSENDERS, SET_WAL_LEVEL, THEN_RESTART
-from aqueduck.postgres.publications import publishes_exactly, refuse_without_identity
+from aqueduck.postgres.publications import publishes_exactly, refuse_without_identity, refuse_without_key
 from aqueduck.postgres.quoting import identifier, table_identifier
 from aqueduck.postgres.registry import check_registry
 from aqueduck.postgres.server import ServerInfo, read_server
@@ -96,7 +97,7 @@ def _source_checks(config: SyncConfig) -> Iterator[CheckResult]:
         yield _result("pooler", _check_pooler, conn, captures)
         yield _registry_check(conn)
         for group in config.groups:
-            yield from _group_checks(conn, server, group)
+            yield from _group_checks(conn, server, config, group)
 
 
 def _check_version(server: ServerInfo) -> str:
@@ -185,12 +186,17 @@ def _registry_check(conn: Connection) -> CheckResult:
 # -- Groups and their tables
 
 
-def _group_checks(conn: Connection, server: ServerInfo, group: GroupConfig) -> Iterator[CheckResult]:
+def _group_checks(
+    conn: Connection, server: ServerInfo, config: SyncConfig, group: GroupConfig
+) -> Iterator[CheckResult]:
     yield _result(f"slot {group.slot_name}", _check_slot, conn, server, group)
     tables: list[TableSchema] = []
     for table in group.tables:
-        yield _result(f"table {table.source}", _check_table, conn, table, tables)
+        yield _result(f"table {table.source}", _check_table, conn, config, group, table, tables)
     name = f"publication {group.publication}"
+    if group.users_publication:
+        yield CheckResult(name, True, "is used as it is")
+        return
     if len(tables) == len(group.tables) and publishes_exactly(conn, group.publication, tables):
         yield CheckResult(name, True, f"publishes all {len(tables)} tables")
         return
@@ -207,11 +213,19 @@ def _check_slot(conn: Connection, server: ServerInfo, group: GroupConfig) -> str
     return f"exists, keeps {info.retained_bytes / (1 << 20):.1f} MiB of WAL"
 
 
-def _check_table(conn: Connection, config: TableConfig, found: list[TableSchema]) -> str:
-    """Exists, has a key and an identity, and may be read; added to `found` where it exists."""
-    table = describe_table(conn, config.source)
+def _check_table(
+    conn: Connection, config: SyncConfig, group: GroupConfig, wanted: TableConfig, found: list[TableSchema]
+) -> str:
+    """Exists, has a key and an identity, fits its options, and may be read; added to `found` where it exists."""
+    mode = wanted.table_mode
+    table = describe_table(conn, wanted.source, need_key=mode.needs_key, publication=group.users_publication)
     found.append(table)
-    refuse_without_identity(table)
+    needs_identity = not table.key and table.identity != "f"
+    if mode.needs_key:
+        refuse_without_identity(table)
+    if mode.follows_keys:
+        refuse_without_key(table, mode.name)
+    in_lake = with_projection(table, wanted, config.mask_salt_env).in_lake
     with translate_errors(f"read the rights on {table.qualified}", table.qualified, conn=conn):
         row = conn.execute(
             "select has_schema_privilege(c.relnamespace, 'usage'), has_table_privilege(c.oid, 'select'), "
@@ -227,7 +241,9 @@ def _check_table(conn: Connection, config: TableConfig, found: list[TableSchema]
         raise PrivilegeError(
             f"the role {role} may not read {table.qualified}", hint="; ".join(grants), table=table.qualified
         )
-    return f"{len(table.columns)} columns, key {', '.join(table.key)}"
+    key = f"key {', '.join(in_lake.key)}" if in_lake.key else "no key"
+    note = ", its replica identity will be set to full" if needs_identity else ""
+    return f"{len(in_lake.columns)} columns, {key}{note}"
 
 
 def _check_publication(conn: Connection, server: ServerInfo, group: GroupConfig) -> str:

@@ -17,7 +17,7 @@ from aqueduck.app.check import (
     _result,
 )
 from aqueduck.app.events_wiring import open_bookmarks, source_dsn
-from aqueduck.app.prepare_events import check_publication, check_slot_position
+from aqueduck.app.prepare_events import check_slot_position
 from aqueduck.errors import AqueduckError, SinkPathError
 from aqueduck.events_config import (
     EventsConfig,
@@ -28,6 +28,7 @@ from aqueduck.events_config import (
 )
 from aqueduck.notes import read_note
 from aqueduck.postgres.connection import connect
+from aqueduck.postgres.published import check_publication
 from aqueduck.postgres.server import ServerInfo, read_server
 from aqueduck.postgres.slots import slot_info
 

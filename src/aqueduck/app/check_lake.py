@@ -16,7 +16,14 @@ from aqueduck.lake.catalog import open_lake
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.quoting import identifier
 
-__all__ = ["check_catalog", "check_data_path", "check_state_dir"]
+__all__ = [
+    "check_catalog",
+    "check_data_path",
+    "check_state_dir",
+    "file_catalog_problem",
+    "folder_problem",
+    "repair",
+]
 
 
 def check_data_path(lake: LakeConfig) -> str:
@@ -24,18 +31,18 @@ def check_data_path(lake: LakeConfig) -> str:
     if "://" in lake.data_path:
         return "object storage; not tried before the first write"
     path = Path(lake.data_path)
-    problem = _not_writable(path)
+    problem = folder_problem(path)
     if problem:
-        raise DataPathError(f"the data path {path} {problem}", hint=_repair(path))
+        raise DataPathError(f"the data path {path} {problem}", hint=repair(path))
     return f"{path} is writable" if path.exists() else f"{path} can be created"
 
 
 def check_state_dir(state_dir: str) -> str:
     """Whether stage and checkpoint can be written."""
     path = Path(state_dir)
-    problem = _not_writable(path)
+    problem = folder_problem(path)
     if problem:
-        raise ConfigError(f"the state directory {path} {problem}", hint=_repair(path))
+        raise ConfigError(f"the state directory {path} {problem}", hint=repair(path))
     return f"{path} is writable" if path.exists() else f"{path} can be created"
 
 
@@ -48,11 +55,11 @@ def check_catalog(lake: LakeConfig) -> str:
 
 def _check_file_catalog(lake: LakeConfig) -> str:
     path = Path(lake.catalog.removeprefix("sqlite:"))
-    problem = _not_writable(path.parent)
+    problem = folder_problem(path.parent)
     if not problem and path.exists():
-        problem = _file_not_writable(path)
+        problem = _file_problem(path)
     if problem:
-        raise CatalogUnreachableError(f"the catalog file {path} {problem}", hint=_repair(path.parent))
+        raise CatalogUnreachableError(f"the catalog file {path} {problem}", hint=repair(path.parent))
     if not path.exists() or path.stat().st_size == 0:
         return f"{path} can be created"
     _open(lake)
@@ -93,7 +100,13 @@ def _open(lake: LakeConfig) -> None:
     open_lake(lake, read_only=True).close()
 
 
-def _not_writable(folder: Path) -> str | None:
+def file_catalog_problem(path: Path) -> str | None:
+    """Why a catalog's file can neither be written nor made."""
+    problem = folder_problem(path.parent)
+    return _file_problem(path) if not problem and path.exists() else problem
+
+
+def folder_problem(folder: Path) -> str | None:
     """Why nothing can be written below the folder, which may not exist yet."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir():
@@ -106,7 +119,7 @@ def _not_writable(folder: Path) -> str | None:
         return f"is not writable: {existing}: {(exc.strerror or 'unknown reason').lower()}"
 
 
-def _file_not_writable(path: Path) -> str | None:
+def _file_problem(path: Path) -> str | None:
     try:
         with path.open("r+b"):
             return None
@@ -114,5 +127,6 @@ def _file_not_writable(path: Path) -> str | None:
         return f"is not writable: {(exc.strerror or 'unknown reason').lower()}"
 
 
-def _repair(folder: Path) -> str:
+def repair(folder: Path) -> str:
+    """The command that makes a folder ours."""
     return f'sudo install -d -o "$(id -un)" {shlex.quote(str(folder))}'

@@ -7,21 +7,24 @@ Every error of ours is one line on stderr and an exit code: 2 for configuration,
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
+from aqueduck import __version__
 from aqueduck.app.events_cli import add_commands
 from aqueduck.errors import AqueduckError
-from aqueduck.fanout_config import file_is_fanout
+from aqueduck.fanout_config import file_is_fanout, load_fanout
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="aqueduck",
     help="Carry row changes from PostgreSQL into DuckLake, exactly once, on Apache Spark.",
+    invoke_without_command=True,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -29,8 +32,23 @@ app = typer.Typer(
 out = Console(width=None if sys.stdout.isatty() else 200)
 add_commands(app)
 
+Log = Annotated[
+    Literal["console", "json"],
+    typer.Option(
+        "--log-format", envvar="AQUEDUCK_LOG_FORMAT", help="Log lines for people, or JSON for machines."
+    ),
+]
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="The configuration file.", metavar="FILE")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@app.callback()
+def _common(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        out.print(f"aqueduck {__version__}", highlight=False)
+        raise typer.Exit
 
 
 @app.command()
@@ -46,7 +64,7 @@ def demo(
 
 @app.command()
 def init(config: ConfigFile, as_json: Json = False) -> None:
-    """Create publication, slot and lake; changes nothing that is already right."""
+    """Create publication, slot and lake, or the lakes of a fan-out; changes nothing that is already right."""
     from aqueduck.app.prepare import prepare
     from aqueduck.app.show import print_json
     from aqueduck.config import load_config
@@ -56,6 +74,10 @@ def init(config: ConfigFile, as_json: Json = False) -> None:
         from aqueduck.app.events import init_events
 
         lines = iter([init_events(events)])
+    elif file_is_fanout(config):
+        from aqueduck.app.fanout_check import init_fanout
+
+        lines = init_fanout(load_fanout(config))
     else:
         lines = prepare(load_config(config))
     if as_json:
@@ -74,8 +96,14 @@ def check(config: ConfigFile, as_json: Json = False) -> None:
     from aqueduck.config import load_config
     from aqueduck.events_config import load_events
 
-    events = load_events(config)
-    results = run_checks(load_config(config)) if events is None else run_event_checks(events)
+    if (events := load_events(config)) is not None:
+        results = run_event_checks(events)
+    elif file_is_fanout(config):
+        from aqueduck.app.fanout_check import run_fanout_checks
+
+        results = run_fanout_checks(load_fanout(config))
+    else:
+        results = run_checks(load_config(config))
     if as_json:
         print_json([{"name": r.name, "ok": r.ok, "detail": r.detail, "fix": r.fix} for r in results])
     else:
@@ -95,17 +123,20 @@ def run(
         bool,
         typer.Option("--trust-slot", help="Nobody touched the slot, although state_dir was lost."),
     ] = False,
+    log_format: Log = "console",
 ) -> None:
     """Run the service until it is stopped; the file's keys say which flow it is."""
+    from aqueduck.app.logs import configure_logs
     from aqueduck.events_config import load_events
 
+    configure_logs(log_format)
     if (events := load_events(config)) is not None:
         from aqueduck.app.events import run_events
 
         run_events(events, once=once, trust_slot=trust_slot)
         return
     if file_is_fanout(config):
-        from aqueduck.app.fanout import run_fanout
+        from aqueduck.app.fanout_run import run_fanout
 
         run_fanout(config, once=once)
         return
@@ -119,7 +150,7 @@ def run(
 def status(config: ConfigFile, as_json: Json = False) -> None:
     """Show every table, or every destination: state, position, rows, errors."""
     if file_is_fanout(config):
-        from aqueduck.app.fanout import fanout_state
+        from aqueduck.app.fanout_run import fanout_state
         from aqueduck.app.show import print_json, show_destinations
 
         rows = fanout_state(config)
@@ -157,12 +188,49 @@ def tables_add(
         str | None, typer.Option(help="The lake table; by default main and the same name.")
     ] = None,
     group: Annotated[str, typer.Option(help="The group.")] = "default",
+    mode: Annotated[str, typer.Option(help="upsert, append, history or soft_delete.")] = "upsert",
+    source_column: Annotated[
+        str | None, typer.Option(help="Column that tells the rows of several sources of one target apart.")
+    ] = None,
+    source_value: Annotated[
+        str | None, typer.Option(help="What this source has there; by default its name.")
+    ] = None,
     no_copy: Annotated[bool, typer.Option("--no-copy", help="Only changes from now on.")] = False,
+    columns: Annotated[
+        str | None, typer.Option(help="Only these columns, with commas between.", metavar="A,B")
+    ] = None,
+    exclude: Annotated[
+        str | None, typer.Option(help="All columns but these, with commas between.", metavar="A,B")
+    ] = None,
+    rename: Annotated[
+        list[str] | None, typer.Option(help="Another name in the lake.", metavar="COLUMN=NAME")
+    ] = None,
+    mask: Annotated[
+        list[str] | None, typer.Option(help="hash, redact or constant:VALUE.", metavar="COLUMN=MASK")
+    ] = None,
+    where: Annotated[
+        str | None, typer.Option(help="Only rows for which this is true.", metavar="CONDITION")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Add a table to a group; its rows are copied beside the stream."""
+    import json
+
+    from aqueduck.table_options import read_options
+
+    options = json.dumps(read_options(table, columns, exclude, rename or (), mask or (), where, mode))
     said = f"{table} will be {'followed' if no_copy else 'copied and followed'}"
-    _call(config, as_json, said, "add_table", source=table, target=target, group_name=group, copy=not no_copy)
+    wanted = {
+        "source": table,
+        "target": target,
+        "group_name": group,
+        "mode": mode,
+        "copy": not no_copy,
+        "source_column": source_column,
+        "source_value": source_value,
+        "options": options,
+    }
+    _call(config, as_json, said, "add_table", **wanted)
 
 
 @tables_app.command("remove")
@@ -299,12 +367,19 @@ def _call(config: Path, as_json: bool, said: str, function: str, **arguments: An
 def verify(
     config: ConfigFile,
     table: Annotated[list[str] | None, typer.Option(help="Only this table; may be given again.")] = None,
+    destination: Annotated[
+        list[str] | None, typer.Option(help="Of a fan-out, only this destination; may be given again.")
+    ] = None,
     wait: Annotated[float, typer.Option(help="Seconds to wait for the lake to catch up.")] = 60.0,
     no_spark: Annotated[bool, typer.Option("--no-spark", help="Read in this process: small tables.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Compare source and lake table by table; exits 1 on a difference, 3 if a table was not compared."""
+    """Compare source and lake, by table or destination; exits 1 on a difference, 3 if one was not compared."""
     from aqueduck.app import show
+
+    if file_is_fanout(config):
+        _verify_fanout(config, destination or (), as_json)
+        return
     from aqueduck.app.verify import verify_tables
     from aqueduck.config import load_config
     from aqueduck.spark.session import build_session
@@ -326,6 +401,45 @@ def verify(
     show.raise_verdict(results)
     if any(r.verdict == "not compared" for r in results):
         raise typer.Exit(show.NOT_COMPARED)
+
+
+def _verify_fanout(config: Path, only: Sequence[str], as_json: bool) -> None:
+    from aqueduck.app import show
+    from aqueduck.app.fanout_verify import raise_difference, verify_destinations
+
+    with show.verify_progress(Console(stderr=True)) as progress:
+        results = verify_destinations(load_fanout(config), only=only, progress=progress)
+    if as_json:
+        show.print_json([r.to_dict() for r in results])
+    else:
+        show.show_destination_verdicts(out, results)
+    raise_difference(results)
+    if any(r.verdict == "not compared" for r in results):
+        raise typer.Exit(show.NOT_COMPARED)
+
+
+@app.command()
+def maintain(config: ConfigFile, as_json: Json = False, log_format: Log = "console") -> None:
+    """Merge small files, rewrite those with removed rows, expire lake snapshots, remove what nobody needs."""
+    from aqueduck.app.logs import configure_logs
+    from aqueduck.app.show import print_json, show_maintenance
+    from aqueduck.errors import MaintenanceError
+
+    configure_logs(log_format)
+    if file_is_fanout(config):
+        from aqueduck.app.maintenance_fanout import maintain_fanout
+        from aqueduck.fanout_config import load_fanout
+
+        reports = maintain_fanout(load_fanout(config))
+    else:
+        from aqueduck.app.maintenance_sync import maintain_sync
+        from aqueduck.config import load_config
+
+        reports = [maintain_sync(load_config(config))]
+    print_json(reports) if as_json else show_maintenance(out, reports)
+    failed = [report for report in reports if report["error"]]
+    if failed:
+        raise MaintenanceError(f"{failed[0]['lake']}: {failed[0]['error']}")
 
 
 @app.command()

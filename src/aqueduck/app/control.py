@@ -18,9 +18,11 @@ import structlog
 from aqueduck.config import GroupConfig, SyncConfig
 from aqueduck.errors import AqueduckError, ConfigError, PrivilegeError
 from aqueduck.lifecycle import ErrorClass, TableState
+from aqueduck.modes import MODES
 from aqueduck.postgres import registry
 from aqueduck.postgres.connection import connect, is_pooled
 from aqueduck.postgres.registry import GroupObservation, GroupRow, TableObservation, TableRow
+from aqueduck.table_options import check_options
 
 __all__ = ["Control", "Wanted", "open_control"]
 
@@ -50,10 +52,10 @@ class Wanted:
                 state=TableState.ERRORED,
                 error_code=ConfigError.code,
                 error_class=ErrorClass.CONFIGURATION,
-                error_message=str(ConfigError(f"mode {row.mode} is not supported yet", hint="use upsert")),
+                error_message=str(why),
             )
             for row in self.rows.values()
-            if not row.removed and row.mode != "upsert"
+            if not row.removed and (why := _why_refused(row)) is not None
         ]
 
     @property
@@ -128,8 +130,19 @@ def open_control(config: SyncConfig) -> Control:
     return Control(config, conn, listens)
 
 
+def _why_refused(row: TableRow) -> ConfigError | None:
+    """Why a table of the registry cannot be synced, if that can be told without looking at it."""
+    if row.mode not in MODES:
+        return ConfigError(f"mode {row.mode} is unknown here", hint="upgrade this Aqueduck")
+    try:
+        check_options(str(row.source), row.options, row.mode)
+    except ConfigError as exc:
+        return exc
+    return None
+
+
 def _wanted(row: GroupRow) -> Wanted:
-    live = [t for t in row.tables if not t.removed and t.mode == "upsert"]
+    live = [t for t in row.tables if not t.removed and _why_refused(t) is None]
     settings = {name: getattr(row.settings, name) for name in _GROUP_SETTINGS}
     group = GroupConfig.model_validate(
         {
@@ -138,8 +151,21 @@ def _wanted(row: GroupRow) -> Wanted:
             "publication": row.publication,
             "capture": "poll" if row.settings.plugin == "test_decoding" else row.capture,
             **settings,
-            "tables": [{"source": str(t.source), "target": str(t.target), "copy": t.copy} for t in live],
+            "tables": [_table(t) for t in live],
         }
     )
     rows = {("removed:" if t.removed else "") + str(t.source): t for t in row.tables}
     return Wanted(group, row.enabled, row.removed, row.id, rows)
+
+
+def _table(row: TableRow) -> dict[str, Any]:
+    mode = row.table_mode
+    return {
+        "source": str(row.source),
+        "target": str(row.target),
+        "copy": row.copy,
+        "mode": mode.name,
+        "source_column": mode.source_column,
+        "source_value": mode.source_value,
+        **row.options,
+    }

@@ -24,14 +24,17 @@ from aqueduck import faults, metrics
 from aqueduck.app.copy_journal import CopyJournal, CopySession, forget_journal, journaled_files, journals_of
 from aqueduck.changes import SegmentRef
 from aqueduck.errors import AqueduckError, CopyDisturbedError, ResyncNeededError, own_error
-from aqueduck.lake.apply import make_target, table_directory
+from aqueduck.lake.apply import table_directory
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import set_lineage
 from aqueduck.lake.copy_files import ChunkFile
 from aqueduck.lake.files import file_prefix
-from aqueduck.lake.landing import SessionFiles, land_copy, replay_parked
+from aqueduck.lake.keeping import copied_columns
+from aqueduck.lake.landing import land_copy, replay_parked
+from aqueduck.lake.landing_modes import SessionFiles, prepare_copy
 from aqueduck.lake.parking import parked_segments, remove_parked_files
 from aqueduck.lake.partition_marks import write_marks
+from aqueduck.lake.segments import columns_of
 from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.lifecycle import Lifecycle, fail, retry_is_due
 from aqueduck.lifecycle import TableState as Life
@@ -45,6 +48,7 @@ from aqueduck.postgres.table_copy import (
     snapshot_xmin,
 )
 from aqueduck.postgres.tables import describe_oid
+from aqueduck.projection import only_needed
 from aqueduck.schema import TableSchema, lsn_text
 from aqueduck.spark.copy_job import CopyItem, CopyJob
 
@@ -98,20 +102,25 @@ class _Copy:
     place: str
     journal: CopyJournal
     session: CopySession
+    beside: bool = False
+    """Whether rows of an earlier copy stay, and changes from before this one count as well."""
 
     def items(self, prefix: str) -> list[CopyItem]:
         # A name of its own for each copy: the lake may still show the file of an earlier one.
         name = f"{prefix}-{self.state.oid}-{uuid.uuid4().hex[:8]}"
         chunks = self.journal.missing()
+        more = copied_columns(self.state.mode, self.session.position, self.session.time_us)
         items = [
             CopyItem(
                 self.schema, c, self.place, f"{name}-copy-{c.number}",
-                str(self.journal.note_of(c.number, self.session)),
+                str(self.journal.note_of(c.number, self.session)), more,
             )
             for c in chunks
         ]  # fmt: skip
         again = self.journal.rescans()
-        return items + [CopyItem(self.schema, c, self.place, f"{name}-since-{c.number}", None) for c in again]
+        return items + [
+            CopyItem(self.schema, c, self.place, f"{name}-since-{c.number}", None, more) for c in again
+        ]
 
 
 @dataclass
@@ -131,7 +140,7 @@ class Copier:
     on_ready: Callable[[list[int]], None]
     has_everything_before: Callable[[int], bool]
     """Whether the lake has (applied or parked) all that was committed before a position."""
-    version: Callable[[SegmentRef], TableSchema] = lambda s: TableSchema.from_json(s.schema_json)
+    version: Callable[[SegmentRef], TableSchema] = columns_of
     """The columns of a segment, with their numbers."""
     on_resync_needed: Callable[[int], None] = lambda oid: None
     concurrency: int = 2
@@ -291,14 +300,16 @@ class Copier:
 
     def _copy(self, states: list[TableState]) -> None:
         began = datetime.now(UTC)
+        time_us = self._source_time_us() if any(state.mode.keeps for state in states) else 0
         snapshot = export_snapshot_by_sql(self.dsn) if self.by_sql else export_snapshot(self.dsn)
         try:
-            copies = self._begin(states, snapshot, began)
+            copies = self._begin(states, snapshot, began, time_us)
             prefix = f"{file_prefix(self.group)}{self.run_id}"
             items = [(copy, item) for copy in copies for item in copy.items(prefix)]
             job = CopyJob(
-                self.dsn, snapshot.name, self.lake.config.data_path, tuple(item for _, item in items)
-            )
+                self.dsn, snapshot.name, self.lake.config.data_path, tuple(item for _, item in items),
+                self.lake.config.properties,
+            )  # fmt: skip
             files = self.run_job(job)
             again = {copy.state.oid: [] for copy in copies}  # type: dict[int, list[ChunkFile]]
             for (copy, item), file in zip(items, files, strict=True):
@@ -307,7 +318,7 @@ class Copier:
             self._check_undisturbed(copies)
         finally:
             snapshot.close()
-        if self.by_sql or any(len(copy.journal.sessions) > 1 for copy in copies):
+        if self.by_sql or any(copy.beside or len(copy.journal.sessions) > 1 for copy in copies):
             self._wait_for_changes(snapshot.position)
         faults.point("copy.before_landing")
         rows = self._land(copies, again, snapshot.position)
@@ -321,23 +332,41 @@ class Copier:
                 seconds=round((datetime.now(UTC) - began).total_seconds(), 1), position=lsn_text(snapshot.position),
             )  # fmt: skip
 
-    def _begin(self, states: list[TableState], snapshot: ExportedSnapshot, began: datetime) -> list[_Copy]:
+    def _source_time_us(self) -> int:
+        """
+        The server's time.
+
+        Taken before a snapshot: whoever had taken a time to commit with before has committed when the snapshot is made.
+        """
+        with connect(self.dsn) as conn:
+            row = conn.execute("select (extract(epoch from clock_timestamp()) * 1000000)::int8").fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def _begin(
+        self, states: list[TableState], snapshot: ExportedSnapshot, began: datetime, time_us: int
+    ) -> list[_Copy]:
         xmin = snapshot_xmin(self.dsn, snapshot.name)
         copies = []
         with connect(self.dsn) as conn:
             planned = []
             for state in states:
-                schema = describe_oid(conn, state.oid)
+                wanted = None if state.schema is None else state.schema.streamed.projection
+                described = describe_oid(conn, state.oid, need_key=state.mode.needs_key, projection=wanted)
+                schema = only_needed(described).in_lake
                 planned.append((state, schema, plan_chunks(conn, schema, chunk_bytes=self.chunk_bytes)))
         with self.commit_lock:
             places = []
+            beside = set()
             for state, schema, _ in planned:
-                make_target(self.lake, state.target, schema)
+                if not prepare_copy(self.lake, state, schema):
+                    beside.add(state.oid)
+                    forget_journal(self.directory, state.oid)
                 places.append(table_directory(self.lake, state.target))
         for (state, schema, chunks), place in zip(planned, places, strict=True):
             journal = CopyJournal(self.journals / str(state.oid))
-            session = journal.begin(schema, place, chunks, moment=snapshot.moment, xmin=xmin)
-            copies.append(_Copy(state, schema, place, journal, session))
+            session = journal.begin(schema, place, chunks, moment=snapshot.moment, xmin=xmin, time_us=time_us)
+            copies.append(_Copy(state, schema, place, journal, session, state.oid in beside))
             self.progress[state.oid] = CopyProgress(journal, began)
             log.info(
                 "copy started" if session.number == 0 else "copy goes on", group=self.group, table=state.source,
@@ -380,7 +409,7 @@ class Copier:
                     files = copy.journal.files_by_session()
                     files[-1] += again[state.oid]
                     sessions = [
-                        SessionFiles(s.moment, tuple(f.path for f in found if f.path))
+                        SessionFiles(s.moment, tuple(f.path for f in found if f.path), s.time_us)
                         for s, found in zip(copy.journal.sessions, files, strict=True)
                     ]
                     done, waiting = land_copy(self.lake, self.group, state, copy.schema, sessions)

@@ -26,11 +26,12 @@ __all__ = ["CopyJournal", "CopySession", "forget_journal", "journaled_files", "j
 
 @dataclass(frozen=True, slots=True)
 class CopySession:
-    """One try: the position of its snapshot, and the oldest transaction that the snapshot does not show."""
+    """One try: position and time of its snapshot, and the oldest transaction that the snapshot does not show."""
 
     number: int
     position: int
     xmin: int
+    time_us: int = 0
     xmax: int | None = None
     running: tuple[int, ...] = ()
 
@@ -49,14 +50,22 @@ class CopyJournal:
         self.sessions: list[CopySession] = []
 
     def begin(
-        self, schema: TableSchema, place: str, chunks: Sequence[Chunk], *, moment: Moment, xmin: int
+        self,
+        schema: TableSchema,
+        place: str,
+        chunks: Sequence[Chunk],
+        *,
+        moment: Moment,
+        xmin: int,
+        time_us: int = 0,
     ) -> CopySession:
         """Go on with what is there if it fits the table as it is now (`chunks`), else start over."""
-        if not self._go_on(schema, place, chunks):
+        # Without a key the rows of two snapshots cannot be put together.
+        if not schema.key or not self._go_on(schema, place, chunks):
             self.clear()
             self.directory.mkdir(parents=True)
             self.chunks = tuple(replace(c, number=n) for n, c in enumerate(chunks))
-        session = CopySession(len(self.sessions), moment.position, xmin, moment.xmax, moment.running)
+        session = CopySession(len(self.sessions), moment.position, xmin, time_us, moment.xmax, moment.running)
         self.sessions.append(session)
         plan = {
             "schema": schema.to_json(),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -302,8 +301,6 @@ def init_events(config: EventsConfig) -> str:
 
 def run_events(config: EventsConfig, *, once: bool, trust_slot: bool = False) -> None:
     """`aqueduck run` for the flow `events`: until SIGTERM, ctrl-C or a limit, or with `once` until caught up."""
-    # Standard output belongs to the events.
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     stopping = threading.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda *_: stopping.set())

@@ -6,45 +6,48 @@ changes for all of them.  The *side lane*, a thread of its own, serves the other
 their cursors, seeds new destinations from a pinned lake snapshot, and tries failing ones again, each from its own
 cursor.  So neither a long seed nor a broken destination holds up the rest.
 
-What is true about progress is in the destinations' lakes; nothing here has to survive.
+What is true about progress is in the destinations' lakes; nothing here has to survive.  When the lanes run, and
+until when, is in `fanout_run`; what people see of them in `fanout_overviews`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-import signal
-import threading
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
 from py4j.protocol import Py4JError
 
+from aqueduck import metrics
+from aqueduck.app.fanout_progress import LaneProgress
 from aqueduck.app.fanout_source import FanoutSource
-from aqueduck.app.fanout_status import FanoutStatus, StateFile, state_path
+from aqueduck.app.fanout_status import FLOW, FanoutStatus, StateFile, state_path
 from aqueduck.app.fanout_tenants import Tenant, Tenants
+from aqueduck.app.maintenance_fanout import DestinationUpkeep
 from aqueduck.errors import (
     AqueduckError,
     ConfigError,
-    LakeWriteError,
     ReservedColumnError,
     RoutingError,
     SourceExpiredError,
     SparkStartError,
 )
-from aqueduck.fanout_config import FanoutConfig, load_fanout
-from aqueduck.fanout_plan import TRIES
+from aqueduck.fanout_config import FanoutConfig, listed_destinations
 from aqueduck.lake.source_lake import ReadPlan
 from aqueduck.spark.fanout_query import CycleResult, Workers, find_cursors, run_cycle
 from aqueduck.spark.session import build_session
 
-__all__ = ["FanoutService", "fanout_state", "run_fanout"]
+__all__ = ["FanoutService"]
 
 log = structlog.get_logger()
 
+HANG_SECONDS = 60.0
+"""A job that has begun and takes no processor time for so long is ended; its destinations are asked one by one."""
 SEED_WAVE = 500
 """Destinations that are seeded by one read of the source."""
 _FATAL = (RoutingError, ReservedColumnError, ConfigError, SparkStartError)
@@ -64,16 +67,42 @@ class FanoutService:
         self._spark: Any = spark
         self._own_spark = spark is None
         self._counted = -1
-        self._progress = self.state_file.path.with_suffix(".progress")
+        self.upkeep = DestinationUpkeep(config.maintenance)
+        self._listed_at: int | None = None
+        path = self.state_file.path
+        self.progress = {lane: LaneProgress(path.with_suffix(f".{lane}")) for lane in ("main", "side")}
 
     def prepare(self) -> None:
         """Refuse what can be refused before Spark starts: the table, its columns, the routing values."""
         plan = self.source.plan_scan()
-        ids = [*(t.destination.id for t in self.tenants), *self.tenants.elsewhere]
-        values = [*(t.destination.value for t in self.tenants), *self.tenants.elsewhere.values()]
-        self.source.check_values(plan, values, ids)
+        listed = {d.id: d.routing_value for d in self.config.destinations}
+        self.source.check_values(plan, list(listed.values()), list(listed))
+        if self.config.destinations_table is not None:
+            self._follow_table(plan)
         if self.config.dynamic is not None:
-            self.tenants.discover(self.source.values(plan))
+            known = set(self.source.canonical(plan, self.tenants.values()))
+            self.tenants.discover([v for v in self.source.values(plan) if v not in known])
+
+    def take_over(self, config: FanoutConfig) -> None:
+        """Serve what another configuration says; destinations that are the same go on as they are."""
+        self.config = config
+        if config.destinations_table is None:
+            self.tenants.take_over(config)
+        self.prepare()
+
+    def _follow_table(self, plan: ReadPlan) -> None:
+        """Serve what the table of destinations says; rows that are wrong are reported and left out."""
+        assert self.config.destinations_table is not None
+        rows = self.source.listed(self.config.destinations_table, plan)
+        found, problems = listed_destinations(
+            self.config, rows, functools.partial(self.source.canonical, plan)
+        )
+        for name, problem in problems.items():
+            if self.status.row_problems.get(name) != problem:
+                log.warning("a row of the table of destinations is wrong", destination=name, problem=problem)
+        self.status.row_problems = problems
+        self.tenants.take_over(self.config, found)
+        self._listed_at = plan.end
 
     @property
     def spark(self) -> Any:
@@ -90,7 +119,6 @@ class FanoutService:
             # A task writes several destinations at a time, and keeps their sessions for the next cycle.
             tasks=max(1, cores // 4),
             max_open=self.config.pool.max_open,
-            progress_file=str(self._progress),
         )
 
     # -- the main lane
@@ -98,14 +126,18 @@ class FanoutService:
     def poll(self) -> bool:
         """One cycle for the destinations that are well; whether there was anything to do."""
         self.status.polls += 1
+        self.status.moved_at = time.time()
         try:
             latest = self.source.latest()
+            if self.config.destinations_table is not None and latest != self._listed_at:
+                self._follow_table(self.source.plan_scan())
+        except _FATAL:
+            raise
         except AqueduckError as exc:
             self._source_failed(exc)
             return False
         self.status.source_error = None
         self.status.source_snapshot = latest
-        self._progressed()
         self._lags(latest)
         behind = [t for t in self.tenants if t.well and t.cursor != latest]
         if not behind:
@@ -157,14 +189,16 @@ class FanoutService:
         count_after: int | None = None,
     ) -> CycleResult | None:
         """Run the job; a job that fails as a whole leaves what destinations committed, so all are asked again."""
-        mine = [t.destination for t in tenants]
-        others = [t.destination.value for t in self.tenants if t not in tenants]
+        workers, hanging = self._watched(lane)
+        mine = {t.destination.id: t.destination for t in tenants}
+        others = [t.destination.value for t in self.tenants if t.destination.id not in mine]
         try:
             return run_cycle(
-                self.spark, plan, mine, self.workers,
+                self.spark, plan, list(mine.values()), workers,
                 elsewhere=[*others, *self.tenants.elsewhere.values()] if count_after is not None else (),
                 parts=parts, count_after=count_after,
                 want_unknown=self.config.dynamic is not None and count_after is not None, lane=lane,
+                hanging=hanging,
             )  # fmt: skip
         except _FATAL:
             raise
@@ -175,6 +209,13 @@ class FanoutService:
                 tenant.known = False
             return None
 
+    def _watched(self, lane: str) -> tuple[Workers, Callable[[], bool]]:
+        """Workers that show their progress in this lane, and whether they have stopped to."""
+        progress = self.progress[lane]
+        progress.restart()
+        workers = replace(self.workers, progress_file=str(progress.path))
+        return workers, lambda: progress.idle_seconds() > HANG_SECONDS
+
     def _reseed(self, tenants: Sequence[Tenant], latest: int, why: SourceExpiredError) -> None:
         """Those whose range has a gap are seeded again; the others go on with the next cycle."""
         first = self.source.readable_from(latest)
@@ -182,8 +223,9 @@ class FanoutService:
             if tenant.cursor is not None and not first <= tenant.cursor <= latest:
                 log.warning("destination is seeded again", destination=tenant.status.id, reason=str(why))
                 tenant.at(None)
+                tenant.status.state = "pending"
                 self.status.reseeds += 1
-                self.status.errors[why.code, tenant.status.id] += 1
+                metrics.count_destination_error(FLOW, tenant.status.id, why.code)
 
     # -- the side lane
 
@@ -208,30 +250,36 @@ class FanoutService:
         """Ask lakes for their cursors; one that belongs to another table or value counts as none."""
         try:
             uuid = self.source.uuid()
-            found = find_cursors(self.spark, [t.destination for t in tenants], self.workers, lane="side")
+            workers, hanging = self._watched("side")
+            mine = [t.destination for t in tenants]
+            found = find_cursors(self.spark, mine, workers, lane="side", hanging=hanging)
         except _FATAL:
             raise
         except AqueduckError as exc:
             self.tenants.failed(tenants, str(exc))
             return
         by_id = {t.destination.id: t for t in tenants}
-        for name, cursor, source_uuid, value, error in found:
-            tenant = by_id[name]
-            if error is not None:
-                self.tenants.failed([tenant], error)
+        for each in found:
+            tenant = by_id[each.id]
+            if each.error is not None:
+                self.tenants.failed([tenant], each.error)
                 continue
-            fits = source_uuid == uuid and value == tenant.destination.value
-            tenant.at(cursor if fits else None)
+            fits = each.source_uuid == uuid and each.value == tenant.destination.value
+            tenant.at(each.cursor if fits else None)
+            tenant.status.rows_before = each.rows - tenant.status.rows_here
+            tenant.status.last_change_at = each.changed_at
             tenant.known = True
             tenant.recovered()
+        self.status.moved_at = time.time()
 
     def _seed(self, tenants: Sequence[Tenant]) -> None:
         """Give new destinations their rows as of now; the lake snapshot is pinned before anything is read."""
         for tenant in tenants:
-            tenant.status.state = "SEEDING"
-        self._write_state()
+            tenant.status.state = "seeding"
+        self.write_state()
         try:
             plan = self.source.plan_seed()
+            self.status.seed = (len(tenants), self.source.rows(plan), time.time())
         except _FATAL:
             raise
         except AqueduckError as exc:
@@ -239,7 +287,10 @@ class FanoutService:
             return
         log.info("seeding", destinations=len(tenants), lake_snapshot=plan.end)
         first = self._counted < 0 and bool(plan.reads)
-        result = self._run(plan, tenants, "side", count_after=-1 if first else None)
+        try:
+            result = self._run(plan, tenants, "side", count_after=-1 if first else None)
+        finally:
+            self.status.seed = None
         if result is not None:
             self._counted = max(self._counted, plan.end)
             self._note(tenants, result)
@@ -261,12 +312,12 @@ class FanoutService:
 
     def _note(self, tenants: Sequence[Tenant], result: CycleResult) -> None:
         self.tenants.note(tenants, result)
-        self._progressed()
-        self._write_state()
+        self.status.moved_at = time.time()
+        self.write_state()
 
     def _source_failed(self, exc: AqueduckError) -> None:
         self.status.source_error = str(exc)
-        self.status.errors[exc.code, ""] += 1
+        metrics.count_error(exc.code, flow=FLOW)
         log.warning("source out of reach", error=str(exc))
 
     def _lags(self, latest: int) -> None:
@@ -280,128 +331,17 @@ class FanoutService:
             tenant.status.lag_snapshots = max(0, latest - cursor)
             tenant.status.lag_seconds = since.get(cursor + 1, 0.0)
 
-    def _progressed(self) -> None:
-        self.status.progress_at = time.time()
-        self.status.ready = all(t.known for t in self.tenants)
-
-    def healthy(self) -> bool:
-        """Green while anything moves, also inside a long job; red when nothing has for a while."""
-        with contextlib.suppress(OSError):
-            self.status.progress_at = max(self.status.progress_at, self._progress.stat().st_mtime)
-        return self.status.healthy(patience_seconds=max(60.0, 5 * self.config.poll.interval_seconds))
-
-    def _write_state(self) -> None:
+    def write_state(self) -> None:
+        """What `aqueduck status` shows, if it changed."""
         self.state_file.write(self.status)
-
-    # -- running
-
-    def run_once(self, stopping: threading.Event) -> None:
-        """Catch up with what is there now; raises if a destination could not."""
-        target = self.source.latest()
-        while not stopping.is_set():
-            worked = self.help_others()
-            well = [t for t in self.tenants if t.well]
-            if any(t.cursor is not None and t.cursor < target for t in well):
-                worked = self.poll() or worked
-                if self.status.source_error is not None:
-                    raise LakeWriteError(f"the source cannot be read: {self.status.source_error}")
-            left = [t for t in self.tenants if not (t.well and (t.cursor or 0) >= target)]
-            self._write_state()
-            if not left:
-                return
-            if all(t.status.failures >= TRIES for t in left):
-                raise LakeWriteError(
-                    f"{len(left)} destinations could not be written, {left[0].status.id} among them:"
-                    f" {left[0].status.last_error}"
-                )
-            if not worked:
-                stopping.wait(0.2)
-
-    def supervise(self, stopping: threading.Event, reload: threading.Event, path: Path | None) -> None:
-        """Poll until told to stop; the side lane runs beside it."""
-        failure: list[BaseException] = []
-        side = threading.Thread(target=self._side_lane, args=(stopping, failure), daemon=True)
-        side.start()
-        while not stopping.is_set():
-            if reload.is_set() and path is not None:
-                reload.clear()
-                self._reload(path)
-            self.poll()
-            self._write_state()
-            if failure:
-                raise failure[0]
-            if not any(t.well and (t.cursor or 0) < self.status.source_snapshot for t in self.tenants):
-                _wait_any(stopping, reload, self.config.poll.interval_seconds)
-        side.join(timeout=60)
-
-    def _side_lane(self, stopping: threading.Event, failure: list[BaseException]) -> None:
-        while not stopping.is_set():
-            try:
-                worked = self.help_others()
-            except Exception as exc:  # noqa: BLE001 - ends the service with its error
-                failure.append(exc)
-                return
-            if worked:
-                self._write_state()
-            else:
-                stopping.wait(0.5)
-
-    def _reload(self, path: Path) -> None:
-        """Take over the destinations of the changed file; one that is wrong changes nothing."""
-        before = self.config
-        try:
-            config = load_fanout(path)
-            fixed = {"destinations": config.destinations, "dynamic": config.dynamic, "poll": config.poll}
-            if self.config.model_copy(update=fixed) != config:
-                log.warning("only destinations, dynamic and poll are taken over without a restart")
-            self.config = self.config.model_copy(update=fixed)
-            self.tenants.take_over(self.config)
-            self.prepare()
-        except AqueduckError as exc:
-            log.warning("configuration not taken over", error=str(exc))
-            if self.config is not before:
-                self.config = before
-                self.tenants.take_over(before)
-            return
-        log.info("configuration taken over", destinations=len(self.tenants))
 
     def stop(self) -> None:
         """End Spark and the sessions; what is committed is committed."""
         with contextlib.suppress(OSError, AqueduckError):
-            self._write_state()
+            self.write_state()
         if self._spark is not None and self._own_spark:
             # A Spark that is gone already cannot be stopped.
             with contextlib.suppress(OSError, Py4JError):
                 self._spark.stop()
             self._spark = None
         self.source.close()
-
-
-def _wait_any(stopping: threading.Event, reload: threading.Event, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not stopping.is_set() and not reload.is_set() and time.monotonic() < deadline:
-        stopping.wait(min(0.5, max(0.01, deadline - time.monotonic())))
-
-
-def fanout_state(path: Path) -> list[dict[str, Any]]:
-    """What `aqueduck status` shows: the destinations as the service last wrote them."""
-    return StateFile(state_path(load_fanout(path))).read()
-
-
-def run_fanout(path: Path, *, once: bool) -> None:
-    """`aqueduck run` on a file of this flow: until SIGTERM or ctrl-C, SIGHUP reads the file again."""
-    stopping, reload = threading.Event(), threading.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, lambda *_: stopping.set())
-    signal.signal(signal.SIGHUP, lambda *_: reload.set())
-    service = FanoutService(load_fanout(path))
-    try:
-        service.prepare()
-        log.info("fan-out started", destinations=len(service.tenants), instance=service.config.instance.id)
-        if once:
-            service.run_once(stopping)
-        else:
-            service.supervise(stopping, reload, path)
-    finally:
-        service.stop()
-    log.info("stopped")

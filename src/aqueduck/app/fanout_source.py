@@ -15,11 +15,13 @@ from dataclasses import replace
 import structlog
 
 from aqueduck.errors import SourceExpiredError
-from aqueduck.fanout_config import FanoutConfig
+from aqueduck.fanout_config import LISTED_KEYS, FanoutConfig
 from aqueduck.lake.lake_changes import Routes, check_routes
 from aqueduck.lake.pool import LakePool, PooledLake
 from aqueduck.lake.source_lake import ReadPlan, SourceLake
+from aqueduck.lake.sql import ident
 from aqueduck.lake_place import resolve
+from aqueduck.schema import parse_table_name
 
 __all__ = ["FanoutSource"]
 
@@ -93,6 +95,38 @@ class FanoutSource:
                 doing="looking for routing values",
             )
         return sorted(str(value) for (value,) in rows if value is not None)
+
+    def canonical(self, plan: ReadPlan, values: Sequence[str]) -> list[str | None]:
+        """Each value as the routing column writes it; None for one that is none of its type."""
+        with self._session() as (lake, _):
+            [[found]] = lake.execute(
+                f"select list_transform(?::varchar[], lambda v: try_cast(v as {plan.field_type})::varchar)",
+                [list(values)],
+                doing="checking the routing values",
+            )
+        return list(found)
+
+    def rows(self, plan: ReadPlan) -> int:
+        """How many rows a plan that scans will read."""
+        with self._session() as (lake, _):
+            counted = [
+                lake.execute(f"select count(*) from {lake.table(r.table)} at (version => {plan.end})")[0][0]
+                for r in plan.reads
+            ]
+        return sum(map(int, counted))
+
+    def listed(self, table: str, plan: ReadPlan) -> list[dict[str, str]]:
+        """The rows of the table of destinations at the plan's end: the keys that have a value, as text."""
+        name = parse_table_name(table, default_schema="main", fold_case=False)
+        with self._session() as (lake, _):
+            SourceLake(lake, name, key="destinations_table").table_at(plan.end)
+            place = f"{lake.table(name)} at (version => {plan.end})"
+            found = lake.execute(f"select column_name from (describe from {place})")
+            columns = [column for (column,) in found if column.lower() in LISTED_KEYS]
+            texts = ", ".join(f"{ident(column)}::varchar" for column in columns) or "1"
+            rows = lake.execute(f"select {texts} from {place}", doing="reading the table of destinations")
+        keys = [column.lower() for column in columns]
+        return [{k: v for k, v in zip(keys, row, strict=True) if v is not None} for row in rows if keys]
 
     def seconds_since(self, snapshots: Sequence[int]) -> dict[int, float]:
         """How long ago each of the lake snapshots was made."""

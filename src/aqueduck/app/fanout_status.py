@@ -9,16 +9,20 @@ lake cannot be written.  The cursor that counts is in each destination's lake (`
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from aqueduck.fanout_config import FanoutConfig
+from aqueduck.overview import DestinationState, FanoutCounts
 
-__all__ = ["DestinationStatus", "FanoutStatus", "StateFile", "state_path"]
+__all__ = ["FLOW", "DestinationStatus", "FanoutStatus", "StateFile", "state_path"]
+
+FLOW = "fanout"
+"""The name of the flow on the page, in the API and in metrics."""
 
 
 @dataclass
@@ -26,8 +30,8 @@ class DestinationStatus:
     """One destination since the service started."""
 
     id: str
-    state: str = "UNKNOWN"
-    """UNKNOWN until its lake was asked, SEEDING, STREAMING, or FAILING with a time of its next try."""
+    state: DestinationState = "pending"
+    """Pending until its lake was asked and its seed begins; errored with a time of its next try."""
     cursor: int | None = None
     lag_snapshots: int = 0
     lag_seconds: float = 0.0
@@ -35,8 +39,8 @@ class DestinationStatus:
     rows_deleted: int = 0
     rows_upserted: int = 0
     rows_matched: int = 0
-    write_seconds: float = 0.0
-    writes: int = 0
+    rows_before: int = 0
+    """What its lake counted before this start."""
     seeds: int = 0
     failures: int = 0
     last_error: str | None = None
@@ -45,6 +49,11 @@ class DestinationStatus:
 
     @property
     def rows_replicated(self) -> int:
+        return self.rows_before + self.rows_here
+
+    @property
+    def rows_here(self) -> int:
+        """Of them, since this start."""
         return self.rows_written + self.rows_upserted + self.rows_deleted
 
 
@@ -58,10 +67,7 @@ class FanoutStatus:
     cycles: int = 0
     reads: int = 0
     """Times the source's changes were read; for all destinations at once."""
-    read_seconds: float = 0.0
     rows_read: int = 0
-    batch_rows: int = 0
-    """Rows of the last read."""
     unrouted_rows: int = 0
     null_rows: int = 0
     routing_moves: int = 0
@@ -71,56 +77,40 @@ class FanoutStatus:
     pool_open: int = 0
     pool_created: int = 0
     pool_evicted: int = 0
-    errors: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """By code and destination; the source's own have no destination."""
     destinations: dict[str, DestinationStatus] = field(default_factory=dict)
     source_error: str | None = None
-    progress_at: float = field(default_factory=time.time)
-    ready: bool = False
+    row_problems: dict[str, str] = field(default_factory=dict)
+    """Rows of the table of destinations that are left out, by id, and why."""
+    seed: tuple[int, int, float] | None = None
+    """Of the seed that runs: destinations, rows of the source, when it began."""
+    moved_at: float = field(default_factory=time.time)
+    """When the service last did anything, also looked and found nothing."""
 
-    def metrics(self) -> dict[str, Any]:
-        """Every metric: a number, or numbers by destination (and code)."""
-        each = self.destinations
-        return {
-            "polls_total": self.polls,
-            "cdc_reads_total": self.reads,
-            "cdc_read_seconds_total": self.read_seconds,
-            "cdc_rows_read_total": self.rows_read,
-            "cdc_batch_rows": self.batch_rows,
-            "source_snapshot_id": self.source_snapshot,
-            "dest_write_seconds_total": {i: d.write_seconds for i, d in each.items()},
-            "dest_writes_total": {i: d.writes for i, d in each.items()},
-            "dest_rows_written_total": {i: d.rows_written for i, d in each.items()},
-            "dest_rows_deleted_total": {i: d.rows_deleted for i, d in each.items()},
-            "dest_rows_upserted_total": {i: d.rows_upserted for i, d in each.items()},
-            "dest_upsert_matched_total": {i: d.rows_matched for i, d in each.items()},
-            "dest_last_snapshot_id": {i: d.cursor or 0 for i, d in each.items()},
-            "dest_lag_snapshots": {i: d.lag_snapshots for i, d in each.items()},
-            "dest_lag_seconds": {i: d.lag_seconds for i, d in each.items()},
-            "unrouted_rows_total": self.unrouted_rows + self.null_rows,
-            "unrouted_null_rows_total": self.null_rows,
-            "pool_open_connections": self.pool_open,
-            "pool_creates_total": self.pool_created,
-            "pool_evictions_total": self.pool_evicted,
-            "cdc_routing_mutations_total": self.routing_moves,
-            "cdc_conflicts_resolved_total": self.conflicts,
-            "cdc_orphaned_preimages_total": self.orphaned_preimages,
-            "reseeds_total": self.reseeds,
-            "errors_total": dict(self.errors),
-        }
-
-    def healthy(self, *, patience_seconds: float) -> bool:
-        """Whether there was progress of any kind within the last `patience_seconds`."""
-        return time.time() - self.progress_at <= patience_seconds
+    def counts(self) -> FanoutCounts:
+        """The counters as everybody sees them."""
+        return FanoutCounts(
+            polls=self.polls,
+            cycles=self.cycles,
+            reads=self.reads,
+            rows_read=self.rows_read,
+            unrouted_rows=self.unrouted_rows,
+            null_rows=self.null_rows,
+            routing_moves=self.routing_moves,
+            conflicts=self.conflicts,
+            orphaned_preimages=self.orphaned_preimages,
+            reseeds=self.reseeds,
+        )
 
 
 _TABLE = """
 create table if not exists destinations (
     destination_id text primary key, instance_id text, state text, last_snapshot_id integer,
-    lag_snapshots integer, rows_replicated integer, last_error text, last_change_at text,
+    lag_snapshots integer, lag_seconds real, rows_replicated integer, last_error text, last_change_at text,
     retry_at text, updated_at text
 )
 """
+_SHAPE = 2
+"""The table's; one of another shape is made anew, because everything in it comes from the lakes."""
 
 
 class StateFile:
@@ -129,10 +119,15 @@ class StateFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._written: dict[str, tuple[Any, ...]] = {}
+        self._writing = threading.Lock()
 
     def write(self, status: FanoutStatus) -> None:
         """Write what changed since the last time; nothing if nothing did."""
-        rows = {d.id: _row(d, status.instance) for d in status.destinations.values()}
+        with self._writing:
+            self._write(status)
+
+    def _write(self, status: FanoutStatus) -> None:
+        rows = {d.id: _row(d, status.instance) for d in list(status.destinations.values())}
         changed = [row for key, row in rows.items() if self._written.get(key) != row]
         gone = [(key,) for key in self._written if key not in rows]
         if not changed and not gone:
@@ -141,9 +136,12 @@ class StateFile:
         con = sqlite3.connect(self.path, timeout=10)
         try:
             with con:
+                if con.execute("pragma user_version").fetchone() != (_SHAPE,):
+                    con.execute("drop table if exists destinations")
+                    con.execute(f"pragma user_version = {_SHAPE}")
                 con.execute(_TABLE)
                 con.executemany(
-                    "insert or replace into destinations values (?, ?, ?, ?, ?, ?, ?, ?, ?,"
+                    "insert or replace into destinations values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?,"
                     " strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))",
                     changed,
                 )
@@ -168,7 +166,8 @@ def _row(d: DestinationStatus, instance: str) -> tuple[Any, ...]:
     times: Iterable[float | None] = (d.last_change_at, d.retry_at)
     changed, retry = (None if t is None else _iso(t) for t in times)
     return (
-        d.id, instance, d.state, d.cursor, d.lag_snapshots, d.rows_replicated, d.last_error, changed, retry
+        d.id, instance, d.state, d.cursor, d.lag_snapshots, round(d.lag_seconds, 1), d.rows_replicated,
+        d.last_error, changed, retry,
     )  # fmt: skip
 
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import structlog
 
-from aqueduck.app.fanout_status import DestinationStatus, FanoutStatus
+from aqueduck import metrics
+from aqueduck.app.fanout_status import FLOW, DestinationStatus, FanoutStatus
 from aqueduck.errors import AqueduckError
 from aqueduck.fanout_config import DestinationConfig, FanoutConfig, assigned
 from aqueduck.fanout_plan import Applied, Destination, backoff_seconds
-from aqueduck.lake_place import resolve
 from aqueduck.spark.fanout_query import CycleResult
 
 __all__ = ["Tenant", "Tenants"]
@@ -53,7 +53,7 @@ class Tenant:
     def recovered(self) -> None:
         status = self.status
         status.failures, status.last_error, status.retry_at = 0, None, None
-        status.state = "STREAMING" if self.cursor is not None else "SEEDING"
+        status.state = "live" if self.cursor is not None else "pending"
 
 
 class Tenants:
@@ -67,6 +67,8 @@ class Tenants:
         self._env = env
         self._all: dict[str, Tenant] = {}
         self._noting = threading.Lock()
+        self._discovered: dict[str, str] = {}
+        """Values that the pattern serves, by destination, here or elsewhere."""
         self.take_over(config)
 
     def __iter__(self) -> Iterator[Tenant]:
@@ -78,11 +80,23 @@ class Tenants:
     def __getitem__(self, name: str) -> Tenant:
         return self._all[name]
 
-    def take_over(self, config: FanoutConfig) -> None:
-        """Serve the destinations of this configuration; those that are the same go on as they are."""
+    def values(self) -> list[str]:
+        """All routing values that have a destination, here or elsewhere."""
+        return [*(t.destination.value for t in self), *self.elsewhere.values()]
+
+    def take_over(self, config: FanoutConfig, listed: Sequence[DestinationConfig] = ()) -> None:
+        """
+        Serve the destinations of this configuration, those that a table lists, and those discovered before.
+
+        Those that are the same go on as they are.
+        """
         wanted: dict[str, Destination] = {}
         elsewhere: dict[str, str] = {}
-        for each in config.destinations:
+        named = [*config.destinations, *listed]
+        taken = {d.routing_value for d in named}
+        if config.dynamic is not None:
+            named += [config.dynamic.destination(v) for v in self._discovered.values() if v not in taken]
+        for each in named:
             if assigned(config.instance.partition, each.id):
                 wanted[each.id] = self._destination(each, config)
             else:
@@ -92,6 +106,7 @@ class Tenants:
             log.info("destination removed", destination=name)
             del self._all[name]
             self._status.destinations.pop(name, None)
+            metrics.forget_destination(FLOW, name)
         for destination in wanted.values():
             running = self._all.get(destination.id)
             if running is None or replace(running.destination, cursor=None) != destination:
@@ -102,23 +117,24 @@ class Tenants:
         pattern = self.config.dynamic
         if pattern is None:
             return
-        known = {t.destination.value for t in self} | set(self.elsewhere.values())
-        for value in values:
-            if not value or value in known:
-                continue
+        known = set(self.values())
+        new = [value for value in values if value and value not in known]
+        for value in new:
             config = pattern.destination(value)
+            self._discovered[config.id] = value
             if assigned(self.config.instance.partition, config.id):
                 self._add(self._destination(config, self.config))
             else:
                 self.elsewhere[config.id] = value
-            log.info("destination discovered", destinations=len(self))
+        if new:
+            log.info("destinations discovered", new=len(new), destinations=len(self))
 
     def _add(self, destination: Destination) -> None:
         status = self._status.destinations[destination.id] = DestinationStatus(destination.id)
         self._all[destination.id] = Tenant(destination, status)
 
     def _destination(self, each: DestinationConfig, config: FanoutConfig) -> Destination:
-        place = resolve(each, config.defaults.properties, self._env, f"destinations ({each.id})")
+        place = config.place_of(each, self._env)
         return Destination(each.id, each.routing_value, place, config.target_of(each), None)
 
     # -- what became of them
@@ -130,9 +146,8 @@ class Tenants:
         with self._noting:
             s.cycles += 1
             s.reads += result.reads
-            s.read_seconds += report.seconds
             s.rows_read += report.rows
-            s.batch_rows = report.rows
+            metrics.observe_read(FLOW, rows=report.rows, seconds=report.seconds)
             s.unrouted_rows += report.unrouted
             s.null_rows += report.nulls
             s.routing_moves += report.moves
@@ -154,8 +169,7 @@ class Tenants:
         status.rows_deleted += rows.get("deleted", 0)
         status.rows_upserted += rows.get("upserted", 0)
         status.rows_matched += rows.get("matched", 0)
-        status.write_seconds += applied.seconds
-        status.writes += 1
+        metrics.observe_destination(FLOW, status.id, write_seconds=applied.seconds)
         status.seeds += int(applied.seeded)
         self._status.conflicts += rows.get("conflicts", 0)
         self._status.orphaned_preimages += rows.get("orphans", 0)
@@ -171,7 +185,7 @@ class Tenants:
         for tenant in tenants:
             status = tenant.status
             status.failures += 1
-            status.last_error, status.state = error, "FAILING"
+            status.last_error, status.state = error, "errored"
             status.retry_at = time.time() + backoff_seconds(status.failures)
-            self._status.errors[code, status.id] += 1
+            metrics.count_destination_error(FLOW, status.id, code)
             log.warning("destination failed", destination=status.id, failures=status.failures, error=error)

@@ -26,15 +26,18 @@ from pyspark.sql import SparkSession
 from aqueduck import metrics
 from aqueduck.app.copies import Copier
 from aqueduck.app.copy_journal import forget_journal
+from aqueduck.app.options import is_other, known_projections
 from aqueduck.app.prepare import (
     PreparedGroup,
     PreparedTable,
     describe_tables,
     group_dir,
     prepare_tables,
+    publish,
     refuse_recreated,
 )
 from aqueduck.app.status import GroupStatus, Parked, TableCounts
+from aqueduck.app.tracing import BatchTimes
 from aqueduck.batches import Unit
 from aqueduck.changes import SegmentRef
 from aqueduck.config import GroupConfig, SyncConfig, TableConfig
@@ -43,19 +46,19 @@ from aqueduck.lake.apply import table_directory
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import BatchPlan, TableFailed, commit_batch
 from aqueduck.lake.evolve import same_columns, widen, wider_columns
+from aqueduck.lake.keeping import remove_target
 from aqueduck.lake.parking import copy_to_parking, forget_parked, parked_totals
 from aqueduck.lake.progress import Position, read_position
-from aqueduck.lake.sql import lake_table
 from aqueduck.lake.table_states import TableState, forget_state, read_states, write_state
 from aqueduck.lake.units import UnitFiles, UnitWriter, parked_units, plan_batch, remove_scratch, skips_of
 from aqueduck.notes import note_position, write_skips, write_tables
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.connection import connect
-from aqueduck.postgres.publications import ensure_publication
 from aqueduck.postgres.server import flushed_position, settled_position
 from aqueduck.postgres.table_copy import export_snapshot
 from aqueduck.postgres.tables import describe_oid
-from aqueduck.schema import TableName, TableSchema
+from aqueduck.projection import is_clear
+from aqueduck.schema import TableName, TableSchema, lsn_text
 from aqueduck.spark.copy_job import run_copy
 from aqueduck.spark.sync_query import SyncQuery
 
@@ -105,6 +108,8 @@ class GroupRunner:
         """What the registry had counted when the service started."""
         self.on_commit: Callable[[list[str]], None] | None = None
         """Called with the segments of a batch right after its commit; a bench times them."""
+        self.on_traced: Callable[[BatchTimes], None] | None = None
+        """Called after each batch, where traces are wanted."""
         known = read_states(lake, ready.group.name)
         self.states = {oid: known[oid] for oid in self.tables}
         self.parked: dict[int, Parked] = {
@@ -122,6 +127,7 @@ class GroupRunner:
             str(self.directory / "stage"),
             str(self._tables_note),
             str(self._skips_note),
+            properties=config.lake.properties,
         )
         self.query = SyncQuery(spark, self.directory, writer, self.commit)
         self.copier = Copier(
@@ -152,7 +158,7 @@ class GroupRunner:
                 places.append((table.schema, table_directory(self.lake, table.target)))
             except SchemaChangeError:  # the target is gone: the driver will see, and park the table
                 places.append((table.schema, None))
-        write_tables(self._tables_note, places)
+        write_tables(self._tables_note, places, {oid: t.mode for oid, t in self.tables.items()})
 
     def _on_ready(self, oids: list[int]) -> None:
         for oid in oids:
@@ -202,6 +208,7 @@ class GroupRunner:
             poll_interval_seconds=g.poll_interval_ms / 1000,
             poll_step_bytes=g.poll_step_bytes,
             catchup_bytes=g.catchup_bytes,
+            stream_in_progress=g.large_transactions == "stream",
         )
 
     def stop(self) -> None:
@@ -222,7 +229,7 @@ class GroupRunner:
         """Called by the query for each batch: one lake transaction."""
         paths = [s.path for unit, _ in units for s in unit.segments if s.path] if self.on_commit else []
         end = Position(self.group.name, position, time_us, self.ready.system_identifier, self.ready.timeline)
-        began = time.monotonic()
+        began, before = time.monotonic(), self.status.position
         with self.commit_lock:
             # A table that was removed may still have changes on the way.
             ours = [(unit, files) for unit, files in units if unit.table_oid in self.states]
@@ -233,13 +240,28 @@ class GroupRunner:
             self._count(ours, position, time_us)
             self._tell_tasks()
         seconds = time.monotonic() - began
+        changes = sum(s.rows for unit, _ in ours if not unit.bucket for s in unit.segments)
         metrics.observe_batch(
             self.group.name,
             phase_seconds={"fold": self.query.fold_seconds, "commit": seconds},
             commit_seconds=seconds,
-            changes=sum(s.rows for unit, _ in ours if not unit.bucket for s in unit.segments),
+            changes=changes,
             freshness_seconds=self.status.freshness_seconds,
         )
+        if self.on_traced is not None:
+            self.on_traced(
+                BatchTimes(
+                    group=self.group.name,
+                    ended=time.time(),
+                    fold_seconds=self.query.fold_seconds,
+                    commit_seconds=seconds,
+                    source_commit=time_us / 1e6 if time_us else None,
+                    lsn_from=lsn_text(before),
+                    lsn_to=lsn_text(position),
+                    changes=changes,
+                    tables=len({unit.table_oid for unit, _ in ours}),
+                )
+            )
         remove_scratch(units)
 
     def _commit_or_isolate(self, units: Units, end: Position) -> None:
@@ -303,16 +325,22 @@ class GroupRunner:
         """The columns of a segment, with their numbers in the catalog; asked once for each version."""
         key = (segment.table_oid, segment.version, segment.schema_json)
         if key not in self._versions:
-            state = self.states.get(segment.table_oid)
             schema = TableSchema.from_json(segment.schema_json)
-            now = None
-            try:
-                with connect(self.config.source.dsn) as conn:
-                    now = describe_oid(conn, segment.table_oid, need_key=False)
-            except AqueduckError:  # it is gone, or cannot be asked: names have to do
-                log.debug("table not described", table=schema.qualified)
-            self._versions[key] = schema.numbered(now, None if state is None else state.schema)
+            if schema.projection is None or not is_clear(schema):  # else the capture has asked
+                schema = self._numbered(schema)
+            self._versions[key] = schema.in_lake
         return self._versions[key]
+
+    def _numbered(self, schema: TableSchema) -> TableSchema:
+        state = self.states.get(schema.oid)
+        now = None
+        try:
+            with connect(self.config.source.dsn) as conn:
+                now = describe_oid(conn, schema.oid, need_key=False, projection=schema.projection)
+        except AqueduckError:  # it is gone, or cannot be asked: names have to do
+            log.debug("table not described", table=schema.qualified)
+        known = None if state is None or state.schema is None else state.schema.streamed
+        return schema.numbered(now, known)
 
     def _count(self, units: Units, position: int, time_us: int) -> None:
         status = self.status
@@ -322,8 +350,8 @@ class GroupRunner:
             counts = status.tables[self.tables[unit.table_oid].schema.qualified]
             if self.states[unit.table_oid].ready:
                 counts.applied = (position, datetime.now(UTC))
-            counts.truncates += unit.truncate_first and unit.run == 0
-            if unit.truncate_first:
+            if unit.truncate is not None:
+                counts.truncates += 1
                 self.truncated.add(unit.table_oid)
             for segment in unit.segments:
                 counts.changes += segment.rows
@@ -345,6 +373,11 @@ class GroupRunner:
         status.seen = max(status.position, int(report.get("seen", 0)))
         status.transactions = int(report.get("transactions", 0))
         status.staged_bytes = int(report.get("staged_bytes", 0))
+        status.unfinished_bytes = int(report.get("unfinished_bytes", 0))
+        streams = bool(report.get("streams_in_progress", True))
+        if status.streams_in_progress and not streams and self.group.large_transactions == "stream":
+            log.warning("the server cannot stream a transaction: read whole", group=self.group.name)
+        status.streams_in_progress = streams
         status.paused = bool(report.get("paused", False))
         status.held = bool(report.get("held", False))
         status.last_error = report.get("trouble") or status.last_error
@@ -374,7 +407,8 @@ class GroupRunner:
         """Follow more tables from now on; what cannot be added is in `refused`.  `renew` as for `prepare_group`."""
         dsn = self.config.source.dsn
         with connect(dsn) as conn:
-            found, refused = describe_tables(conn, tables)
+            options = known_projections(self.lake, self.group)
+            found, refused = describe_tables(conn, self.config, self.group, tables, options)
             now = flushed_position(dsn)
             with self.commit_lock:
                 known = read_states(self.lake, self.group.name)
@@ -382,7 +416,9 @@ class GroupRunner:
                 replaced = [
                     s
                     for s in known.values()
-                    if s.oid not in self.tables | found and s.target in {t.target for t in found.values()}
+                    if s.oid not in self.tables | found
+                    and (s.target, s.mode.source_value)
+                    in {(t.target, t.mode.source_value) for t in found.values()}
                 ]
                 with self.lake.transaction():
                     for state in replaced:
@@ -410,7 +446,7 @@ class GroupRunner:
                     log.warning("table not added", group=self.group.name, table=name, error=str(error))
             self.refused.update(refused)
             # The capture knows them before the first change can come.
-            ensure_publication(conn, self.group.publication, [t.schema for t in self.tables.values()])
+            publish(conn, self.group, [t.schema for t in self.tables.values()])
         for oid in found:
             giver = handover(oid)
             if giver is not None and oid in self.states and not self.states[oid].ready:
@@ -422,14 +458,14 @@ class GroupRunner:
         gone, dropped = set(oids), set(drop)
         with connect(self.config.source.dsn) as conn:
             rest = [t.schema for oid, t in self.tables.items() if oid not in gone]
-            ensure_publication(conn, self.group.publication, rest)
+            publish(conn, self.group, rest)
         with self.commit_lock:
             with self.lake.transaction():
                 for oid in gone:
                     forget_state(self.lake, self.group.name, oid)
                     forget_parked(self.lake, self.group.name, oid)
                     if oid in dropped:
-                        self.lake.execute(f"drop table if exists {lake_table(self.tables[oid].target)}")
+                        remove_target(self.lake, self.tables[oid].target, self.tables[oid].mode)
             for oid in gone:
                 self.forget_table(oid)
             self._tell_tables()
@@ -481,7 +517,12 @@ class GroupRunner:
             time.sleep(0.05)
         with self.commit_lock:
             theirs = giver.states.get(state.oid)
-            if theirs is None or not theirs.ready or not giver.has_everything_before(settled):
+            if (
+                theirs is None
+                or not theirs.ready
+                or is_other(theirs, self.tables[state.oid].schema)
+                or not giver.has_everything_before(settled)
+            ):
                 giver.leaving.discard(state.oid)
                 self.copier.handovers.pop(state.oid, None)
                 return
@@ -496,7 +537,7 @@ class GroupRunner:
             giver._tell_tables()
             giver._tell_tasks()
         with connect(self.config.source.dsn) as conn:
-            ensure_publication(conn, giver.group.publication, [t.schema for t in giver.tables.values()])
+            publish(conn, giver.group, [t.schema for t in giver.tables.values()])
         log.info("table moved", table=state.source, group=self.group.name, came_from=giver.group.name)
 
     def _settled_position(self) -> int:

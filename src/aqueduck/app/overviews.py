@@ -41,7 +41,7 @@ from aqueduck.schema import lsn_text
 if TYPE_CHECKING:  # the service starts the server that shows it
     from aqueduck.app.service import SyncService
 
-__all__ = ["SyncOverviews"]
+__all__ = ["ERRORS_KEPT", "SLOW_SECONDS", "SyncOverviews", "processes"]
 
 FLOW = "sync"
 SLOW_SECONDS = 15.0
@@ -79,7 +79,7 @@ class SyncOverviews:
 
     def _look_slowly(self, groups: tuple[GroupOverview, ...]) -> None:
         self._slow_at = time.monotonic()
-        self._processes = tuple(_processes())
+        self._processes = tuple(processes())
         service = self._service
         if service.commit_lock.acquire(blocking=False):
             try:
@@ -124,6 +124,7 @@ class SyncOverviews:
             received_bytes=int(report.get("received_bytes", 0)),
             decode_seconds=float(report.get("decode_seconds", 0.0)),
             staged_bytes=status.staged_bytes,
+            unfinished_bytes=status.unfinished_bytes,
             paused=status.paused,
             held=status.held,
             restarts=status.restarts,
@@ -227,7 +228,7 @@ def _copy(seen: TableObservation) -> CopyOverview | None:
     )
 
 
-def _processes() -> Iterator[ProcessUsage]:
+def processes() -> Iterator[ProcessUsage]:
     """The driver, the JVM below it, and the Python processes below that."""
     driver = psutil.Process()
     memory = {"driver": 0, "jvm": 0, "workers": 0}

@@ -17,22 +17,20 @@ import structlog
 from aqueduck.bookmarks import Bookmark
 from aqueduck.errors import (
     BookmarkError,
-    PublicationError,
     SlotLostError,
-    TableMissingError,
     WalLevelError,
 )
 from aqueduck.events_config import PostgresCdcConfig
 from aqueduck.notes import read_note
-from aqueduck.postgres.connection import connect, translate_errors
+from aqueduck.postgres.connection import connect
 from aqueduck.postgres.failures import SET_WAL_LEVEL, THEN_RESTART
-from aqueduck.postgres.quoting import identifier, literal
+from aqueduck.postgres.published import published_tables
+from aqueduck.postgres.quoting import literal
 from aqueduck.postgres.server import ServerInfo, read_server
 from aqueduck.postgres.slots import SlotInfo, check_slot, create_slot, slot_info
-from aqueduck.postgres.tables import describe_table
-from aqueduck.schema import TableName, TableSchema, lsn_text, parse_lsn
+from aqueduck.schema import TableSchema, lsn_text, parse_lsn
 
-__all__ = ["PreparedSource", "check_publication", "check_slot_position", "prepare_source", "published_tables"]
+__all__ = ["PreparedSource", "check_slot_position", "prepare_source"]
 
 log = structlog.get_logger()
 
@@ -123,45 +121,3 @@ def check_slot_position(
             f"the slot {name} stands at {stands}, beyond the bookmark's {ours}: it was re-created or moved by another",
             hint=f"{_AGAIN}; if nobody touched it and only state_dir was lost: aqueduck run --trust-slot",
         )
-
-
-def check_publication(conn: Connection, name: str) -> str:
-    """Refuse a publication that does not exist or publishes nothing; otherwise say what it has."""
-    with translate_errors(f"read the publication {name}", conn=conn):
-        row = conn.execute(
-            "select puballtables, (select count(*) from pg_publication_tables t where t.pubname = p.pubname)"
-            " from pg_publication p where pubname = %s",
-            (name,),
-        ).fetchone()
-    quoted = identifier(name)
-    if row is None:
-        raise PublicationError(
-            f"the publication {name} does not exist",
-            hint=f"create publication {quoted} for table public.orders",
-        )
-    if not row[0] and not row[1]:
-        raise PublicationError(
-            f"the publication {name} has no tables",
-            hint=f"alter publication {quoted} add table public.orders",
-        )
-    return f"{row[1]} tables"
-
-
-def published_tables(conn: Connection, publication: str) -> tuple[TableSchema, ...]:
-    """The tables of a publication, as the catalog describes them."""
-    check_publication(conn, publication)
-    with translate_errors(f"read the publication {publication}", conn=conn):
-        rows = conn.execute(
-            "select schemaname::text, tablename::text from pg_publication_tables where pubname = %s",
-            (publication,),
-        ).fetchall()
-    found = []
-    for schema, name in rows:
-        try:
-            found.append(describe_table(conn, str(TableName(schema, name)), need_key=False))
-        except (
-            TableMissingError,
-            PublicationError,
-        ):  # dropped a moment ago, or of a kind that we do not know
-            log.warning("table not described, taken as the stream tells it", table=f"{schema}.{name}")
-    return tuple(found)

@@ -22,10 +22,12 @@ from aqueduck.app.actions import RegistryActions
 from aqueduck.app.control import Control, Wanted, open_control
 from aqueduck.app.copy_journal import journaled_files, journals_of
 from aqueduck.app.group import GroupRunner, source_name
+from aqueduck.app.maintenance_sync import Maintainer
 from aqueduck.app.observe import RequestsDone, observe_group, observe_tables
 from aqueduck.app.overviews import SyncOverviews
 from aqueduck.app.prepare import PreparedGroup, group_dir, prepare_group
 from aqueduck.app.status import GroupStatus
+from aqueduck.app.tracing import Traces, open_traces
 from aqueduck.app.watch import SourceWatch
 from aqueduck.config import GroupConfig, SyncConfig
 from aqueduck.errors import (
@@ -38,10 +40,10 @@ from aqueduck.errors import (
 )
 from aqueduck.lake.catalog import LakeSession, open_lake
 from aqueduck.lake.inlined import count_inlined
+from aqueduck.lake.keeping import remove_target
 from aqueduck.lake.orphans import remove_orphans
 from aqueduck.lake.parking import remove_parking_orphans
 from aqueduck.lake.progress import progress_table
-from aqueduck.lake.sql import lake_table
 from aqueduck.lake.table_states import forget_group
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.group_lock import GroupLocks
@@ -77,6 +79,8 @@ class SyncService:
         self._observed_at = 0.0
         self._reconciled_at = 0.0
         self._beat_at: dict[str, float] = {}
+        self._maintainer: Maintainer | None = None
+        self._traces: Traces | None = None
         self._watch = SourceWatch()
         self._watched_at = 0.0
 
@@ -94,6 +98,7 @@ class SyncService:
 
     def prepare(self, *, trust_slot: bool = False) -> None:
         """Everything that can be refused is refused here, before Spark starts."""
+        self._traces = open_traces(self.config.tracing)
         self._lake = open_lake(self.config.lake)
         self._locks = GroupLocks(self.config.source.dsn)
         for (
@@ -141,6 +146,7 @@ class SyncService:
     def _start_group(self, name: str, *, once: bool = False) -> None:
         ready = self._ready[name]
         runner = GroupRunner(self.config, self.spark, self.lake, self.commit_lock, ready)
+        runner.on_traced = None if self._traces is None else self._traces.batch
         self._runners[name] = runner
         self._switch_tables(runner, self._wanted[name])
         runner.start(once=once)
@@ -153,6 +159,8 @@ class SyncService:
 
     def supervise(self, stopping: threading.Event) -> None:
         """Keep the queries running until told to stop."""
+        self._maintainer = Maintainer(self)
+        self._maintainer.start()
         while not stopping.wait(0.2):
             for runner in list(self._runners.values()):
                 runner.copier.start()
@@ -275,8 +283,10 @@ class SyncService:
 
     def _surplus(self, runner: GroupRunner, wanted: Wanted) -> list[int]:
         """Tables that run and are not wanted here any more."""
-        names = {(t.source_table.qualified, t.target_table) for t in wanted.group.tables}
-        return [oid for oid, t in runner.tables.items() if (t.schema.qualified, t.target) not in names]
+        names = {(t.source_table.qualified, t.target_table, t.table_mode) for t in wanted.group.tables}
+        return [
+            oid for oid, t in runner.tables.items() if (t.schema.qualified, t.target, t.mode) not in names
+        ]
 
     def _reconcile_group(self, control: Control, wanted: Wanted, all_wanted: list[Wanted]) -> None:
         name = wanted.group.name
@@ -324,19 +334,24 @@ class SyncService:
         waits = {oid for oid in moving if self._is_taken_over(oid)}
         gone = [oid for oid in surplus if oid not in waits]
         if gone:
-            dropped = {row.target for row in wanted.removed_tables if row.drop_target}
-            drop = [oid for oid in gone if runner.tables[oid].target in dropped]
+            dropped = {(row.target, row.table_mode) for row in wanted.removed_tables if row.drop_target}
+            drop = [oid for oid in gone if (runner.tables[oid].target, runner.tables[oid].mode) in dropped]
             for oid in gone:
                 log.info("table removed", group=wanted.group.name, table=runner.tables[oid].schema.qualified)
             runner.remove_tables(gone, drop=drop)
         self._forget_tables(control, wanted)
-        known = {(t.schema.qualified, t.target) for t in runner.tables.values()}
-        new = [t for t in wanted.group.tables if (t.source_table.qualified, t.target_table) not in known]
+        known = {(t.schema.qualified, t.target, t.mode) for t in runner.tables.values()}
+        new = [
+            t
+            for t in wanted.group.tables
+            if (t.source_table.qualified, t.target_table, t.table_mode) not in known
+        ]
         if new:
             renew = [name for name, row in wanted.rows.items() if row.resync_wanted]
             runner.add_tables(new, handover=lambda oid: self._giver(oid, runner), renew=renew)
             for oid, table in runner.tables.items():  # a new table's copy is what was asked for
-                if (table.schema.qualified, table.target) not in known and source_name(table) in renew:
+                new_here = (table.schema.qualified, table.target, table.mode) not in known
+                if new_here and source_name(table) in renew:
                     done = runner.requests_done.setdefault(oid, RequestsDone())
                     done.resync = wanted.rows[source_name(table)].resync_requested
         self._switch_tables(runner, wanted)
@@ -388,7 +403,7 @@ class SyncService:
         with self.commit_lock, self.lake.transaction():
             for row in gone:
                 if row.drop_target:
-                    self.lake.execute(f"drop table if exists {lake_table(row.target)}")
+                    remove_target(self.lake, row.target, row.table_mode)
         control.forget(tables=gone)
 
     def _take_down(self, control: Control, wanted: Wanted) -> None:
@@ -397,7 +412,8 @@ class SyncService:
         self._forget_tables(control, wanted)
         with connect(self.config.source.dsn) as conn:
             _drop_slot_soon(conn, wanted.group.slot_name)
-            drop_publication(conn, wanted.group.publication)
+            if not wanted.group.users_publication:
+                drop_publication(conn, wanted.group.publication)
         forget_group(self.lake, name)
         control.forget(group=wanted)
         self._wanted.pop(name, None)
@@ -437,6 +453,9 @@ class SyncService:
 
     def stop(self) -> None:
         """Finish the commits that are under way, then end."""
+        if self._maintainer is not None:
+            self._maintainer.stop()
+            self._maintainer = None
         for runner in self._runners.values():
             runner.stop()
         self._runners.clear()
@@ -450,8 +469,14 @@ class SyncService:
         if self._lake is not None:
             self._lake.close()
             self._lake = None
+        if self._traces is not None:
+            self._traces.close()
+            self._traces = None
 
     # -- for the demo, the benches and the page
+
+    def runners(self) -> list[GroupRunner]:
+        return list(self._runners.values())
 
     def runner(self, group: str) -> GroupRunner:
         return self._runners[group]
@@ -515,7 +540,10 @@ def _drop_slot_soon(conn: psycopg.Connection[Any], name: str, *, seconds: float 
 
 def _other_settings(running: GroupConfig, wanted: GroupConfig) -> bool:
     """Whether a group has to be started again to be what is wanted."""
-    return running.model_copy(update={"tables": ()}) != wanted.model_copy(update={"tables": ()})
+    options = {table.source: table.options for table in running.tables}
+    return running.model_copy(update={"tables": ()}) != wanted.model_copy(update={"tables": ()}) or any(
+        options.get(table.source, table.options) != table.options for table in wanted.tables
+    )
 
 
 def _wait(done: Any, seconds: float, complaint: str) -> None:

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from aqueduck.app.check import CheckResult
+from aqueduck.app.fanout_verify import DestinationComparison
 from aqueduck.app.verify import TableComparison
 from aqueduck.app.verify_reads import Progress as Told
 from aqueduck.errors import VerifyDifferenceError
@@ -29,7 +30,10 @@ __all__ = [
     "print_json",
     "raise_verdict",
     "show_checks",
+    "show_destination_verdicts",
+    "show_destinations",
     "show_groups",
+    "show_maintenance",
     "show_settings",
     "show_snapshot",
     "show_status",
@@ -52,6 +56,8 @@ _STATES = {
     "STREAMING": "green",
     "ERRORED": "bold red",
 }
+DESTINATIONS_SHOWN = 50
+_DESTINATIONS = {"pending": "yellow", "seeding": "cyan", "live": "green", "errored": "bold red"}
 _VERDICTS = {"identical": "green", "different": "bold red", "not compared": "yellow"}
 
 
@@ -154,16 +160,18 @@ def _details(row: Row) -> str:
 
 def show_destinations(out: Console, rows: Sequence[Row]) -> None:
     """The destinations of a fan-out."""
-    table = _table("destination", "state", "cursor", "lag", "rows", "last change", "error")
+    table = _table("destination", "state", ">cursor", ">behind", ">rows", "last change", "error", "next try")
     for row in rows:
+        behind = f"{row['lag_snapshots']:,} ({span(row['lag_seconds'])})" if row["lag_snapshots"] else "–"
         table.add_row(
-            str(row["destination_id"]),
-            str(row["state"]),
+            escape(str(row["destination_id"])),
+            f"[{_DESTINATIONS.get(row['state'], 'white')}]{row['state']}[/]",
             _number(row["last_snapshot_id"]),
-            _number(row["lag_snapshots"]),
+            behind,
             _number(row["rows_replicated"]),
             str(row["last_change_at"] or "–"),
-            str(row["last_error"] or ""),
+            escape(str(row["last_error"] or "")),
+            str(row["retry_at"] or "–"),
         )
     out.print(table if rows else "nothing yet")
 
@@ -274,6 +282,25 @@ def show_verdicts(out: Console, results: Sequence[TableComparison]) -> None:
                 out.print(f"  {d['kind']:8}  {key}", markup=False, highlight=False)
 
 
+def show_destination_verdicts(out: Console, results: Sequence[DestinationComparison]) -> None:
+    """A line for each destination; of many, only those that are not identical."""
+    shown = [r for r in results if r.verdict != "identical"] if len(results) > DESTINATIONS_SHOWN else results
+    table = _table("destination", ">source rows", ">rows", "verdict", ">lake snapshot", "note")
+    for r in shown:
+        table.add_row(
+            escape(r.destination),
+            _number(r.source_rows),
+            _number(r.rows),
+            f"[{_VERDICTS[r.verdict]}]{r.verdict}[/]",
+            _number(r.cursor),
+            escape(r.note or ""),
+        )
+    if shown:
+        out.print(table)
+    if len(shown) < len(results):
+        out.print(f"{len(results) - len(shown):,} destinations are identical", highlight=False)
+
+
 def raise_verdict(results: Sequence[TableComparison]) -> None:
     """Raise if any table differs."""
     differing = [r for r in results if r.verdict == "different"]
@@ -301,6 +328,38 @@ def verify_progress(errors: Console) -> Iterator[Told]:
             progress.update(bars[table], description=doing, completed=share)
 
         yield told
+
+
+def show_maintenance(console: Console, reports: Sequence[Row]) -> None:
+    """What was done about each table, before and after, and about the lake's past."""
+    for report in reports:
+        table = Table("table", "rows flushed", "files", "size", "delete files", "merged", "rewritten")
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for t in report["tables"]:
+            table.add_row(
+                escape(t["table"]),
+                f"{t['rows_flushed']:,}",
+                f"{t['files_before']:,} → {t['files_after']:,}",
+                f"{size(t['bytes_before'])} → {size(t['bytes_after'])}",
+                f"{t['delete_files_before']:,} → {t['delete_files_after']:,}",
+                f"{t['files_merged']:,}",
+                f"{t['files_rewritten']:,}",
+            )
+        console.print(f"[bold]{escape(report['lake'])}[/]", table)
+        past = report["expiry"]
+        console.print(
+            f"lake snapshots {past['snapshots_before']:,} → {past['snapshots_after']:,},"
+            f" old files removed {past['files_removed']:,}, orphans removed {past['orphans_removed']:,}"
+            + (f"; kept for {past['kept_for']}" if past["kept_for"] else ""),
+            highlight=False,
+            markup=False,
+        )
+        rest = "" if report["complete"] else "; not everything: the next run goes on"
+        console.print(
+            f"{span(report['seconds'])}, commits waited at most {span(report['longest_hold_seconds'])}{rest}",
+            highlight=False,
+        )
 
 
 def show_snapshot(out: Console, state: SourceState) -> None:

@@ -53,6 +53,10 @@ class GroupStatus:
     batches: int = 0
     transactions: int = 0
     staged_bytes: int = 0
+    unfinished_bytes: int = 0
+    """What is staged of source transactions that have not ended."""
+    streams_in_progress: bool = True
+    """Whether the capture reads large transactions before they end; it stops where the server cannot."""
     queued: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Changes and bytes that wait on disk, by table."""
     paused: bool = False

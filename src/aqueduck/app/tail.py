@@ -23,7 +23,6 @@ from typing import Any, Literal
 import psycopg
 from rich.console import Console
 
-from aqueduck.app.prepare_events import published_tables
 from aqueduck.envelope import Envelope
 from aqueduck.errors import ConfigError, NoKeyError, PublicationError, SlotLostError
 from aqueduck.event_parts import EventPart
@@ -35,6 +34,7 @@ from aqueduck.postgres.publications import (
     drop_publication,
     refuse_without_identity,
 )
+from aqueduck.postgres.published import published_tables
 from aqueduck.postgres.server import read_server
 from aqueduck.postgres.slots import slot_info
 from aqueduck.postgres.tables import describe_table

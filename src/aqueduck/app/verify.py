@@ -151,6 +151,9 @@ def _result(work: Work) -> TableComparison:
     if verdict is None and work.keys is not None and note is None:
         verdict, in_motion = "identical", len(work.keys)
         note = f"{in_motion:,} keys changed all the time and were not compared"
+    if verdict in ("identical", "different") and work.left_out:
+        unsent = f"not compared: {', '.join(work.left_out)}, whose unchanged values the log does not have"
+        note = unsent if note is None else f"{note}; {unsent}"
     return TableComparison(
         table=work.state.source,
         target=work.state.target.qualified,

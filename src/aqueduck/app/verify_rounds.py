@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,14 +29,15 @@ from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.digest import Answer, Difference, Question, compare_rows
 from aqueduck.lake.progress import read_position
 from aqueduck.lake.table_states import TableState
-from aqueduck.lake.versions import KEYS, changed_keys, current_version, tables_at
+from aqueduck.lake.versions import KEYS, changed_keys, current_version, tables_at, unsent_columns
 from aqueduck.postgres.group_lock import group_runs
 from aqueduck.postgres.server import flush_wal
 from aqueduck.postgres.slots import SlotInfo, slot_info
 from aqueduck.postgres.table_copy import ExportedSnapshot, export_snapshot, export_snapshot_by_sql
 from aqueduck.postgres.table_storage import read_storage
 from aqueduck.postgres.tables import describe_oid
-from aqueduck.schema import lsn_text
+from aqueduck.projection import only_needed
+from aqueduck.schema import TableSchema, lsn_text
 
 __all__ = ["Round"]
 
@@ -129,7 +130,11 @@ class Round:
             return None
         work.state = state
         try:
-            schema = describe_oid(self.sides.conn, state.oid)
+            wanted = None if state.schema is None else state.schema.streamed.projection
+            described = describe_oid(
+                self.sides.conn, state.oid, need_key=state.mode.needs_key, projection=wanted
+            )
+            schema = self._compared(work, only_needed(described).in_lake)
             moved = (
                 KEYS.empty_table()
                 if work.group in behind
@@ -140,6 +145,7 @@ class Round:
                     after=after,
                     upto=self._cut.version,
                     limit=MOTION_KEYS_MAX,
+                    mode=state.mode,
                 )
             )
         except AqueduckError as exc:
@@ -151,6 +157,15 @@ class Round:
             work.note = TOO_FAST
             return None
         return Pair(work, schema, moved)
+
+    def _compared(self, work: Work, schema: TableSchema) -> TableSchema:
+        """The columns to compare; without a key, all of them are it."""
+        state = work.state
+        if state.mode.name == "append":
+            work.left_out = unsent_columns(self.lake, state.target, self._cut.version, state.mode)
+            columns = tuple(c for c in schema.columns if c.name not in work.left_out)
+            schema = replace(schema, columns=columns)
+        return schema if schema.key else replace(schema, key=tuple(c.name for c in schema.columns))
 
     def _storage(self, works: Sequence[Work]) -> dict[int, str]:
         return read_storage(self.sides.conn, [work.state.oid for work in works])

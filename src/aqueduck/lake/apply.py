@@ -12,12 +12,18 @@ import uuid
 from collections.abc import Sequence
 
 from aqueduck.errors import SchemaChangeError
+from aqueduck.lake.bags import delete_rows
 from aqueduck.lake.catalog import METADATA, LakeSession
+from aqueduck.lake.evolve import holds, stored_columns
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.files import file_name, write_files
 from aqueduck.lake.fold import Fold
+from aqueduck.lake.keeping import current_rows, end_rows, own_rows, source_tag
+from aqueduck.lake.projected import lost_value
 from aqueduck.lake.sql import LAKE, ident, lake_table, literal, string_list
-from aqueduck.lake.storage import join
+from aqueduck.lake.storage import join, no_glob
+from aqueduck.modes import MODES, UPSERT, TableMode
+from aqueduck.projection import filters_rows
 from aqueduck.schema import Column, TableName, TableSchema
 from aqueduck.typemap import lake_type
 
@@ -30,22 +36,28 @@ __all__ = [
     "empty_target",
     "ensure_target",
     "make_target",
+    "same_key",
     "table_directory",
-    "truncate_target",
 ]
 
 
-def ensure_target(session: LakeSession, target: TableName, schema: TableSchema) -> None:
+def ensure_target(
+    session: LakeSession, target: TableName, schema: TableSchema, mode: TableMode = UPSERT
+) -> None:
     """Make the target if it is missing; refuse one that has other columns."""
-    make_target(session, target, schema)
-    check_target(session, target, schema)
+    make_target(session, target, schema, mode)
+    check_target(session, target, schema, mode)
 
 
-def make_target(session: LakeSession, target: TableName, schema: TableSchema) -> None:
+def make_target(
+    session: LakeSession, target: TableName, schema: TableSchema, mode: TableMode = UPSERT
+) -> None:
     """Make the target if it is missing."""
     _refuse_names_that_differ_by_case(target, schema)
     _refuse_reserved_names(session, target, schema)
-    columns = ", ".join(f"{ident(c.name)} {lake_type(c)}" for c in schema.columns)
+    _refuse_names_of_the_mode(target, schema, mode)
+    wanted = [*((c.name, lake_type(c)) for c in schema.columns), *mode.columns]
+    columns = ", ".join(f"{ident(name)} {kind}" for name, kind in wanted)
     doing = "making the target"
     session.execute(f"create schema if not exists {ident(LAKE)}.{ident(target.schema)}", doing=doing)
     session.execute(
@@ -53,21 +65,40 @@ def make_target(session: LakeSession, target: TableName, schema: TableSchema) ->
     )
 
 
-def check_target(session: LakeSession, target: TableName, schema: TableSchema) -> None:
-    """Raise if the target's columns are not the source's; asked once per session and schema."""
-    if session.memory.targets.get(target) == schema:
+def check_target(
+    session: LakeSession, target: TableName, schema: TableSchema, mode: TableMode = UPSERT
+) -> None:
+    """
+    Raise if the target's columns are not the source's and the mode's; asked once per session and schema.
+
+    Where more is kept than the source has, or by several sources, there may be others, and wider ones.
+    """
+    if session.memory.targets.get(target) == (schema, mode):
         return
-    rows = session.execute(f"select column_name, column_type from (describe {lake_table(target)})")
-    stored = {str(name).lower(): str(kind) for name, kind in rows}
+    stored = stored_columns(session, target)
     expected = {c.name.lower(): lake_type(c) for c in schema.columns}
-    if stored != expected:
-        differing = sorted({name for name, _ in stored.items() ^ expected.items()})
+    expected |= {name.lower(): kind for name, kind in mode.columns}
+    differing = sorted({name for name, _ in stored.items() ^ expected.items()})
+    if not mode.plain:
+        differing = [n for n in expected if n not in stored or not holds(stored[n], expected[n])]
+    if differing:
         raise SchemaChangeError(
             f"the columns of {schema.qualified} do not fit the lake table: {', '.join(differing)}",
             hint=f"rename or drop {target.qualified} in the lake and let it be copied again",
             table=target.qualified,
         )
-    session.memory.targets[target] = schema
+    session.memory.targets[target] = (schema, mode)
+
+
+def _refuse_names_of_the_mode(target: TableName, schema: TableSchema, mode: TableMode) -> None:
+    own = {name.lower() for name, _ in mode.columns}
+    for column in schema.columns:
+        if column.name.lower() in own:
+            raise SchemaChangeError(
+                f"the column {column.name} of {schema.qualified} has a name that the mode {mode.name} needs",
+                hint="rename the column, or choose another mode or source_column",
+                table=target.qualified,
+            )
 
 
 def _refuse_names_that_differ_by_case(target: TableName, schema: TableSchema) -> None:
@@ -114,10 +145,6 @@ def table_directory(session: LakeSession, target: TableName) -> str:
     return (join(base, path) if relative else path).rstrip("/")
 
 
-def truncate_target(session: LakeSession, target: TableName) -> None:
-    session.execute(f"delete from {lake_table(target)}", doing="emptying the target", table=target.qualified)
-
-
 def empty_target(session: LakeSession, target: TableName, schema: TableSchema) -> None:
     """The target without rows and with these columns, for a new copy; made anew if its columns are others."""
     try:
@@ -126,11 +153,19 @@ def empty_target(session: LakeSession, target: TableName, schema: TableSchema) -
         session.execute(f"drop table {lake_table(target)}", doing="making the target", table=target.qualified)
         ensure_target(session, target, schema)
     else:
-        truncate_target(session, target)
+        session.execute(
+            f"delete from {lake_table(target)}", doing="emptying the target", table=target.qualified
+        )
 
 
 def apply_fold(
-    session: LakeSession, target: TableName, schema: TableSchema, fold: Fold, *, group: str | None = None
+    session: LakeSession,
+    target: TableName,
+    schema: TableSchema,
+    fold: Fold,
+    *,
+    group: str | None = None,
+    mode: TableMode = UPSERT,
 ) -> None:
     """The net effect of a run that was folded on this session's connection."""
     with lake_errors("folding a batch", table=target.qualified):
@@ -139,10 +174,14 @@ def apply_fold(
             session.con.execute(f"create or replace temp table aqueduck_keys as {fold.deletes}")
         if fold.patches is not None:
             session.con.execute(f"create or replace temp table aqueduck_patches as {fold.patches}")
-            fetch_patches(session, target, schema, "aqueduck_patches")
+            fetch_patches(session, target, schema, "aqueduck_patches", mode)
             session.con.execute("insert into aqueduck_rows by name from aqueduck_patched")
+        if fold.ends is not None:
+            session.con.execute(f"create or replace temp table aqueduck_ends as {fold.ends}")
     if fold.deletes is not None:
-        delete_keys(session, target, schema, "aqueduck_keys")
+        delete_keys(session, target, schema, "aqueduck_keys", own_rows(mode))
+    if fold.ends is not None:
+        end_rows(session, target, same_key(schema, "t", "k.k"), mode, "aqueduck_ends")
     insert_rows(session, target, "aqueduck_rows", group=group)
 
 
@@ -154,36 +193,57 @@ def apply_files(
     data: Sequence[str],
     deletes: Sequence[str],
     patches: Sequence[str],
+    ends: Sequence[str] = (),
     group: str | None = None,
+    mode: TableMode = UPSERT,
 ) -> None:
     """The net effect of a run that Spark tasks folded into files."""
     if patches:
-        fetch_patches(session, target, schema, f"read_parquet({string_list(patches)})")
+        fetch_patches(session, target, schema, f"read_parquet({string_list(patches)})", mode)
     if deletes:
-        delete_keys(session, target, schema, f"read_parquet({string_list(deletes)})")
-    add_files(session, target, data)
+        delete_keys(session, target, schema, f"read_parquet({string_list(deletes)})", own_rows(mode))
+    if ends:
+        end_rows(session, target, same_key(schema, "t", "k.k"), mode, f"read_parquet({string_list(ends)})")
+    add_files(session, target, data, mode)
     if patches:
         insert_rows(session, target, "aqueduck_patched", group=group)
 
 
-def fetch_patches(session: LakeSession, target: TableName, schema: TableSchema, patches: str) -> None:
+def fetch_patches(
+    session: LakeSession, target: TableName, schema: TableSchema, patches: str, mode: TableMode = UPSERT
+) -> None:
     """Rows whose missing cells are read from the target, kept aside until the old rows are gone."""
+    if filters_rows(schema):
+        [[lost]] = session.execute(
+            f"select count(*) from {patches} p where not exists"
+            f" (select 1 from {lake_table(target)} t where {same_key(schema, 't', 'p.t')} and {current_rows(mode)})"
+        )
+        if lost:
+            raise lost_value(schema)
     cells = ", ".join(
         f"case when p.u{i} then t.{ident(c.name)} else p.v{i} end as {ident(c.name)}"
         for i, c in enumerate(schema.columns)
     )
+    cells += "".join(f", p.{ident(name)}" for name, _ in MODES[mode.name])
+    cells += source_tag(mode)
     session.execute(
         f"create or replace temp table aqueduck_patched as select {cells} from {patches} p"
-        f" left join {lake_table(target)} t on {_same_key(schema, 't', 'p.t')}",
+        f" left join {lake_table(target)} t on {same_key(schema, 't', 'p.t')} and {current_rows(mode)}",
         doing="reading unchanged values",
         table=target.qualified,
     )
 
 
-def delete_keys(session: LakeSession, target: TableName, schema: TableSchema, keys: str) -> None:
-    """Remove the rows whose key is in the relation `keys` (k0, k1, …)."""
+def delete_keys(
+    session: LakeSession, target: TableName, schema: TableSchema, keys: str, among: str = "true"
+) -> None:
+    """Remove the rows whose key is in the relation `keys` (k0, k1, …), of those for which `among` holds."""
+    if not schema.key:
+        delete_rows(session, target, schema, keys, among)
+        return
     session.execute(
-        f"delete from {lake_table(target)} as t using {keys} as k where {_same_key(schema, 't', 'k.k')}",
+        f"delete from {lake_table(target)} as t using {keys} as k"
+        f" where {same_key(schema, 't', 'k.k')} and {among}",
         doing="deleting rows",
         table=target.qualified,
     )
@@ -209,19 +269,22 @@ def insert_rows(session: LakeSession, target: TableName, rows: str, *, group: st
     add_files(session, target, [file.path for file in files])
 
 
-def add_files(session: LakeSession, target: TableName, paths: Sequence[str]) -> None:
+def add_files(
+    session: LakeSession, target: TableName, paths: Sequence[str], mode: TableMode = UPSERT
+) -> None:
     """Make Parquet files that are in place part of the table."""
     if not paths:
         return
+    missing = "" if mode.plain else ", allow_missing => true"
     session.execute(
         f"call ducklake_add_data_files({literal(LAKE)}, {literal(target.name)},"
-        f" {string_list(map(_no_glob, paths))}, schema => {literal(target.schema)})",
+        f" {string_list(map(no_glob, paths))}, schema => {literal(target.schema)}{missing})",
         doing="adding data files",
         table=target.qualified,
     )
 
 
-def _same_key(schema: TableSchema, table: str, other: str) -> str:
+def same_key(schema: TableSchema, table: str, other: str) -> str:
     """Whether a row of `table` has the key in `other`0, `other`1, ….."""
     return " and ".join(
         f"{table}.{ident(schema.columns[k].name)} {_equals(schema.columns[k])} {other}{i}"
@@ -232,8 +295,3 @@ def _same_key(schema: TableSchema, table: str, other: str) -> str:
 def _equals(column: Column) -> str:
     # A NaN in a numeric key is NULL in the lake, and must be found again.
     return "is not distinct from" if lake_type(column).startswith("DECIMAL") else "="
-
-
-def _no_glob(path: str) -> str:
-    """The path as a pattern that matches only itself."""
-    return "".join(f"[{c}]" if c in "[*?" else c for c in path)

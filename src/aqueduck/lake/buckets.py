@@ -29,14 +29,13 @@ def apply_bucket(
     instance: str,
     threads: int = 4,
     expected: Mapping[int, int] | None = None,
-    progressed: Callable[[], None] = lambda: None,
+    progressed: Callable[[int, int], None] = lambda _rows, _destinations: None,
 ) -> list[Applied]:
     """Bring every destination to the end of the plan, or say why not; a plan that scans seeds them."""
     net = fold(pool, load(pool, chunks), plan)
     expected = expected or {}
 
     def one(index: int, destination: Destination) -> Applied:
-        progressed()
         try:
             with pool.use(destination.place) as lake:
                 if plan.scan:
@@ -46,6 +45,8 @@ def apply_bucket(
                 )
         except Exception as exc:  # noqa: BLE001 - whatever it is, the other destinations go on
             return Applied(destination.id, destination.cursor, error=str(own_error(exc)))
+        finally:
+            progressed(net.of(index).get("rows", 0), 1)
 
     def one_lake(group: list[tuple[int, Destination]]) -> list[Applied]:
         return [one(index, destination) for index, destination in group]

@@ -22,9 +22,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from aqueduck.config import LakeConfig
 from aqueduck.errors import CatalogUnreachableError, ConfigError, DataPathError, LakeWriteError
-from aqueduck.lake.engine import is_remote, load_extension, new_connection
+from aqueduck.lake.engine import is_remote, load_extension, new_connection, open_store
 from aqueduck.lake.failures import classify_attach, lake_errors
+from aqueduck.lake.object_stores import know_store
 from aqueduck.lake.sql import LAKE, ident, literal
+from aqueduck.modes import TableMode
 from aqueduck.schema import TableName, TableSchema
 
 __all__ = [
@@ -42,7 +44,14 @@ OWN_SCHEMA = "aqueduck"
 METADATA = f"__ducklake_metadata_{LAKE}"
 """The name under which DuckLake attaches the catalog database."""
 
-_CONNECT_SECONDS = 10
+# A server that is gone without a word is given up after a minute, not after the two hours of TCP.
+_PATIENCE = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
 _SCANNERS = {"postgres": "postgres_scanner", "sqlite": "sqlite_scanner"}
 
 
@@ -50,8 +59,8 @@ _SCANNERS = {"postgres": "postgres_scanner", "sqlite": "sqlite_scanner"}
 class SessionMemory:
     """What a session knows about the lake without asking again; a new connection starts empty."""
 
-    targets: dict[TableName, TableSchema] = field(default_factory=dict)
-    """Target tables that were compared with this schema."""
+    targets: dict[TableName, tuple[TableSchema, TableMode]] = field(default_factory=dict)
+    """Target tables that were compared with this schema and mode."""
     inlined_rows: dict[TableName, int] = field(default_factory=dict)
     """Rows, also dead ones, that the catalog itself holds of a table."""
 
@@ -71,6 +80,9 @@ class LakeSession:
     memory: SessionMemory = field(default_factory=SessionMemory, repr=False)
     _con: duckdb.DuckDBPyConnection | None = field(default=None, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    _readings: int = field(default=0, repr=False)
+    alias: str = field(default=LAKE, init=False, repr=False)
+    metadata: str = field(default=METADATA, init=False, repr=False)
 
     @property
     def con(self) -> duckdb.DuckDBPyConnection:
@@ -123,11 +135,26 @@ class LakeSession:
         """A second connection to the same lake: long reads on it keep no commit waiting."""
         with self._lock:
             con = self.con.cursor()
+            self._readings += 1
         try:
             con.execute("set TimeZone = 'UTC'")
             yield con
         finally:
             con.close()
+            with self._lock:
+                self._readings -= 1
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Keep other threads out; false if one of them is reading on a connection of its own."""
+        with self._lock:
+            yield self._readings == 0
+
+    def renew(self) -> None:
+        """A new connection that knows what the old one knew; inside `alone`."""
+        known = self.memory
+        self.reopen()
+        self.memory = known
 
     def reopen(self) -> None:
         """Replace the connection by a new one, whatever state the old one is in."""
@@ -181,7 +208,8 @@ def _attached(session: LakeSession) -> duckdb.DuckDBPyConnection:
         for name in ("ducklake", *([_SCANNERS[kind]] if kind in _SCANNERS else [])):
             load_extension(con, name)
         if is_remote(session.config.data_path):
-            load_extension(con, "httpfs")
+            know_store(session.config.data_path, session.config.properties)
+            open_store(con, session.config.data_path)
         con.execute(_attach_statement(session.config, read_only=session.read_only))
     except duckdb.Error as exc:
         con.close()
@@ -221,8 +249,7 @@ def catalog_place(catalog: str) -> str:
         parts = conninfo_to_dict(catalog if uri else catalog.partition(":")[2])
     except psycopg.ProgrammingError:
         raise ConfigError("lake.catalog has no valid PostgreSQL connection string after postgres:") from None
-    parts.setdefault("connect_timeout", _CONNECT_SECONDS)
-    return "postgres:" + make_conninfo("", **parts)
+    return "postgres:" + make_conninfo("", **{**_PATIENCE, **parts})
 
 
 def _catalog_file(catalog: str) -> Path | None:

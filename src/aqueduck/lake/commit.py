@@ -16,16 +16,21 @@ from typing import Any
 from aqueduck import faults
 from aqueduck.changes import SegmentRef
 from aqueduck.errors import CatalogUnreachableError, DataPathError, LakeBusyError, LakeError, LakeWriteError
-from aqueduck.lake.apply import apply_files, apply_fold, check_target, truncate_target
+from aqueduck.lake.apply import apply_files, apply_fold, check_target
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.evolve import evolve, plan_changes, same_columns
 from aqueduck.lake.fold import folded
+from aqueduck.lake.fold_modes import fold_of
 from aqueduck.lake.inlined import flush_where_due
+from aqueduck.lake.keeping import truncate_target
+from aqueduck.lake.kept_columns import keep_columns
 from aqueduck.lake.parking import record_parked
 from aqueduck.lake.progress import Position, move_position, progress_table, read_position
+from aqueduck.lake.projected import refuse_unclear
 from aqueduck.lake.sql import LAKE, ident, literal
 from aqueduck.lake.table_states import TableState, write_state
-from aqueduck.moments import Moment
+from aqueduck.modes import UPSERT, TableMode
+from aqueduck.moments import Moment, moment_of
 from aqueduck.schema import TableName, TableSchema, lsn_text
 
 __all__ = ["BatchPlan", "RunPlan", "TableFailed", "TablePlan", "apply_run", "commit_batch", "set_lineage"]
@@ -35,14 +40,23 @@ TRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """One run of a table: its segments, to be folded here, or the files that tasks made of it."""
+    """One run of a table: its segments, to be folded here, or the files that tasks made of them and its truncate."""
 
     schema: TableSchema
-    truncate_first: bool
     segments: tuple[SegmentRef, ...]
     data: tuple[str, ...] = ()
     deletes: tuple[str, ...] = ()
     patches: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+
+    def truncate(self, skip_before: int | Moment, skip_from: int | Moment | None) -> SegmentRef | None:
+        """The truncate that comes before the rows, unless it is to be left out as rows would be."""
+        first = self.segments[0] if self.segments else None
+        if first is None or first.kind != "truncate":
+            return None
+        if moment_of(skip_before).shows(first.commit_lsn, first.xid):
+            return None
+        return first if skip_from is None or moment_of(skip_from).shows(first.commit_lsn, first.xid) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +68,7 @@ class TablePlan:
     """Changes that were committed before it are part of the table's copy."""
     schema: TableSchema | None = None
     """The columns that the target was made for; runs with others change it."""
+    mode: TableMode = UPSERT
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +152,13 @@ def _apply_table(session: LakeSession, table: TablePlan, group: str) -> None:
         current = table.schema
         for run in table.runs:
             current = apply_run(
-                session, table.target, run, current=current, skip_before=table.skip_before, group=group
+                session,
+                table.target,
+                run,
+                current=current,
+                skip_before=table.skip_before,
+                group=group,
+                mode=table.mode,
             )
     except (LakeBusyError, CatalogUnreachableError, DataPathError):
         raise  # not the table's fault
@@ -152,24 +173,31 @@ def apply_run(
     *,
     current: TableSchema | None = None,
     skip_before: int | Moment = 0,
+    skip_from: int | Moment | None = None,
     group: str | None = None,
+    mode: TableMode = UPSERT,
 ) -> TableSchema:
     """
-    Apply one run inside an open transaction; changes committed before `skip_before` are left out.
+    Apply one run inside an open transaction; changes committed before `skip_before`, or from `skip_from` on, are left out.
 
     The target has the columns of `current`, and afterwards those of the run, which are returned.
     """
-    check_target(session, target, current or run.schema)
+    refuse_unclear(run.schema, current)
+    check_target(session, target, current or run.schema, mode)
     if current is not None and not same_columns(current, run.schema):
-        evolve(session, target, plan_changes(current, run.schema))
-    if run.truncate_first:
-        truncate_target(session, target)
+        steps = plan_changes(current, run.schema)
+        evolve(session, target, steps) if mode.plain else keep_columns(session, target, steps, mode)
+    truncate = run.truncate(skip_before, skip_from)
+    if truncate is not None:
+        truncate_target(session, target, mode, truncate)
     if any(s.kind == "rows" for s in run.segments):
-        with folded(session.con, run.segments, run.schema, skip_before=skip_before) as fold:
-            apply_fold(session, target, run.schema, fold, group=group)
-    apply_files(
-        session, target, run.schema, data=run.data, deletes=run.deletes, patches=run.patches, group=group
-    )
+        how = fold_of(mode)
+        with folded(
+            session.con, run.segments, run.schema, skip_before=skip_before, skip_from=skip_from, how=how
+        ) as fold:
+            apply_fold(session, target, run.schema, fold, group=group, mode=mode)
+    files = {"data": run.data, "deletes": run.deletes, "patches": run.patches, "ends": run.ends}
+    apply_files(session, target, run.schema, **files, group=group, mode=mode)
     return run.schema
 
 

@@ -30,7 +30,7 @@ from aqueduck.lake.source_lake import ReadPlan
 from aqueduck.lake.sql import ident, idents, literal
 from aqueduck.schema import TableName
 
-__all__ = ["STATE", "Net", "State", "apply_changes", "fold", "load", "read_state", "seed"]
+__all__ = ["STATE", "Net", "State", "apply_changes", "fold", "load", "make_tables", "read_state", "seed"]
 
 STATE = TableName(OWN_SCHEMA, "fanout_state")
 _STATE_COLUMNS = """
@@ -54,6 +54,10 @@ class State:
     source: SourceTable
     value: str
     """The routing value whose rows it has."""
+    rows: int = 0
+    """Rows replicated, ever."""
+    changed_at: float | None = None
+    """When a row last changed, in seconds since the Unix epoch."""
 
     def fits(self, destination: Destination, source: SourceTable) -> bool:
         """Whether the cursor is one of this source table and this routing value."""
@@ -142,7 +146,8 @@ def read_state(lake: PooledLake, destination_id: str) -> State | None:
     """The destination's cursor; None if it was never seeded."""
     try:
         rows = lake.con.execute(
-            f"select last_snapshot_id, source_columns, routing_value from {lake.table(STATE)} where destination_id = ?",
+            "select last_snapshot_id, source_columns, routing_value, rows_replicated, epoch(last_change_at)"
+            f" from {lake.table(STATE)} where destination_id = ?",
             [destination_id],
         ).fetchall()
     except duckdb.CatalogException:
@@ -152,8 +157,10 @@ def read_state(lake: PooledLake, destination_id: str) -> State | None:
             raise
     if not rows:
         return None
-    cursor, source, value = rows[0]
-    return None if cursor == NOT_SEEDED else State(int(cursor), SourceTable.from_json(source), value)
+    cursor, source, value, count, changed = rows[0]
+    if cursor == NOT_SEEDED:
+        return None
+    return State(int(cursor), SourceTable.from_json(source), value, int(count), changed)
 
 
 def apply_changes(
@@ -217,16 +224,8 @@ def seed(
     """Give a destination all its rows as of the plan's end, in place of what it has of them."""
     began = time.monotonic()
     rows = net.of(index).get("rows", 0)
-    lake.memory.pop(destination.id, None)
     # Tables are made before: DuckLake loses inlined rows of a table that is made by the same transaction.
-    with lake.transaction():
-        state = read_state(lake, destination.id)
-        if state is None:
-            lake.execute(f"create schema if not exists {ident(lake.alias)}.{ident(OWN_SCHEMA)}")
-            lake.execute(f"create table if not exists {lake.table(STATE)} ({_STATE_COLUMNS})")
-        _make_target(lake, destination, plan.source, state)
-        if state is None:
-            _write_state(lake, destination, plan, instance, cursor=NOT_SEEDED, rows=0)
+    state = make_tables(lake, destination, plan, instance)
     with lake.transaction():
         field = plan.source.columns[plan.field]
         lake.execute(
@@ -244,6 +243,23 @@ def seed(
     return Applied(
         destination.id, plan.end, seeded=True, rows={"written": rows}, seconds=time.monotonic() - began
     )
+
+
+def make_tables(lake: PooledLake, destination: Destination, plan: ReadPlan, instance: str) -> State | None:
+    """The destination's tables and its row of the state, where they are missing; what the state was."""
+    lake.memory.pop(destination.id, None)
+    with lake.transaction():
+        state = read_state(lake, destination.id)
+        if state is None:
+            lake.execute(f"create schema if not exists {ident(lake.alias)}.{ident(OWN_SCHEMA)}")
+            lake.execute(f"create table if not exists {lake.table(STATE)} ({_STATE_COLUMNS})")
+        _make_target(lake, destination, plan.source, state)
+        rows = lake.execute(
+            f"select count(*) from {lake.table(STATE)} where destination_id = ?", (destination.id,)
+        )
+        if rows == [(0,)]:
+            _write_state(lake, destination, plan, instance, cursor=NOT_SEEDED, rows=0)
+    return state
 
 
 def _write_state(

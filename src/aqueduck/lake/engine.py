@@ -17,9 +17,10 @@ from pathlib import Path
 import duckdb
 
 from aqueduck.errors import CatalogUnreachableError
+from aqueduck.lake.object_stores import create_secret, store_of, tune_uploads
 from aqueduck.lake.sql import literal
 
-__all__ = ["load_extension", "new_connection", "open_kernel"]
+__all__ = ["is_remote", "load_extension", "new_connection", "open_kernel", "open_store"]
 
 _numbers = itertools.count(1)
 
@@ -49,8 +50,16 @@ def open_kernel(
     """An engine that folds and writes files under `data_path`, without a lake."""
     con = new_connection(threads=threads, memory_limit=memory_limit)
     if is_remote(data_path):
-        load_extension(con, "httpfs")
+        open_store(con, data_path)
     return con
+
+
+def open_store(con: duckdb.DuckDBPyConnection, data_path: str) -> None:
+    """Let an engine read and write files of an object store that this process knows."""
+    load_extension(con, "httpfs")
+    tune_uploads(con)
+    if store := store_of(data_path):
+        create_secret(con, data_path, store)
 
 
 def is_remote(path: str) -> bool:

@@ -19,7 +19,18 @@ from aqueduck.lake.sql import ident, lake_table
 from aqueduck.schema import Column, TableName, TableSchema
 from aqueduck.typemap import cast_sql, lake_type
 
-__all__ = ["Step", "evolve", "plan_changes", "same_columns", "widen", "wider_columns"]
+__all__ = [
+    "Step",
+    "alter",
+    "evolve",
+    "holds",
+    "literal_value",
+    "plan_changes",
+    "same_columns",
+    "stored_columns",
+    "widen",
+    "wider_columns",
+]
 
 _WIDER = {
     "SMALLINT": {"INTEGER", "BIGINT"},
@@ -125,9 +136,14 @@ def _addable(table: TableSchema, column: Column) -> Column:
     return column
 
 
+def holds(stored: str, kind: str) -> bool:
+    """Whether a column of type `stored` takes any value of type `kind` as it is."""
+    return stored == kind or stored in _WIDER.get(kind, ()) or _wider_decimal(kind, stored)
+
+
 def _refuse_narrowing(table: TableSchema, was: Column, now: Column) -> None:
     one, other = lake_type(was), lake_type(now)
-    if other in _WIDER.get(one, ()) or _wider_decimal(one, other):
+    if holds(other, one):
         return
     raise ResyncNeededError(
         f"the type of {now.name} changed from {one} to {other}, which is not a wider one",
@@ -189,6 +205,12 @@ def _last_name(renamed: dict[str, str], name: str) -> str:
     return name
 
 
+def stored_columns(session: LakeSession, target: TableName) -> dict[str, str]:
+    """Types of the target's columns, by their names in lower case."""
+    rows = session.execute(f"select column_name, column_type from (describe {lake_table(target)})")
+    return {str(name).lower(): str(kind) for name, kind in rows}
+
+
 def widen(session: LakeSession, target: TableName, old: TableSchema, wider: TableSchema) -> None:
     """
     Give columns wider types, in a transaction of their own that the caller has opened.
@@ -196,10 +218,12 @@ def widen(session: LakeSession, target: TableName, old: TableSchema, wider: Tabl
     It changes no value, so the lake shows the same state before and after.  In one transaction with inserts,
     DuckLake 1.5.5 forgets the column's statistics and then prunes rows by those of later inserts.
     """
+    stored = stored_columns(session, target)
     for before, after in zip(old.columns, wider.columns, strict=True):
-        if lake_type(before) != lake_type(after):
-            kind = lake_type(after)
-            _alter(session, target, f"alter column {ident(before.name)} set data type {kind}")
+        kind = lake_type(after)
+        # Another source of the same target may have widened it before.
+        if lake_type(before) != kind and not holds(stored[before.name.lower()], kind):
+            alter(session, target, f"alter column {ident(before.name)} set data type {kind}")
     session.memory.targets.pop(target, None)
 
 
@@ -214,16 +238,16 @@ def evolve(session: LakeSession, target: TableName, steps: Sequence[Step]) -> No
         name = ident(step.column.name)
         if step.kind == "add":
             missing = step.column.missing
-            default = "" if missing is None else f" default {_value(session, step.column, missing)}"
-            _alter(session, target, f"add column {name} {lake_type(step.column)}{default}")
+            default = "" if missing is None else f" default {literal_value(session, step.column, missing)}"
+            alter(session, target, f"add column {name} {lake_type(step.column)}{default}")
         elif step.kind == "drop":
-            _alter(session, target, f"drop column {name}")
+            alter(session, target, f"drop column {name}")
         elif step.kind == "rename":
-            _alter(session, target, f"rename column {ident(step.before)} to {name}")
+            alter(session, target, f"rename column {ident(step.before)} to {name}")
     session.memory.targets.pop(target, None)
 
 
-def _value(session: LakeSession, column: Column, text: str) -> str:
+def literal_value(session: LakeSession, column: Column, text: str) -> str:
     """The value that rows from before have, as a literal: DuckLake takes no expressions there."""
     [[value]] = session.execute(
         f"select {cast_sql(column, 'x')}::varchar from (select ? as x)", [text], doing="reading a default"
@@ -231,7 +255,8 @@ def _value(session: LakeSession, column: Column, text: str) -> str:
     return "null" if value is None else "'" + str(value).replace("'", "''") + "'"
 
 
-def _alter(session: LakeSession, target: TableName, change: str) -> None:
+def alter(session: LakeSession, target: TableName, change: str) -> None:
+    """One change of the target's columns."""
     session.execute(
         f"alter table {lake_table(target)} {change}", doing="changing the columns", table=target.qualified
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -23,9 +23,11 @@ from aqueduck.lake.sql import ident, literal
 from aqueduck.lake_place import LakePlace
 from aqueduck.schema import TableName
 
-__all__ = ["Feed", "FeedPart", "read_part"]
+__all__ = ["Feed", "FeedPart", "is_nested", "read_part", "spark_type"]
 
 BATCH_ROWS = 8192
+SCAN_BYTES = 8 << 20
+"""Files of less are read by one task."""
 META_COLUMNS = ("_change_type", "_lake_snapshot_id", "_rowid")
 
 _WIDER = {"UTINYINT": "SMALLINT", "USMALLINT": "INTEGER", "UINTEGER": "BIGINT", "UBIGINT": "DECIMAL(20,0)"}
@@ -48,6 +50,8 @@ class FeedPart:
     removes: bool
     scan: bool = False
     condition: str = "true"
+    files: str = "true"
+    """Of a scan: the condition that picks its files."""
 
 
 class Feed:
@@ -83,11 +87,38 @@ class Feed:
         )
         return int(rows[0][0]) if rows[0][0] is not None else 0
 
-    def scan(self, at: int, names: Sequence[str]) -> list[FeedPart]:
-        """The whole table at a lake snapshot."""
+    def scan(self, at: int, names: Sequence[str], parts: int) -> list[FeedPart]:
+        """The whole table at a lake snapshot, its files shared out to so many parts."""
         _, _, source = self.source.table_at(at)
         by_name = {column.name: column for column in source.columns}
-        return [FeedPart(self._table, tuple(_shown(by_name[n]) for n in names), at, at, False, scan=True)]
+        cells = tuple(_shown(by_name[n]) for n in names)
+        whole = FeedPart(self._table, cells, at, at, False, scan=True)
+        if any(column.name.lower() == "filename" for column in source.columns):
+            return [whole]  # a column of this name hides DuckLake's own
+        groups = self._file_groups(at, parts)
+        if len(groups) < 2:
+            return [whole]
+        known = ", ".join(literal(file) for group in groups for file in group)
+        conditions = [f"filename in ({', '.join(map(literal, group))})" for group in groups]
+        # What is in no file is inlined in the catalog.
+        return [replace(whole, files=files) for files in (*conditions, f"filename not in ({known})")]
+
+    def _file_groups(self, at: int, parts: int) -> list[list[str]]:
+        """Files of about the same size together; few small ones are not worth more than one part."""
+        rows = self._lake.execute(
+            f"select data_file, data_file_size_bytes from ducklake_list_files({literal(self._lake.alias)},"
+            f" {literal(self._table.name)}, schema => {literal(self._table.schema)}, snapshot_version => {at})",
+            doing="listing the table's files",
+        )
+        total = sum(size for _, size in rows)
+        wanted = max(1, min(len(rows), parts, -(-total // SCAN_BYTES)))
+        groups: list[list[str]] = [[] for _ in range(wanted)]
+        filled = [0] * wanted
+        for file, size in sorted(rows, key=lambda row: -row[1]):
+            least = filled.index(min(filled))
+            groups[least].append(file)
+            filled[least] += size
+        return [group for group in groups if group]
 
     def changes(self, start: int, end: int, names: Sequence[str], parts: int) -> list[FeedPart]:
         """The changes after `start` up to and with `end`, in as many parts as there are runs, or tasks."""
@@ -126,7 +157,7 @@ def read_part(pool: LakePool, place: LakePlace, part: FeedPart) -> Iterator[pa.R
         lake.con.execute("set arrow_lossless_conversion = false")
         names = ", ".join(ident(name) for name, _ in part.cells)
         if part.scan:
-            source = f"select {_cells(part)} from {lake.table(part.table)} at (version => {part.last})"
+            source = f"select {_cells(part)} from {lake.table(part.table)} at (version => {part.last}) where {part.files}"
             query = f"select {names} from ({source}) where {part.condition}"
         else:
             # Names that a user's table cannot have been given, so that conditions mean its columns.
@@ -143,12 +174,12 @@ def spark_type(kind: str) -> str:
     """The type in which Spark gets a column."""
     if kind in _WIDER or kind in _TIMES:
         return _WIDER.get(kind) or _TIMES[kind]
-    if kind in _TEXT or (_is_nested(kind) and _ODD_INSIDE.search(kind)):
+    if kind in _TEXT or (is_nested(kind) and _ODD_INSIDE.search(kind)):
         return "VARCHAR"
     return kind
 
 
-def _is_nested(kind: str) -> bool:
+def is_nested(kind: str) -> bool:
     return kind.endswith("]") or kind.startswith(("STRUCT", "MAP", "UNION"))
 
 
@@ -157,7 +188,7 @@ def _shown(column: SourceColumn, cell: str | None = None) -> tuple[str, str]:
     target = spark_type(column.type)
     if target == column.type:
         return column.name, cell
-    value = f"to_json({cell})" if _is_nested(column.type) else cell
+    value = f"to_json({cell})" if is_nested(column.type) else cell
     return column.name, f"cast({value} as {target})"
 
 

@@ -16,26 +16,48 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypedDict
 
 import duckdb
 
 from aqueduck.changes import OP_DELETE, OP_INSERT, SegmentRef
 from aqueduck.lake.failures import lake_errors
+from aqueduck.lake.projected import change_view, refuse_lost_values, refuse_unknown
 from aqueduck.lake.segments import Scans
 from aqueduck.lake.sql import ident
 from aqueduck.lake.unchanged import UnchangedCells, resolve_unchanged
 from aqueduck.moments import Moment
+from aqueduck.projection import filters_rows
 from aqueduck.schema import TableSchema
 from aqueduck.typemap import cast_sql, lake_type
 
-__all__ = ["Fold", "folded", "patch_columns"]
+__all__ = [
+    "FRESH",
+    "PRESENT",
+    "Extra",
+    "Fold",
+    "Work",
+    "folded",
+    "net_effect",
+    "patch_columns",
+    "timeline",
+    "with_cells",
+]
 
 _numbers = itertools.count(1)
 
 # A timeline entry in one number: (order << 2) | (fresh << 1) | present.
 PRESENT, FRESH = 1, 2
+
+
+class Extra(NamedTuple):
+    """A column that a mode adds: its name, its type, and an expression over a change `r` and its row of `live`, `l`."""
+
+    name: str
+    kind: str
+    value: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +74,8 @@ class Fold:
     """None if only writing them will tell."""
     delete_rows: int
     patch_rows: int
+    ends: str | None = None
+    """Keys of rows of the target that end, and when: k0, k1, …, ended_at; None if there are none, or if rows do not end."""
 
 
 @contextlib.contextmanager
@@ -64,7 +88,9 @@ def folded(
     buckets: int = 1,
     overlap: bool = False,
     skip_before: int | Moment = 0,
+    skip_from: int | Moment | None = None,
     own: tuple[int, int] | None = None,
+    how: Callable[[Work], Fold] | None = None,
 ) -> Iterator[Fold]:
     """
     Fold `segments`, which are one run: the same columns throughout, in order, no truncate.
@@ -72,24 +98,39 @@ def folded(
     With `buckets`, only keys whose hash falls into `bucket`; with `own` as well, rows of the segments
     in that range of `segments` instead, whatever their key, so that wide rows are read once.  `overlap` says that the target may
     already hold later effects of the same changes: every key is then removed first.  Changes that
-    were committed before `skip_before` are left out: the table's copy has them.
+    were committed before `skip_before` are left out: the table's copy has them; so are those from `skip_from` on.
+    `how` is another way to fold than by the net effect, see `fold_modes`.
     """
     rows = [s for s in segments if s.kind == "rows"]
-    work = _Work(
-        con, Scans(con, rows, skip_before), rows, schema, bucket, buckets, overlap, bool(skip_before)
+    view = change_view(con, schema, rows)
+    work = Work(
+        con,
+        Scans(con, rows, skip_before, skip_from, view),
+        rows,
+        schema,
+        bucket,
+        buckets,
+        overlap,
+        bool(skip_before) or filters_rows(schema),
     )
     if own is not None:
-        work.own_scans = Scans(con, segments[slice(*own)], skip_before)
+        work.own_scans = Scans(con, segments[slice(*own)], skip_before, skip_from, view)
     try:
         with lake_errors("folding a batch", table=schema.qualified):
-            if not rows:
-                yield Fold(work.no_rows(), None, None, 0, 0, 0)
-            elif any(s.updates or s.deletes for s in rows):
-                yield _fold_changes(work) if own is None else _fold_piece(work)
-            else:
-                yield _pass_inserts(work)
+            if work.unchanged and schema.source is not None:
+                refuse_unknown(con, schema, work.scans.scan(["_op", "_unchanged"], as_it_is=True))
+            yield (how or net_effect)(work)
     finally:
         work.close()
+
+
+def net_effect(work: Work) -> Fold:
+    """What remains of the changes, key by key."""
+    if not work.segments:
+        return Fold(work.no_rows(), None, None, 0, 0, 0)
+    if work.insert_only:
+        return _pass_inserts(work)
+    return _fold_changes(work) if work.own_scans is None else _fold_piece(work)
 
 
 def patch_columns(schema: TableSchema) -> list[tuple[str, str]]:
@@ -100,7 +141,7 @@ def patch_columns(schema: TableSchema) -> list[tuple[str, str]]:
 
 
 @dataclass
-class _Work:
+class Work:
     """One fold under way: its inputs, and names for its temporary tables."""
 
     con: duckdb.DuckDBPyConnection
@@ -120,6 +161,10 @@ class _Work:
         self.key_changes = sum(s.key_changes for s in self.segments)
         self.unchanged = sum(s.unchanged for s in self.segments)
         self._tables: list[str] = []
+
+    @property
+    def insert_only(self) -> bool:
+        return not any(s.updates or s.deletes for s in self.segments)
 
     def table(self, role: str, query: str) -> str:
         """Make a temporary table of a query."""
@@ -156,8 +201,9 @@ class _Work:
         )
         return ", ".join(typed)
 
-    def no_rows(self) -> str:
-        nulls = ", ".join(f"cast(null as {lake_type(c)}) as {ident(c.name)}" for c in self.schema.columns)
+    def no_rows(self, extras: Sequence[Extra] = ()) -> str:
+        columns = [(c.name, lake_type(c)) for c in self.schema.columns] + [(e.name, e.kind) for e in extras]
+        nulls = ", ".join(f"cast(null as {kind}) as {ident(name)}" for name, kind in columns)
         return f"select {nulls} where false"
 
     def close(self) -> None:
@@ -169,7 +215,7 @@ class _Work:
                 self.con.execute(f"drop table if exists {name}")
 
 
-def _pass_inserts(work: _Work) -> Fold:
+def _pass_inserts(work: Work) -> Fold:
     """Inserts alone need no fold: a row of the stream is a row of the lake."""
     mine = work.in_bucket(", ".join(f"r.n{k}" for k in work.key))
     rows = sum(s.rows for s in work.segments)
@@ -184,12 +230,12 @@ def _pass_inserts(work: _Work) -> Fold:
     return Fold(upserts, f"select {work.typed_key(touched)}", None, count, count, 0)
 
 
-def _fold_changes(work: _Work) -> Fold:
+def _fold_changes(work: Work) -> Fold:
     # A chain of unchanged cells may lead through keys of other buckets.
     follow = work.unchanged > 0
     whole = follow and work.key_changes > 0
-    timeline = _timeline(work, filtered=not whole, with_links=follow)
-    entries = work.table("entries", timeline) if follow else f"({timeline})"
+    all_of_them = timeline(work, filtered=not whole, with_links=follow)
+    entries = work.table("entries", all_of_them) if follow else f"({all_of_them})"
     net = work.table(
         "net",
         f"select {work.keys}, max(e) as last, min(e) as first from {entries}"
@@ -200,22 +246,41 @@ def _fold_changes(work: _Work) -> Fold:
     delete_rows = work.value(f"select count(*) filter (where {gone}) from {net}")
     deletes = f"select {work.typed_key(f'{net} where {gone}')}" if delete_rows else None
     live = work.table("live", alive)
-    cells = _unchanged_cells(work, entries, live) if follow else None
+    return Fold(deletes=deletes, delete_rows=delete_rows, **with_cells(work, entries, live))
+
+
+class _Rows(TypedDict):
+    upserts: str
+    upsert_rows: int
+    patches: str | None
+    patch_rows: int
+
+
+def with_cells(work: Work, entries: str, live: str, extras: Sequence[Extra] = ()) -> _Rows:
+    """The rows of `live` (ord, …) with all their cells; those that need cells of the target are patches."""
+    cells = _unchanged_cells(work, entries, live) if work.unchanged else None
     patch_rows = 0
     patches = None
     if cells is not None:
         patch_rows = work.value(f"select count(*) from {cells.table} where patch")
         if patch_rows:
-            patches = _patch_query(work, cells)
+            if filters_rows(work.schema):
+                refuse_lost_values(work.con, work.schema, entries, cells.table, PRESENT)
+            patches = _patch_query(work, cells, live, extras)
             live = work.table(
                 "live", f"from {live} where ord not in (select ord from {cells.table} where patch)"
             )
     upsert_rows = work.value(f"select count(*) from {live}")
-    upserts = _upsert_query(work, live, cells) if upsert_rows else work.no_rows()
-    return Fold(upserts, deletes, patches, upsert_rows, delete_rows, patch_rows)
+    upserts = _upsert_query(work, live, cells, extras) if upsert_rows else work.no_rows(extras)
+    return {
+        "upserts": upserts,
+        "upsert_rows": upsert_rows,
+        "patches": patches,
+        "patch_rows": patch_rows,
+    }
 
 
-def _fold_piece(work: _Work) -> Fold:
+def _fold_piece(work: Work) -> Fold:
     """
     A piece of a run, by segments: all keys are looked at, only own rows are written.
 
@@ -226,11 +291,11 @@ def _fold_piece(work: _Work) -> Fold:
     fresh = PRESENT | FRESH
     busy = work.table(
         "busy",
-        f"select distinct {work.keys} from ({_timeline(work, filtered=False, with_links=False)}) where e & {fresh} <> {fresh}",
+        f"select distinct {work.keys} from ({timeline(work, filtered=False, with_links=False)}) where e & {fresh} <> {fresh}",
     )
     net = work.table(
         "net",
-        f"select {work.keys}, max(e) as last, min(e) as first from ({_timeline(work, filtered=False, with_links=False)})"
+        f"select {work.keys}, max(e) as last, min(e) as first from ({timeline(work, filtered=False, with_links=False)})"
         f" where ({work.keys}) in (from {busy}) group by {work.keys}",
     )
     live = work.table(
@@ -248,12 +313,13 @@ def _fold_piece(work: _Work) -> Fold:
     return Fold(upserts, deletes, None, None, delete_rows, 0)
 
 
-def _timeline(work: _Work, *, filtered: bool, with_links: bool) -> str:
+def timeline(work: Work, *, filtered: bool, with_links: bool, also: Sequence[str] = ()) -> str:
     """
-    A query for the entries (k0, …, e) of all keys.
+    A query for the entries (k0, …, e) of all keys, and the columns of segments in `also`.
 
     With links also (ord, link): the entry under whose key a row's version before it is found.
     """
+    more = "".join(f", {name}" for name in also)
     place = f"((_ord - {work.base}) << 2)"
     link = (", _ord as ord, {} as link").format
     if work.key_changes == 0:
@@ -262,58 +328,61 @@ def _timeline(work: _Work, *, filtered: bool, with_links: bool) -> str:
         keys = ", ".join(f"{cell} as k{i}" for i, cell in enumerate(cells))
         code = f"case when _op = {OP_INSERT} then {PRESENT | FRESH} when _op = {OP_DELETE} then 0 else {PRESENT} end"
         extra = link(f"_op not in ({OP_INSERT}, {OP_DELETE})") if with_links else ""
-        columns = ["_op", "_ord", *(f"{image}{k}" for k in work.key for image in "no")]
-        query = f"select {keys}, {place} | {code} as e{extra} from {work.scans.scan(columns)}"
+        columns = ["_op", "_ord", *also, *(f"{image}{k}" for k in work.key for image in "no")]
+        query = f"select {keys}, {place} | {code} as e{extra}{more} from {work.scans.scan(columns)}"
     else:
-        after = work.scans.scan(["_op", "_ord", "_kc", *(f"n{k}" for k in work.key)])
-        before = work.scans.scan(["_op", "_ord", "_kc", *(f"o{k}" for k in work.key)])
+        after = work.scans.scan(["_op", "_ord", "_kc", *also, *(f"n{k}" for k in work.key)])
+        before = work.scans.scan(["_op", "_ord", "_kc", *also, *(f"o{k}" for k in work.key)])
         code = f"case when _op = {OP_INSERT} or _kc then {PRESENT | FRESH} else {PRESENT} end"
         updated = link(f"_op <> {OP_INSERT} and not _kc") if with_links else ""
         moved = link("_kc") if with_links else ""
         query = (
-            f"select {work.key_of('n')}, {place} | {code} as e{updated} from {after} where _op <> {OP_DELETE}"
-            f" union all select {work.key_of('o')}, {place} as e{moved} from {before} where _op = {OP_DELETE} or _kc"
+            f"select {work.key_of('n')}, {place} | {code} as e{updated}{more} from {after} where _op <> {OP_DELETE}"
+            f" union all select {work.key_of('o')}, {place} as e{moved}{more} from {before} where _op = {OP_DELETE} or _kc"
         )
     return f"select * from ({query}) where {work.in_bucket(work.keys)}" if filtered else query
 
 
-def _unchanged_cells(work: _Work, entries: str, live: str) -> UnchangedCells | None:
+def _unchanged_cells(work: Work, entries: str, live: str) -> UnchangedCells | None:
     keys = [f"k{i}" for i in range(len(work.key))]
     nodes = f"select ord, link, e & {PRESENT} = {PRESENT} as present, {work.keys} from {entries}"
     return resolve_unchanged(work.con, work.scans, work.table, nodes, live, keys)
 
 
-def _upsert_query(work: _Work, live: str, cells: UnchangedCells | None) -> str:
-    source = work.scans.scan(["_ord", *work.new_image()])
-    if cells is None:
+def _upsert_query(work: Work, live: str, cells: UnchangedCells | None, extras: Sequence[Extra] = ()) -> str:
+    if cells is None and not extras:
+        source = work.scans.scan(["_ord", *work.new_image()])
         return (
             f"select {work.typed_row(_cells(work))} from {source} r where r._ord in (select ord from {live})"
         )
-    return (
-        f"select {work.typed_row(_filled_cells(work, cells))} from {source} r"
-        f" join {live} l on l.ord = r._ord left join {cells.table} f on f.ord = r._ord"
-    )
+    source = work.scans.scan(["_ord", *(["_ts"] if extras else []), *work.new_image()])
+    filled = _cells(work) if cells is None else _filled_cells(work, cells)
+    more = "".join(f", {e.value} as {ident(e.name)}" for e in extras)
+    fillings = "" if cells is None else f" left join {cells.table} f on f.ord = r._ord"
+    return f"select {work.typed_row(filled)}{more} from {source} r join {live} l on l.ord = r._ord{fillings}"
 
 
-def _patch_query(work: _Work, cells: UnchangedCells) -> str:
-    source = work.scans.scan(["_ord", *work.new_image()])
+def _patch_query(work: Work, cells: UnchangedCells, live: str, extras: Sequence[Extra]) -> str:
+    source = work.scans.scan(["_ord", *(["_ts"] if extras else []), *work.new_image()])
     columns = work.schema.columns
     filled = _filled_cells(work, cells)
     values = [f"{cast_sql(c, cell)} as v{i}" for i, (c, cell) in enumerate(zip(columns, filled, strict=True))]
     keys = [f"{cast_sql(columns[k], f'f.t{i}')} as t{i}" for i, k in enumerate(work.key)]
     missing = [f"{f'f.u{i}' if i in cells.columns else 'false'} as u{i}" for i in range(len(columns))]
+    more = [f"{e.value} as {ident(e.name)}" for e in extras]
+    rows = f" join {live} l on l.ord = r._ord" if extras else ""
     return (
-        f"select {', '.join([*values, *keys, *missing])} from {source} r"
-        f" join {cells.table} f on f.ord = r._ord where f.patch"
+        f"select {', '.join([*values, *keys, *missing, *more])} from {source} r"
+        f" join {cells.table} f on f.ord = r._ord{rows} where f.patch"
     )
 
 
-def _cells(work: _Work) -> list[str]:
+def _cells(work: Work) -> list[str]:
     """A row's cells as text.  Qualified: the lake's columns may have the names of ours."""
     return [f"r.{name}" for name in work.new_image()]
 
 
-def _filled_cells(work: _Work, cells: UnchangedCells) -> list[str]:
+def _filled_cells(work: Work, cells: UnchangedCells) -> list[str]:
     """A row's cells, the unchanged ones taken from where their value was last seen."""
     return [
         f"case when f.d{i} then f.v{i} else {cell} end" if i in cells.columns else cell

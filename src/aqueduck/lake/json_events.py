@@ -9,7 +9,7 @@ How events look is in `envelope`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from aqueduck.lake import json_kernels as kernels
 from aqueduck.lake import json_values as values
 from aqueduck.schema import Column, TableSchema
 
-__all__ = ["EventLines", "Lines", "json_kind", "stretch_lines", "warm_up"]
+__all__ = ["EventLines", "Lines", "json_kind", "segment_batches", "stretch_lines", "warm_up"]
 
 CHUNK_BYTES = 2 << 20
 
@@ -111,15 +111,19 @@ class EventLines:
             _KEY_AFTER: key,
             _KEY_BEFORE: [len(self._new) + old.index(i) for i in key],
         }
+        self._columns, self._sets = columns, sets
         steps = {
             kind: [*envelope_steps(envelope, table, kind, database=database), "\n"] for kind in EventKind
         }
-        self._program = _compile({k: _coded(s) for k, s in steps.items()}, columns, sets)
+        self._program = self._compiled(steps)
         self._space: kernels.Bytes | None = None
         self._key_program = None
         if with_keys:
             programs = {kind: _key_steps(kind) if key else [] for kind in EventKind}
             self._key_program = _compile(programs, columns, sets)
+
+    def _compiled(self, steps: Mapping[EventKind, Sequence[Step]]) -> kernels.Program:
+        return _compile({k: _coded(s) for k, s in steps.items()}, self._columns, self._sets)
 
     def lines(self, batch: pa.RecordBatch, *, passing: bool = False) -> Iterator[tuple[Lines, kernels.Ints]]:
         """
@@ -127,12 +131,13 @@ class EventLines:
 
         Chunks that are `passing` are good until the next one is asked for.
         """
-        rows = batch.num_rows
-        if not rows:
-            return
-        step = max(1, int(CHUNK_BYTES * rows / max(1, batch.get_total_buffer_size())))
-        for at in range(0, rows, step):
+        for at, step in self._chunks(batch):
             yield self._chunk(batch.slice(at, step), passing)
+
+    def _chunks(self, batch: pa.RecordBatch) -> Iterator[tuple[int, int]]:
+        if batch.num_rows:
+            step = max(1, int(CHUNK_BYTES * batch.num_rows / max(1, batch.get_total_buffer_size())))
+            yield from ((at, step) for at in range(0, batch.num_rows, step))
 
     def _chunk(self, batch: pa.RecordBatch, passing: bool) -> tuple[Lines, kernels.Ints]:
         cells = self._cells(batch)
@@ -214,7 +219,7 @@ def stretch_lines(
             table = TableSchema.from_json(segment.schema_json)
             writer = EventLines(table, envelope, database=database, with_keys=with_keys)
             writers[segment.schema_json] = writer
-        for batch in _batches(segment.path):
+        for batch in segment_batches(segment.path):
             for lines, ords in writer.lines(batch, passing=alone):
                 if alone:
                     yield lines
@@ -313,7 +318,7 @@ def _joined(parts: Sequence[bytes]) -> tuple[kernels.Bytes, kernels.Ints]:
 # -- Arrow's buffers
 
 
-def _batches(path: str) -> Iterator[pa.RecordBatch]:
+def segment_batches(path: str) -> Iterator[pa.RecordBatch]:
     """The batches of a segment, mapped: the stage is on this machine's disk or on one that it shares."""
     try:
         file = pa.memory_map(path)

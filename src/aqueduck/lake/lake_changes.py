@@ -162,8 +162,8 @@ def _read_routed(
     return report
 
 
-def chunks(pool: LakePool, name: str, plan: ReadPlan, bucket: int) -> Iterator[bytes]:
-    """The rows of a bucket as Arrow streams of a few megabytes, sorted by destination."""
+def chunks(pool: LakePool, name: str, plan: ReadPlan, bucket: int) -> Iterator[tuple[bytes, int]]:
+    """The rows of a bucket as Arrow streams of a few megabytes and how many they have, sorted by destination."""
     con = pool.con.cursor()
     con.execute("set arrow_lossless_conversion = true")
     cells = ", ".join(f"c{i}" for i in range(len(plan.source.columns)))
@@ -175,7 +175,7 @@ def chunks(pool: LakePool, name: str, plan: ReadPlan, bucket: int) -> Iterator[b
             yield from _streams(batch)
 
 
-def _streams(batch: pa.RecordBatch) -> Iterator[bytes]:
+def _streams(batch: pa.RecordBatch) -> Iterator[tuple[bytes, int]]:
     if batch.num_rows == 0:
         return
     rows = max(1, batch.num_rows * CHUNK_BYTES // max(batch.nbytes, 1))
@@ -184,7 +184,7 @@ def _streams(batch: pa.RecordBatch) -> Iterator[bytes]:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, piece.schema) as writer:
             writer.write_batch(piece)
-        yield sink.getvalue().to_pybytes()
+        yield sink.getvalue().to_pybytes(), piece.num_rows
 
 
 def _reads(lake: PooledLake, plan: ReadPlan) -> Iterator[str]:

@@ -9,7 +9,7 @@ session read takes their place: it read every row that has come or changed since
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from aqueduck.batches import plan_runs
 from aqueduck.changes import SegmentRef
@@ -19,23 +19,17 @@ from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import RunPlan, apply_run
 from aqueduck.lake.evolve import same_columns
 from aqueduck.lake.failures import lake_errors
+from aqueduck.lake.keeping import own_rows
+from aqueduck.lake.landing_modes import SessionFiles, copied_keys, make_way
 from aqueduck.lake.parking import forget_parked, parked_segments
-from aqueduck.lake.segments import Scans, read_batches
-from aqueduck.lake.sql import ident, string_list
+from aqueduck.lake.projected import change_view
+from aqueduck.lake.segments import Scans, columns_of, read_batches
 from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.moments import Moment
 from aqueduck.schema import TableSchema
 from aqueduck.typemap import cast_sql
 
-__all__ = ["SessionFiles", "land_copy", "replay_parked"]
-
-
-@dataclass(frozen=True, slots=True)
-class SessionFiles:
-    """What was read under one snapshot, and what the snapshot shows."""
-
-    moment: Moment
-    paths: tuple[str, ...]
+__all__ = ["land_copy", "replay_parked"]
 
 
 def land_copy(
@@ -55,20 +49,23 @@ def land_copy(
     parked = parked_segments(session, group, ready.oid)
     moment = sessions[-1].moment
     for segment in parked:
-        known = TableSchema.from_json(segment.schema_json)
+        known = columns_of(segment)
         if not same_columns(known, schema) and _has_unseen(segment, moment):
             raise CopyDisturbedError(
                 "the table's columns changed while it was copied", table=schema.qualified
             )
-    ready = replace(ready, schema=schema)
-    empty_target(session, ready.target, schema)
+    landed = replace(ready, schema=schema)
+    if landed.mode.plain:
+        empty_target(session, landed.target, schema)
+    elif not make_way(session, group, landed, parked, sessions):
+        return replay_parked(session, group, landed, parked, moment=moment), parked
     for before, now in zip([None, *sessions], sessions, strict=False):
         if before is not None:
             between = [s for s in parked if not _is_shown(s, before.moment)]
-            _remove_touched(session, ready, schema, between, before.moment, now.moment)
-            _remove_read(session, ready, schema, now.paths)
-        add_files(session, ready.target, now.paths)
-    return replay_parked(session, group, ready, parked, moment=moment), parked
+            _remove_touched(session, landed, schema, between, before.moment, now.moment)
+            _remove_read(session, landed, schema, now.paths)
+        add_files(session, landed.target, now.paths, landed.mode)
+    return replay_parked(session, group, landed, parked, moment=moment), parked
 
 
 def replay_parked(
@@ -76,7 +73,7 @@ def replay_parked(
     group: str,
     ready: TableState,
     parked: Sequence[SegmentRef],
-    version: Callable[[SegmentRef], TableSchema] = lambda s: TableSchema.from_json(s.schema_json),
+    version: Callable[[SegmentRef], TableSchema] = columns_of,
     *,
     moment: Moment | None = None,
 ) -> TableState:
@@ -88,9 +85,18 @@ def replay_parked(
     """
     current = ready.schema
     shown = moment or Moment(ready.copy_position)
-    for run in plan_runs(segment for segment in parked if not _is_shown(segment, shown)):
-        plan = RunPlan(version(run.segments[0]), run.truncate_first, run.segments)
-        current = apply_run(session, ready.target, plan, current=current, skip_before=shown, group=group)
+    left = [segment for segment in parked if not _is_shown(segment, shown)]
+    for run in plan_runs(left, keeping=[ready.oid] if ready.mode.keeps else ()):
+        plan = RunPlan(version(run.segments[0]), run.segments)
+        current = apply_run(
+            session,
+            ready.target,
+            plan,
+            current=current,
+            skip_before=shown,
+            group=group,
+            mode=ready.mode,
+        )
     forget_parked(session, group, ready.oid)
     ready = replace(ready, schema=current)
     write_state(session, group, [ready])
@@ -125,24 +131,30 @@ def _remove_touched(
     rows = [s for s in segments if s.kind == "rows"]
     if not rows:
         return
-    if any(_keys_differ(TableSchema.from_json(s.schema_json), schema) for s in rows):
+    if any(_keys_differ(columns_of(s), schema) for s in rows):
         # A journal is void after DDL; this one was made before the change was seen.
         raise LakeBusyError("the table's key changed while it was copied", table=state.target.qualified)
-    scans = Scans(session.con, rows, since, before)
-    key = schema.key_indexes
-    columns = schema.columns
+    for version in dict.fromkeys(s.schema_json for s in rows):
+        same = [s for s in rows if s.schema_json == version]
+        view = change_view(session.con, columns_of(same[0]), same, all_keys=True)
+        scans = Scans(session.con, same, since, before, view)
+        try:
+            _note_touched(session, state, schema, scans)
+        finally:
+            scans.close()
+        delete_keys(session, state.target, schema, "aqueduck_touched", own_rows(state.mode))
+
+
+def _note_touched(session: LakeSession, state: TableState, schema: TableSchema, scans: Scans) -> None:
+    key, columns = schema.key_indexes, schema.columns
     images = []
-    try:
-        with lake_errors("landing a copy", table=state.target.qualified):
-            for image in "no":
-                scan = scans.scan([f"{image}{k}" for k in key])
-                typed = (f"{cast_sql(columns[k], f'{image}{k}')} as k{i}" for i, k in enumerate(key))
-                known = " and ".join(f"{image}{k} is not null" for k in key)
-                images.append(f"select {', '.join(typed)} from {scan} where {known}")
-            session.con.execute(f"create or replace temp table aqueduck_touched as {' union '.join(images)}")
-    finally:
-        scans.close()
-    delete_keys(session, state.target, schema, "aqueduck_touched")
+    with lake_errors("landing a copy", table=state.target.qualified):
+        for image in "no":
+            scan = scans.scan([f"{image}{k}" for k in key])
+            typed = (f"{cast_sql(columns[k], f'{image}{k}')} as k{i}" for i, k in enumerate(key))
+            known = " and ".join(f"{image}{k} is not null" for k in key)
+            images.append(f"select {', '.join(typed)} from {scan} where {known}")
+        session.con.execute(f"create or replace temp table aqueduck_touched as {' union '.join(images)}")
 
 
 def _keys_differ(one: TableSchema, other: TableSchema) -> bool:
@@ -155,5 +167,4 @@ def _remove_read(session: LakeSession, state: TableState, schema: TableSchema, p
     """Rows that the next session read again: what it has is newer, or the same."""
     if not paths:
         return
-    keys = ", ".join(f"{ident(schema.columns[k].name)} as k{i}" for i, k in enumerate(schema.key_indexes))
-    delete_keys(session, state.target, schema, f"(select {keys} from read_parquet({string_list(paths)}))")
+    delete_keys(session, state.target, schema, copied_keys(schema, paths), own_rows(state.mode))

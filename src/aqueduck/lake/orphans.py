@@ -1,20 +1,24 @@
 """
 Files that a dead batch left behind: written by a task, known to no catalog row.
 
-Only files with this group's prefix, in the directories of its tables, are ever looked at.
+At a start, nothing else runs: `remove_orphans` takes everything with the group's prefix in the directories of its tables.
+While a service runs, `remove_old_orphans` takes files that are older than any batch, DuckLake's own ones too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
+from datetime import datetime
 
 from aqueduck.errors import SchemaChangeError
 from aqueduck.lake.apply import table_directory
 from aqueduck.lake.catalog import METADATA, LakeSession
-from aqueduck.lake.storage import list_files, remove_file
+from aqueduck.lake.files import file_prefix
+from aqueduck.lake.storage import join, list_files, list_times, remove_file
+from aqueduck.lake.upkeep import Lake, table_id
 from aqueduck.schema import TableName
 
-__all__ = ["remove_orphans"]
+__all__ = ["remove_old_orphans", "remove_orphans"]
 
 
 def remove_orphans(
@@ -49,3 +53,59 @@ def remove_orphans(
                 remove_file(file)
                 removed.append(file)
     return removed
+
+
+def remove_old_orphans(
+    lake: Lake,
+    tables: Iterable[TableName],
+    *,
+    older_than: datetime,
+    groups: Iterable[str] = (),
+    keep: Callable[[str], bool] = lambda name: False,
+) -> int:
+    """
+    Remove files in the tables' directories that no catalog row knows; how many went.
+
+    Files are listed before the catalog is asked, so that one that is committed meanwhile is known.  Only names that
+    DuckLake or one of the `groups` gives are looked at; `keep` says which of them will still be committed.
+    """
+    prefixes = ("ducklake-", *map(file_prefix, groups))
+    found: dict[str, str] = {}
+    for table in tables:
+        directory = _directory(lake, table)
+        for name, written in () if directory is None else list_times(directory):
+            if name.startswith(prefixes) and written < older_than and not keep(name):
+                found[name] = join(directory or "", name)
+    if not found:
+        return 0
+    known = lake.execute(
+        " union all ".join(
+            f"select path from {lake.metadata}.{table}"
+            for table in (
+                "ducklake_data_file",
+                "ducklake_delete_file",
+                "ducklake_files_scheduled_for_deletion",
+            )
+        ),
+        doing="reading the lake's files",
+    )
+    for (path,) in known:
+        found.pop(path.rsplit("/", 1)[-1], None)
+    for path in found.values():
+        remove_file(path)
+    return len(found)
+
+
+def _directory(lake: Lake, table: TableName) -> str | None:
+    """Where DuckLake keeps a table's files."""
+    number = table_id(lake, table)
+    if number is None:
+        return None
+    [[base]] = lake.execute(f"select value from {lake.metadata}.ducklake_metadata where key = 'data_path'")
+    [[schema_path, schema_relative, path, relative]] = lake.execute(
+        f"select s.path, s.path_is_relative, t.path, t.path_is_relative from {lake.metadata}.ducklake_table t"
+        f" join {lake.metadata}.ducklake_schema s using (schema_id)"
+        f" where t.table_id = {number} and t.end_snapshot is null and s.end_snapshot is null"
+    )
+    above = join(base, schema_path) if schema_relative else schema_path
+    return (join(above, path) if relative else path).rstrip("/")

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +21,11 @@ from typing import Any
 
 import duckdb
 
-from aqueduck.errors import AqueduckError, CatalogUnreachableError
+from aqueduck.errors import AqueduckError, CatalogUnreachableError, DataPathError
 from aqueduck.lake.catalog import catalog_kind, catalog_place
 from aqueduck.lake.engine import is_remote, load_extension, new_connection
 from aqueduck.lake.failures import classify_attach, lake_errors
+from aqueduck.lake.object_stores import create_secret, tune_uploads
 from aqueduck.lake.sql import ident, literal, qualified
 from aqueduck.lake_place import LakePlace
 from aqueduck.schema import TableName
@@ -30,15 +33,9 @@ from aqueduck.schema import TableName
 __all__ = ["LakePool", "PooledLake", "attach_options"]
 
 _SCANNERS = {"postgres": "postgres_scanner", "sqlite": "sqlite_scanner"}
-_SECRET_KEYS = {
-    "s3_access_key_id": "key_id",
-    "s3_secret_access_key": "secret",
-    "s3_session_token": "session_token",
-    "s3_region": "region",
-    "s3_endpoint": "endpoint",
-    "s3_use_ssl": "use_ssl",
-    "s3_url_style": "url_style",
-}
+
+
+LOCK_SECONDS = 10.0
 
 
 @dataclass
@@ -98,6 +95,7 @@ class LakePool:
         self._used = 0
         self._lock = threading.Lock()
         self._loaded: set[str] = set()
+        self._allowed: dict[str, tuple[tuple[str, str], ...]] = {}
         self._numbers = itertools.count(1)
 
     @property
@@ -117,6 +115,29 @@ class LakePool:
         # A DuckDB file is for one process at a time: let it go, so that others may have it.
         self._give_back(lake, read_only, keep=catalog_kind(place.catalog) != "duckdb")
 
+    def forget(self, place: LakePlace) -> None:
+        """Detach a lake that nobody uses; the next session starts knowing nothing."""
+        with self._lock:
+            for key in [key for key in self._idle if key[0] == place]:
+                self._detach(self._idle.pop(key))
+
+    def list_files(self, place: LakePlace) -> None:
+        """Raise if the lake's object store cannot be listed."""
+        con = self.con.cursor()
+        try:
+            with self._lock:
+                self._load("httpfs")
+                self._allow(place, con)
+            pattern = _directory(place.data_path) + "*"
+            con.execute(f"select count(*) from glob({literal(pattern)})").fetchall()
+        except duckdb.Error as exc:
+            status = re.search(r"HTTP (?:code|error)?:? ?(\d{3})", str(exc), re.IGNORECASE)
+            said = f"it answers {status[1]}" if status else type(exc).__name__
+            hint = "check the bucket in data_path, the properties of the object store and its credentials"
+            raise DataPathError(f"the object store cannot be listed: {said}", hint=hint) from None
+        finally:
+            con.close()
+
     def close(self) -> None:
         """Detach everything."""
         with self._lock:
@@ -129,6 +150,7 @@ class LakePool:
             self._used += 1
             found = self._idle.pop((place, read_only), None)
             if found is not None:
+                self._allow(place, found.con)
                 return found
             if self.open > self.max_open and self._idle:
                 self._detach(self._idle.popitem(last=False)[1])
@@ -160,11 +182,11 @@ class LakePool:
         con = self.con.cursor()
         try:
             con.execute("set TimeZone = 'UTC'")
-            if _may_be_remote(place) and place.properties:
-                con.execute(_secret_statement(alias, place))
+            with self._lock:
+                self._allow(place, con)
             options = ", ".join(attach_options(place, read_only=read_only))
             address = "ducklake:" + catalog_place(place.catalog)
-            con.execute(f"attach {literal(address)} as {ident(alias)} ({options})")
+            _execute_patiently(con, f"attach {literal(address)} as {ident(alias)} ({options})")
         except duckdb.Error as exc:
             con.close()
             raise classify_attach(exc, kind) from None  # the original quotes the connection string
@@ -174,19 +196,38 @@ class LakePool:
         self.created += 1
         return PooledLake(place, alias, con)
 
+    def _allow(self, place: LakePlace, con: duckdb.DuckDBPyConnection) -> None:
+        """The engine has the credentials of this place, also where others were used for the same path before."""
+        if _may_be_remote(place) and self._allowed.get(place.data_path, ()) != place.properties:
+            create_secret(con, place.data_path, place.properties)
+            self._allowed[place.data_path] = place.properties
+
     def _load(self, *extensions: str) -> None:
         for name in extensions:
             if name not in self._loaded:
                 load_extension(self.con, name)
                 self._loaded.add(name)
+                if name == "httpfs":
+                    tune_uploads(self.con)
 
     def _detach(self, lake: PooledLake) -> None:
         with contextlib.suppress(duckdb.Error):
             lake.con.execute(f"detach {ident(lake.alias)}")
-        with contextlib.suppress(duckdb.Error):
-            if _may_be_remote(lake.place) and lake.place.properties:
-                lake.con.execute(f"drop secret if exists {ident(lake.alias)}")
         lake.con.close()
+
+
+def _execute_patiently(con: duckdb.DuckDBPyConnection, statement: str) -> None:
+    """Wait a while for a DuckDB file that another process has open: one that writes is alone with it."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            con.execute(statement)
+        except duckdb.IOException as exc:
+            if "conflicting lock" not in str(exc).lower() or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return
 
 
 def attach_options(place: LakePlace, *, read_only: bool) -> list[str]:
@@ -210,17 +251,6 @@ def _may_be_remote(place: LakePlace) -> bool:
 
 def _directory(path: str) -> str:
     return path if path.endswith("/") else path + "/"
-
-
-def _secret_statement(name: str, place: LakePlace) -> str:
-    settings = ["type s3"]
-    if place.data_path:
-        # Two lakes of one engine may have different credentials.
-        settings.append(f"scope {literal(_directory(place.data_path))}")
-    for key, value in place.properties:
-        if key in _SECRET_KEYS:
-            settings.append(f"{_SECRET_KEYS[key]} {literal(value)}")
-    return f"create or replace secret {ident(name)} ({', '.join(settings)})"
 
 
 def _make_directories(place: LakePlace) -> None:

@@ -19,12 +19,19 @@ import pyarrow.ipc
 
 from aqueduck.changes import SegmentRef
 from aqueduck.errors import LakeWriteError
+from aqueduck.lake.projected import ChangeView
 from aqueduck.lake.storage import open_input
 from aqueduck.moments import Moment, moment_of
+from aqueduck.schema import TableSchema
 
-__all__ = ["Scans", "read_batches"]
+__all__ = ["Scans", "columns_of", "read_batches"]
 
 _numbers = itertools.count(1)
+
+
+def columns_of(segment: SegmentRef) -> TableSchema:
+    """The table as the lake has it, in the version of a segment."""
+    return TableSchema.from_json(segment.schema_json).in_lake
 
 
 class Scans:
@@ -36,18 +43,32 @@ class Scans:
         segments: Sequence[SegmentRef],
         skip_before: int | Moment = 0,
         skip_from: int | Moment | None = None,
+        view: ChangeView | None = None,
     ) -> None:
+        """With a `view`, what is scanned is what it makes of the segments."""
         self._con = con
+        self._view = view
+        self._segments = segments
         self._range = (skip_before, skip_from)
         self._paths = tuple(s.path for s in segments if s.kind == "rows")
         self._names: list[str] = []
 
-    def scan(self, columns: Sequence[str]) -> str:
-        """The name of a new stream with these columns."""
+    def scan(self, columns: Sequence[str], *, as_it_is: bool = False) -> str:
+        """A new stream with these columns, as SQL has it after `from`; `as_it_is` leaves the view out."""
         name = f"aqueduck_scan_{next(_numbers)}"
-        self._con.register(name, read_batches(self._paths, columns, *self._range))
+        view = None if as_it_is else self._view
+        read = columns if view is None else view.columns(columns)
+        self._con.register(name, read_batches(self._paths, read, *self._range))
         self._names.append(name)
-        return name
+        return name if view is None else view.query(columns, name)
+
+    @property
+    def empty(self) -> bool:
+        return not self._paths
+
+    def some(self, part: slice) -> Scans:
+        """Streams over some of the segments."""
+        return Scans(self._con, self._segments[part], *self._range, self._view)
 
     def close(self) -> None:
         """Forget the streams."""

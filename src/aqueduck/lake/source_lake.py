@@ -62,9 +62,11 @@ class ReadPlan:
 class SourceLake:
     """The source's catalog, asked through a session of its own."""
 
-    def __init__(self, lake: PooledLake, table: TableName) -> None:
+    def __init__(self, lake: PooledLake, table: TableName, *, key: str = "source.table") -> None:
         self._lake = lake
         self._table = table
+        self._key = key
+        """Where the table's name stands in the file."""
 
     def latest(self) -> int:
         """The newest lake snapshot."""
@@ -83,8 +85,8 @@ class SourceLake:
         )
         if not rows:
             raise LakeTableMissingError(
-                "the source table does not exist in its lake",
-                hint="check source.table and source.data_path",
+                "the table does not exist in the source lake",
+                hint=f"check {self._key} and source.data_path",
                 table=self._table.qualified,
             )
         table_id, uuid = rows[0]

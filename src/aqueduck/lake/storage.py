@@ -8,19 +8,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.fs
 
 from aqueduck.lake.engine import is_remote
+from aqueduck.lake.object_stores import remote_filesystem
 
-__all__ = ["copy_file", "join", "list_files", "make_directory", "open_input", "remove_file", "sync_file"]
+__all__ = [
+    "copy_file",
+    "join",
+    "list_files",
+    "list_times",
+    "make_directory",
+    "no_glob",
+    "open_input",
+    "remove_file",
+    "sync_file",
+]
 
 
 def join(directory: str, name: str) -> str:
     """A file in a directory."""
     return f"{directory.rstrip('/')}/{name}"
+
+
+def no_glob(path: str) -> str:
+    """The path as a pattern that matches only itself."""
+    return "".join(f"[{c}]" if c in "[*?" else c for c in path)
 
 
 def open_input(path: str) -> pa.NativeFile:
@@ -63,6 +80,14 @@ def list_files(directory: str, prefix: str) -> Iterator[str]:
             yield join(directory, info.base_name)
 
 
+def list_times(directory: str) -> Iterator[tuple[str, datetime]]:
+    """Names of the files in a directory, and when each was written last; none if it does not exist."""
+    filesystem, inner = _place(directory)
+    for info in filesystem.get_file_info(pyarrow.fs.FileSelector(inner, allow_not_found=True)):
+        if info.type is pyarrow.fs.FileType.File:
+            yield info.base_name, info.mtime
+
+
 def remove_file(path: str) -> None:
     """Remove a file if it is there."""
     filesystem, inner = _place(path)
@@ -74,6 +99,5 @@ def remove_file(path: str) -> None:
 
 def _place(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
     if is_remote(path):
-        filesystem, inner = pyarrow.fs.FileSystem.from_uri(path)
-        return filesystem, inner
+        return remote_filesystem(path)
     return pyarrow.fs.LocalFileSystem(), path

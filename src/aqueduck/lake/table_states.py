@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from aqueduck.lake.catalog import OWN_SCHEMA, LakeSession
 from aqueduck.lake.progress import forget_position
 from aqueduck.lake.sql import LAKE, qualified
+from aqueduck.modes import UPSERT, TableMode
 from aqueduck.schema import TableName, TableSchema
 
 __all__ = ["TableState", "ensure_table_states", "forget_group", "forget_state", "read_states", "write_state"]
@@ -33,6 +34,7 @@ class TableState:
     error: str | None = None
     schema: TableSchema | None = None
     """The source's columns that the target was made for."""
+    mode: TableMode = UPSERT
 
 
 def ensure_table_states(session: LakeSession) -> None:
@@ -40,14 +42,16 @@ def ensure_table_states(session: LakeSession) -> None:
         f"create table if not exists {TABLE} (group_name varchar, source_oid ubigint, source_name varchar,"
         " target_schema varchar, target_table varchar, ready boolean, copy_position ubigint, error varchar,"
         " columns varchar,"
-        " updated_at timestamptz)",
+        " updated_at timestamptz, mode varchar)",
         doing="preparing the lake",
     )
+    # A lake of an earlier version has no modes.
+    session.execute(f"alter table {TABLE} add column if not exists mode varchar", doing="preparing the lake")
 
 
 def read_states(session: LakeSession, group: str) -> dict[int, TableState]:
     rows, _ = session.query(
-        f"select source_oid, source_name, target_schema, target_table, ready, copy_position, error, columns"
+        f"select source_oid, source_name, target_schema, target_table, ready, copy_position, error, columns, mode"
         f" from {TABLE}"
         " where group_name = ?",
         [group],
@@ -61,8 +65,9 @@ def read_states(session: LakeSession, group: str) -> dict[int, TableState]:
             position,
             error,
             None if columns is None else TableSchema.from_json(columns),
+            TableMode.from_json(mode),
         )
-        for oid, source, schema, table, ready, position, error, columns in rows
+        for oid, source, schema, table, ready, position, error, columns, mode in rows
     }
 
 
@@ -71,7 +76,7 @@ def write_state(session: LakeSession, group: str, states: Iterable[TableState]) 
     for state in states:
         forget_state(session, group, state.oid)
         session.execute(
-            f"insert into {TABLE} values (?, ?, ?, ?, ?, ?, ?, ?, ?, now())",
+            f"insert into {TABLE} values (?, ?, ?, ?, ?, ?, ?, ?, ?, now(), ?)",
             [
                 group,
                 state.oid,
@@ -82,6 +87,7 @@ def write_state(session: LakeSession, group: str, states: Iterable[TableState]) 
                 state.copy_position,
                 state.error,
                 None if state.schema is None else state.schema.to_json(),
+                state.mode.to_json(),
             ],
             doing="writing a table's state",
         )

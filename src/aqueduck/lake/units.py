@@ -12,23 +12,29 @@ import contextlib
 import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import duckdb
 
 from aqueduck.batches import Unit
 from aqueduck.changes import SegmentRef
+from aqueduck.errors import ConfigError, ResyncNeededError
 from aqueduck.lake.commit import BatchPlan, RunPlan, TablePlan
 from aqueduck.lake.engine import open_kernel
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.files import file_prefix, parquet_limits, write_files
 from aqueduck.lake.fold import folded
+from aqueduck.lake.fold_modes import fold_of
+from aqueduck.lake.object_stores import know_store
 from aqueduck.lake.progress import Position
+from aqueduck.lake.segments import columns_of
 from aqueduck.lake.sql import literal
 from aqueduck.lake.storage import join, make_directory, remove_file
 from aqueduck.lake.table_states import TableState
-from aqueduck.notes import read_skips, read_tables
+from aqueduck.modes import UPSERT, TableMode
+from aqueduck.notes import read_modes, read_skips, read_tables
+from aqueduck.projection import is_clear
 from aqueduck.schema import TableSchema
 
 __all__ = [
@@ -53,6 +59,7 @@ class UnitFiles:
     deletes: str | None
     patches: str | None
     rows: int
+    ends: str | None = None
     skip_before: int = 0
     """What was left out; if that is not what should be, the driver folds the segments again."""
 
@@ -77,6 +84,8 @@ class UnitWriter:
     """A note of the driver: where the files of each table go."""
     skips_file: str
     """A note of the driver: tables that are not ready or still catch up with their copy."""
+    properties: dict[str, str] = field(default_factory=dict, kw_only=True)
+    """Of the object store where the data path is one; credentials are names of variables."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -87,11 +96,23 @@ class UnitWriter:
 
     def write(self, unit: Unit) -> UnitFiles | None:
         """None leaves the unit to the driver."""
+        know_store(self.data_path, self.properties)
         skip_before = read_skips(Path(self.skips_file)).get(unit.table_oid, 0)
         _, place = read_tables(Path(self.tables_file)).get(unit.table_oid, (None, None))
         if skip_before is None or place is None:
             return None
-        schema = TableSchema.from_json(unit.segments[0].schema_json)
+        mode = read_modes(Path(self.tables_file)).get(unit.table_oid, UPSERT)
+        schema = columns_of(unit.segments[0])
+        if not is_clear(schema):
+            return None
+        try:
+            return self._folded(unit, schema, place, skip_before, mode)
+        except (ResyncNeededError, ConfigError):
+            return None  # the driver knows what to do about it, or has the salt that this worker lacks
+
+    def _folded(
+        self, unit: Unit, schema: TableSchema, place: str, skip_before: int, mode: TableMode
+    ) -> UnitFiles:
         first = unit.segments[0].first_ord
         # Each attempt has a name of its own: what a lost or repeated task wrote is never taken for the result.
         attempt = uuid.uuid4().hex[:8]
@@ -106,6 +127,7 @@ class UnitWriter:
                 buckets=unit.buckets,
                 skip_before=skip_before,
                 own=unit.own,
+                how=fold_of(mode),
             ) as fold,
         ):
             data = None
@@ -119,7 +141,8 @@ class UnitWriter:
             make_directory(self.scratch)
             deletes = self._aside(con, fold.deletes, f"{name}-deletes", schema)
             patches = self._aside(con, fold.patches, f"{name}-patches", schema)
-        return UnitFiles(data, deletes, patches, rows, skip_before)
+            ends = self._aside(con, fold.ends, f"{name}-ends", schema)
+        return UnitFiles(data, deletes, patches, rows, ends, skip_before)
 
     def _aside(
         self, con: duckdb.DuckDBPyConnection, query: str | None, name: str, schema: TableSchema
@@ -161,7 +184,7 @@ def skips_of(states: Iterable[TableState], position: int) -> dict[int, int | Non
 def remove_scratch(units: Iterable[tuple[Unit, UnitFiles | None]]) -> None:
     """Keys and patches that tasks left for a commit, after it."""
     for _, files in units:
-        for path in (files.deletes, files.patches) if files is not None else ():
+        for path in (files.deletes, files.patches, files.ends) if files is not None else ():
             if path is not None:
                 remove_file(path)
 
@@ -173,20 +196,9 @@ def parked_units(
     found = {}
     for unit, _ in units:
         if not states[unit.table_oid].ready:
-            if unit.truncate_first and unit.run == 0:
-                first = unit.segments[0]
-                found[unit.table_oid, first.first_ord - 1] = truncate_marker(first)
             for segment in unit.segments:
                 found[unit.table_oid, segment.first_ord] = segment
     return [segment for _, segment in sorted(found.items())]
-
-
-def truncate_marker(segment: SegmentRef) -> SegmentRef:
-    """A truncate that stands right before a segment."""
-    return replace(
-        segment, kind="truncate", path="", rows=0, bytes=0, inserts=0, updates=0, deletes=0, key_changes=0,
-        unchanged=0, first_ord=segment.first_ord - 1,
-    )  # fmt: skip
 
 
 def plan_batch(
@@ -197,7 +209,7 @@ def plan_batch(
     before: int,
     parked: Iterable[SegmentRef] = (),
     changed: Iterable[TableState] = (),
-    version: Callable[[SegmentRef], TableSchema] = lambda s: TableSchema.from_json(s.schema_json),
+    version: Callable[[SegmentRef], TableSchema] = columns_of,
 ) -> BatchPlan:
     """
     One batch as a plan: ready tables with their runs in order, and for each its segments or its files.
@@ -229,7 +241,7 @@ def _table(
 ) -> TablePlan:
     skip_before = state.copy_position if state.copy_position > before else 0
     plans = tuple(_run(p, skip_before, version) for p in runs)
-    return TablePlan(state.oid, state.target, plans, skip_before, state.schema)
+    return TablePlan(state.oid, state.target, plans, skip_before, state.schema, state.mode)
 
 
 def _run(
@@ -244,14 +256,13 @@ def _run(
         segments = {s.first_ord: s for unit, _ in pieces for s in unit.segments}
         return RunPlan(
             schema=version(first.segments[0]),
-            truncate_first=first.truncate_first,
             segments=tuple(segments[o] for o in sorted(segments)),
         )
     return RunPlan(
         schema=version(first.segments[0]),
-        truncate_first=first.truncate_first,
-        segments=(),
+        segments=() if first.truncate is None else (first.truncate,),
         data=tuple(f.data for f in files if f.data),
         deletes=tuple(f.deletes for f in files if f.deletes),
         patches=tuple(f.patches for f in files if f.patches),
+        ends=tuple(f.ends for f in files if f.ends),
     )

@@ -12,12 +12,14 @@ import pyarrow as pa
 from aqueduck.lake.catalog import METADATA, OWN_SCHEMA, LakeSession
 from aqueduck.lake.digest import key_columns_sql
 from aqueduck.lake.failures import lake_errors
-from aqueduck.lake.sql import LAKE, ident, literal
+from aqueduck.lake.keeping import own_rows
+from aqueduck.lake.sql import LAKE, ident, lake_table, literal
 from aqueduck.lake.table_states import TABLE, TableState
+from aqueduck.modes import UPSERT, TableMode
 from aqueduck.schema import TableName, TableSchema
 from aqueduck.typemap import lake_type
 
-__all__ = ["changed_keys", "current_version", "tables_at"]
+__all__ = ["changed_keys", "current_version", "tables_at", "unsent_columns"]
 
 KEYS = pa.schema([("k", pa.uint64()), ("key", pa.list_(pa.string()))])
 
@@ -35,20 +37,45 @@ def tables_at(session: LakeSession, version: int) -> dict[str, dict[int, TableSt
         "select 1 from duckdb_tables() where database_name = ? and schema_name = ? and table_name = 'tables'",
         (LAKE, OWN_SCHEMA),
     )
-    rows = found and session.execute(
-        "select group_name, source_oid, source_name, target_schema, target_table, ready, copy_position, error"
-        f" from {TABLE} at (version => {version}) order by group_name, source_name",
-        doing="reading the tables' states",
-    )
     groups: dict[str, dict[int, TableState]] = {}
-    for group, oid, source, schema, table, ready, position, error in rows:
-        state = TableState(oid, source, TableName(schema, table), ready, position, error)
-        groups.setdefault(group, {})[oid] = state
+    if not found:
+        return groups
+    rows, names = session.query(f"from {TABLE} at (version => {version}) order by group_name, source_name")
+    for values in rows:
+        row = dict(zip(names, values, strict=True))
+        groups.setdefault(row["group_name"], {})[row["source_oid"]] = TableState(
+            row["source_oid"],
+            row["source_name"],
+            TableName(row["target_schema"], row["target_table"]),
+            row["ready"],
+            row["copy_position"],
+            row["error"],
+            None if row["columns"] is None else TableSchema.from_json(row["columns"]),
+            mode=TableMode.from_json(row.get("mode")),  # an older version of the lake has no modes
+        )
     return groups
 
 
+def unsent_columns(session: LakeSession, target: TableName, version: int, mode: TableMode) -> tuple[str, ...]:
+    """Columns of a log some of whose values PostgreSQL left out, so that the log cannot tell them."""
+    names = session.execute(
+        f"select distinct unnest(cast(_unchanged as varchar[])) from"
+        f" (from {lake_table(target)} at (version => {int(version)})) as t where {own_rows(mode)} and _unchanged is not null order by 1",
+        doing="reading the log",
+        table=target.qualified,
+    )
+    return tuple(name for (name,) in names)
+
+
 def changed_keys(
-    session: LakeSession, target: TableName, schema: TableSchema, *, after: int, upto: int, limit: int
+    session: LakeSession,
+    target: TableName,
+    schema: TableSchema,
+    *,
+    after: int,
+    upto: int,
+    limit: int,
+    mode: TableMode = UPSERT,
 ) -> pa.Table:
     """Keys (k, key) of rows that were written or deleted by the versions in (after, upto]; at most `limit`."""
     if after == upto:
@@ -58,6 +85,7 @@ def changed_keys(
         f"ducklake_table_changes({literal(LAKE)}, {literal(target.schema)}, {literal(target.name)},"
         f" {after + 1}, {upto})"
     )
-    query = f"select distinct k, key from (select {key_columns_sql(schema, cells)} from {changes}) c limit {limit}"
+    keys = f"select {key_columns_sql(schema, cells)} from {changes} as t where {own_rows(mode)}"
+    query = f"select distinct k, key from ({keys}) c limit {limit}"
     with session.reading() as con, lake_errors("reading the lake's changes", table=target.qualified):
         return con.execute(query).to_arrow_table().cast(KEYS)

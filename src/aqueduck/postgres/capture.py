@@ -5,7 +5,8 @@ The thread owns a reader of the slot (`readers`: the replication stream, or SQL)
 reports how far the lake is, pauses reading while the stage is full, and lets go of the slot while it is
 held (a disabled group).  It confirms a position only when the lake has it, or when nothing
 before it is on its way.  A failure ends the thread and is raised by `check()`: the service decides whether to start
-again, from the lake's position.  Only a connection that polls is made again here, a few times.
+again, from the lake's position.  Two are handled here: a connection that polls is made again, a few times; and a
+server that cannot stream a transaction before it ends is asked for whole ones.
 """
 
 from __future__ import annotations
@@ -16,18 +17,28 @@ import math
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from aqueduck.errors import AqueduckError, ConnectionLostError, SlotActiveError, SourceUnreachableError
+from aqueduck.errors import (
+    AqueduckError,
+    ConfigError,
+    ConnectionLostError,
+    PublicationError,
+    SlotActiveError,
+    SourceQueryError,
+    SourceUnreachableError,
+    TableMissingError,
+)
 from aqueduck.notes import note_position, read_note, read_tables
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.decoder import Commit, Decoder, warm_up
 from aqueduck.postgres.readers import open_reader
 from aqueduck.postgres.stage import Stage
-from aqueduck.postgres.tables import resolve_type
+from aqueduck.postgres.tables import describe_oid, resolve_type
 from aqueduck.postgres.wire import READ_BYTES, ReplicationStream, other_message_error
 from aqueduck.schema import Column, TableSchema
 
@@ -59,6 +70,7 @@ class Capture(threading.Thread):
         self._held = False
         self._failures = 0
         self._trouble: AqueduckError | None = None
+        self._in_progress = settings.stream_in_progress
         self._received_bytes = 0
         self._decode_seconds = 0.0
         self._ask_reply = False
@@ -76,6 +88,11 @@ class Capture(threading.Thread):
     def seen(self) -> int:
         """Every change the server has written before this position is decoded and in the stage."""
         return self._seen
+
+    @property
+    def streams_in_progress(self) -> bool:
+        """Whether large transactions are read before they end."""
+        return self._in_progress
 
     def ask_position(self) -> None:
         """Have the server tell its position soon."""
@@ -113,6 +130,11 @@ class Capture(threading.Thread):
         try:
             self._session()
             self._failures = 0
+        except SourceQueryError:
+            # Some transactions (DDL after a rolled back one) PostgreSQL decodes only once they have ended.
+            if not self._in_progress or self._settings.capture == "poll":
+                raise
+            self._in_progress = False
         except (ConnectionLostError, SourceUnreachableError, SlotActiveError) as exc:
             self._failures = 1 if self._seen > before else self._failures + 1
             if self._settings.capture != "poll" or self._failures > POLL_RETRIES:
@@ -136,7 +158,7 @@ class Capture(threading.Thread):
             stream.close()
 
     def _open(self, position: int) -> ReplicationStream:
-        return open_reader(self._settings, position)
+        return open_reader(self._settings, position, in_progress=self._in_progress)
 
     def _new_decoder(self) -> Decoder:
         return Decoder(
@@ -145,6 +167,8 @@ class Capture(threading.Thread):
             first_version=self._next_version,
             more=self._tables,
             resolve=self._resolve,
+            settle=self._settle,
+            streams=self._in_progress,
         )
 
     def _tables(self) -> dict[int, TableSchema]:
@@ -153,6 +177,17 @@ class Capture(threading.Thread):
     def _resolve(self, column: Column) -> Column:
         with connect(self._settings.dsn) as conn:
             return resolve_type(conn, column)
+
+    def _settle(self, table: TableSchema) -> TableSchema:
+        """A version of a table with a projection: what the catalog says of it, if that still has these columns."""
+        with connect(self._settings.dsn) as conn:
+            try:
+                now = describe_oid(conn, table.oid, need_key=False, projection=table.projection)
+            except (TableMissingError, PublicationError, ConfigError):  # it is not like this any more
+                now = None
+        settled = table.settled(now)
+        # A publication of others may have another row filter by now.
+        return settled if now is None else replace(settled, projection=now.projection)
 
     def _acquire(self, position: int) -> ReplicationStream:
         """The slot may still belong to a connection that is going away: wait for it, within bounds."""
@@ -285,6 +320,7 @@ class Capture(threading.Thread):
             return
         self._reported_at = now
         stage = self._stage
+        unfinished, unfinished_bytes = stage.unfinished
         report = {
             "time": time.time(),
             "pid": os.getpid(),
@@ -293,6 +329,9 @@ class Capture(threading.Thread):
             "confirmed": self._confirmed,
             "durable": stage.durable,
             "staged_bytes": stage.staged_bytes,
+            "streams_in_progress": self._in_progress,
+            "unfinished": unfinished,
+            "unfinished_bytes": unfinished_bytes,
             "oldest_us": stage.oldest_us,
             "queued": stage.queued(),
             "rows": stage.rows,

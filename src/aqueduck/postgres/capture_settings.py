@@ -35,6 +35,8 @@ class CaptureSettings:
     batch_bytes_max: int = 512 << 20
     flush_interval_seconds: float = 1.0
     slot_retries: int = 10
+    stream_in_progress: bool = True
+    """Whether large transactions are read while they are still going on."""
     capture: str = "stream"
     """`stream`, `poll` or `auto`: which reader, see `readers`."""
     plugin: str = "pgoutput"

@@ -3,8 +3,9 @@ Turn buffers of replication frames into Arrow record batches, one table at a tim
 
 `Decoder.decode()` takes the bytes that `wire` read and returns *runs*: ordered pieces of
 the stream (rows of one table, a truncate, a commit).  The decoder remembers the
-relations it was told about and the transaction it is in; nothing else.  Parsing bytes is
-in `pgoutput`, what becomes of the runs is up to `stage`.
+relations it was told about and the transactions it is in (several, where the server streams
+them before they end: see `streamed`); nothing else.  Parsing bytes is in `pgoutput`, what
+becomes of the runs is up to `stage`.
 """
 
 from __future__ import annotations
@@ -13,26 +14,21 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from aqueduck.errors import ProtocolError
 from aqueduck.postgres import pgoutput as wireformat
 from aqueduck.postgres import pgoutput_messages as messages
+from aqueduck.postgres.layouts import Layout, make_layout, merged
+from aqueduck.postgres.streamed import Finish, Forget, StreamedTransaction
+from aqueduck.projection import only_needed
 from aqueduck.schema import Column, TableSchema
 
-FIRST_USER_OID = 16384
-_RELATION, _TRUNCATE = ord("R"), ord("T")
+__all__ = ["Commit", "Decoder", "Layout", "Place", "Rows", "Run", "Truncate", "make_layout", "warm_up"]
 
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """A table at one schema version, and the Arrow schema of its segments."""
-
-    table: TableSchema
-    version: int
-    arrow: pa.Schema
-    key_mask: wireformat.Bytes
-    old_columns: tuple[int, ...]
+_RELATION = ord("R")
+_STREAM_START, _STREAM_STOP, _STREAM_COMMIT, _STREAM_ABORT = b"SEcA"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +43,8 @@ class Rows:
     key_changes: int
     unchanged: int
     first_ord: int
+    stream: int = 0
+    """The streamed transaction whose rows they are; they have no position and no time until it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +55,7 @@ class Truncate:
     time_us: int = 0
     xid: int = 0
     seq: int = 0
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,31 +67,10 @@ class Commit:
     transactions: int
 
 
-Run = Rows | Truncate | Commit
+Run = Rows | Truncate | Commit | Forget | Finish
 
-
-def segment_schema(table: TableSchema, old_columns: tuple[int, ...]) -> pa.Schema:
-    fields = [
-        pa.field("_op", pa.int8(), nullable=False),
-        pa.field("_ord", pa.int64(), nullable=False),
-        pa.field("_lsn", pa.int64(), nullable=False),
-        pa.field("_seq", pa.int64(), nullable=False),
-        pa.field("_ts", pa.int64(), nullable=False),
-        pa.field("_xid", pa.int64(), nullable=False),
-        pa.field("_kc", pa.bool_(), nullable=False),
-        pa.field("_old", pa.int8(), nullable=False),
-        pa.field("_unchanged", pa.list_(pa.int16())),
-    ]
-    fields += [pa.field(f"n{i}", pa.string()) for i in range(len(table.columns))]
-    fields += [pa.field(f"o{i}", pa.string()) for i in old_columns]
-    return pa.schema(fields)
-
-
-def make_layout(table: TableSchema, version: int) -> Layout:
-    names = [c.name for c in table.columns]
-    mask = np.array([name in table.key for name in names], np.uint8)
-    old = tuple(range(len(names))) if table.identity == "f" else tuple(int(i) for i in np.flatnonzero(mask))
-    return Layout(table, version, segment_schema(table, old), mask, old)
+Place = tuple[int, int, int]
+"""How many rows, transactions and control messages of the index come before a place in it."""
 
 
 class Decoder:
@@ -103,7 +81,9 @@ class Decoder:
     skipped, and keys of tables with a full replica identity come from here (the wire
     marks all their columns as key).  `more` is asked again when the stream describes one that is not
     among them: it may have been added meanwhile.  `resolve` completes a column that the catalog did not
-    have like this: what lies below a type that is not built in is not on the wire.
+    have like this: what lies below a type that is not built in is not on the wire.  `settle` gives the columns of a table with
+    a projection their numbers; without it, the driver has to find out which column is which.  `streams` says that the
+    server was asked for transactions before they end.
     """
 
     def __init__(
@@ -113,12 +93,18 @@ class Decoder:
         first_ord: int = 0,
         more: Callable[[], Mapping[int, TableSchema]] | None = None,
         resolve: Callable[[Column], Column] = lambda column: column,
+        settle: Callable[[TableSchema], TableSchema] = lambda table: table.settled(None),
         first_version: int = 0,
+        streams: bool = False,
     ) -> None:
         self._known = dict(tables)
         self._more = more
         self._resolve = resolve
+        self._settle = settle
         self._layouts: dict[int, Layout | None] = {}
+        self._asked_streams = streams
+        self._streams: dict[int, StreamedTransaction] = {}
+        self._stream: StreamedTransaction | None = None  # whose block is coming in
         self._index = wireformat.FrameIndex.allocate()
         self._state = np.zeros(wireformat.STATE_SLOTS, np.int64)
         self.next_ord = first_ord
@@ -149,20 +135,45 @@ class Decoder:
         runs: list[Run] = []
         at = 0
         while True:
-            status, at, rows, txs, controls = wireformat.index_frames(buf, at, end, self._index, self._state)
+            status, at, rows, txs, controls = wireformat.index_frames(
+                buf, at, end, self._index, self._state, streams=self._asked_streams
+            )
             runs.extend(self._runs(buf, rows, txs, controls))
             if status != wireformat.FULL:
                 return runs, at, status == wireformat.OTHER
 
     def _runs(self, buf: wireformat.Bytes, rows: int, txs: int, controls: int) -> Iterator[Run]:
-        """The indexed messages in order: rows between controls, and one commit after the last whole transaction."""
+        """The indexed messages in order, cut where blocks of streamed transactions begin and end."""
         index = self._index
-        done = np.flatnonzero(index.tx_end[:txs] >= 0)
+        done: Place = (0, 0, 0)
+        for mark in np.flatnonzero(_BOUNDS[index.control_kind[:controls]]).tolist():
+            here = (int(index.control_rows[mark]), int(index.control_tx[mark]) + 1, mark)
+            yield from self._section(buf, done, here)
+            yield from self._bound(buf, mark)
+            done = (here[0], here[1], mark + 1)
+        yield from self._section(buf, done, (rows, txs, controls))
+
+    def _section(self, buf: wireformat.Bytes, start: Place, stop: Place) -> Iterator[Run]:
+        if self._stream is None:
+            yield from self._whole(buf, start, stop)
+            return
+        at = start[0]
+        for c in range(start[2], stop[2]):
+            upto = int(self._index.control_rows[c])
+            yield from self._rows(buf, at, upto)
+            at = upto
+            yield from self._control(buf, c)
+        yield from self._rows(buf, at, stop[0])
+
+    def _whole(self, buf: wireformat.Bytes, start: Place, stop: Place) -> Iterator[Run]:
+        """Transactions that come at once: rows between controls, and one commit after the last that has ended."""
+        index = self._index
+        at, tx, _ = start
+        done = np.flatnonzero(index.tx_end[tx : stop[1]] >= 0) + tx
         committed_rows = int(index.tx_rows[done[-1]]) if done.size else 0
         last_tx = int(done[-1]) if done.size else -1
-        at = 0
         commit_pending = done.size > 0
-        for c in range(controls):
+        for c in range(start[2], stop[2]):
             upto = int(index.control_rows[c])
             if commit_pending and int(index.control_tx[c]) > last_tx:
                 yield from self._rows(buf, at, committed_rows)
@@ -175,45 +186,133 @@ class Decoder:
             yield from self._rows(buf, at, committed_rows)
             yield self._commit(last_tx, done.size)
             at = committed_rows
-        yield from self._rows(buf, at, rows)
+        yield from self._rows(buf, at, stop[0])
 
     def _commit(self, tx: int, transactions: int) -> Commit:
         return Commit(int(self._index.tx_end[tx]), int(self._index.tx_ts[tx]), transactions)
 
     def _control(self, buf: wireformat.Bytes, c: int) -> Iterator[Run]:
-        index = self._index
-        raw = bytes(buf[int(index.control_at[c]) : int(index.control_end[c])])
-        kind = int(index.control_kind[c])
-        if kind == _RELATION:
-            self._learn(messages.parse_relation(raw))
-        elif kind == _TRUNCATE:
-            tx = int(index.control_tx[c])
-            common = (int(index.tx_lsn[tx]), int(index.tx_ts[tx]), int(index.tx_xid[tx]))
-            for n, oid in enumerate(messages.parse_truncate(raw)):
-                layout = self._layout(oid, int(index.control_at[c]))
-                if layout is not None:
-                    yield Truncate(layout, self._take_ords(1), *common, int(index.control_seq[c]) + n)
+        if int(self._index.control_kind[c]) == _RELATION:
+            self._learn(messages.parse_relation(self._message(buf, c)))
         else:
+            yield from self._truncates(buf, c)
+
+    def _message(self, buf: wireformat.Bytes, c: int) -> bytes:
+        return bytes(buf[int(self._index.control_at[c]) : int(self._index.control_end[c])])
+
+    def _truncates(self, buf: wireformat.Bytes, c: int) -> Iterator[Truncate]:
+        index, stream = self._index, self._stream
+        at, tx, seq = int(index.control_at[c]), int(index.control_tx[c]), int(index.control_seq[c])
+        oids = messages.parse_truncate(self._message(buf, c))
+        if stream is not None:
+            seq += stream.changes
+            part = int.from_bytes(bytes(buf[at - 4 : at]), "big")
+            stream.note(np.array([part]), np.array([seq]))
+        for n, oid in enumerate(oids):
+            layout = self._layout(oid, at)
+            if layout is None:
+                continue
+            if stream is not None:
+                yield Truncate(layout, seq + n, xid=stream.xid, seq=seq + n, stream=stream.xid)
+            else:
+                common = (int(index.tx_lsn[tx]), int(index.tx_ts[tx]), int(index.tx_xid[tx]))
+                yield Truncate(layout, self._take_ords(1), *common, seq + n)
+
+    def _bound(self, buf: wireformat.Bytes, c: int) -> Iterator[Run]:
+        """Where a block of a streamed transaction begins or ends, or such a transaction ends."""
+        kind, raw = int(self._index.control_kind[c]), self._message(buf, c)
+        if kind == _STREAM_START:
+            xid, first = messages.parse_stream_start(raw)
+            if first:
+                self._streams[xid] = StreamedTransaction(xid)
+            self._stream = self._streamed(xid)
+        elif kind == _STREAM_STOP:
+            assert self._stream is not None, "checked when the buffer was indexed"
+            self._stream.changes += int(self._index.control_seq[c])
+            self._stream = None
+        elif kind == _STREAM_COMMIT:
+            yield from self._finish(messages.parse_stream_commit(raw))
+        else:
+            xid, part = messages.parse_stream_abort(raw)
+            stream = self._streams.get(xid)
+            if stream is None:
+                return  # nothing of it came
+            if part == xid:
+                del self._streams[xid]
+                yield Forget(xid, 0)
+            elif (first_void := stream.roll_back(part)) is not None:
+                yield Forget(xid, first_void)
+
+    def _streamed(self, xid: int) -> StreamedTransaction:
+        try:
+            return self._streams[xid]
+        except KeyError:
             raise ProtocolError(
-                f"stream message {chr(kind)!r} is not part of protocol version 1", offset=None
-            )
+                f"the streamed transaction {xid} goes on without its beginning", offset=None
+            ) from None
+
+    def _finish(self, end: messages.WireStreamCommit) -> Iterator[Run]:
+        stream = self._streamed(end.xid)
+        del self._streams[end.xid]
+        tables = {
+            version: self._finished(merged(self._known[relation.oid], relation, self._resolve))
+            for version, relation in stream.unresolved.items()
+        }
+        for oid, layout in stream.layouts.items():
+            layout = replace(layout, table=tables.get(layout.version, layout.table)) if layout else None
+            mine = self._layouts.get(oid)
+            if mine is None or (layout is not None and layout.version > mine.version):
+                self._layouts[oid] = layout  # the server will not describe it again to the next transaction
+        first_ord = self._take_ords(stream.changes)
+        yield Finish(end.xid, end.lsn, end.time_us, first_ord, stream.changes, tables)
+        yield Commit(end.position, end.time_us, 1)
+
+    @property
+    def _here(self) -> dict[int, Layout | None]:
+        """What relations look like to the transaction that is coming in."""
+        return self._layouts if self._stream is None else self._stream.layouts
 
     def _learn(self, relation: messages.WireRelation) -> None:
         if relation.oid not in self._known and self._more is not None:
             self._known.update(self._more())
         known = self._known.get(relation.oid)
         if known is None:
-            self._layouts[relation.oid] = None
+            self._here[relation.oid] = None
             return
-        table = _merge(known, relation, self._resolve)
+        table = merged(
+            known, relation, self._resolve if self._stream is None else self._resolve_later(relation)
+        )
         # Also when it looks the same: the server describes a relation again after it was altered, and a
         # column that was dropped and added again has the same name.
-        self._layouts[relation.oid] = make_layout(table, self.next_version)
+        self._here[relation.oid] = make_layout(self._kept(table, relation), self.next_version, table)
         self.next_version += 1
+
+    def _finished(self, table: TableSchema) -> TableSchema:
+        return table if table.projection is None else self._settle(table)
+
+    def _kept(self, table: TableSchema, relation: messages.WireRelation) -> TableSchema:
+        """The columns that are staged: all of a table without a projection."""
+        if table.projection is None:
+            return table
+        if self._stream is None:
+            return only_needed(self._settle(table))
+        # What the transaction itself did to the columns cannot be seen before it has committed.
+        self._stream.unresolved[self.next_version] = relation
+        return table.settled(None)
+
+    def _resolve_later(self, relation: messages.WireRelation) -> Callable[[Column], Column]:
+        """A streamed transaction may use types that it made itself, and that we cannot see before it has committed."""
+
+        def resolve(column: Column) -> Column:
+            assert self._stream is not None
+            self._stream.unresolved[self.next_version] = relation
+            return column
+
+        return resolve
 
     def _layout(self, oid: int, at: int) -> Layout | None:
         try:
-            return self._layouts[oid]
+            return self._here[oid]
         except KeyError:
             raise ProtocolError(f"rows of relation {oid} before its description", offset=at) from None
 
@@ -226,8 +325,14 @@ class Decoder:
         """Rows of one stretch, table by table (stretches never contain a barrier)."""
         if stop <= start:
             return
-        rel = self._index.row_rel[start:stop]
-        first = self._take_ords(stop - start)
+        index = self._index
+        rel = index.row_rel[start:stop]
+        if self._stream is None:
+            first = self._take_ords(stop - start)
+            ords = np.arange(first, first + stop - start)
+        else:
+            ords = index.row_seq[start:stop] + self._stream.changes
+            self._stream.note(index.row_xid[start:stop], ords)
         if (rel == rel[0]).all():
             groups = [np.arange(start, stop)]
         else:
@@ -235,30 +340,31 @@ class Decoder:
             cuts = np.flatnonzero(np.diff(rel[order])) + 1
             groups = [g + start for g in np.split(order, cuts)]
         for rows in groups:
-            layout = self._layout(int(self._index.row_rel[rows[0]]), int(self._index.row_at[rows[0]]))
+            layout = self._layout(int(index.row_rel[rows[0]]), int(index.row_at[rows[0]]))
             if layout is not None:
-                yield self._table_rows(buf, layout, rows, rows - start + first)
+                yield self._table_rows(buf, layout, rows, ords[rows - start])
 
     def _table_rows(
         self, buf: wireformat.Bytes, layout: Layout, rows: wireformat.Ints, ords: wireformat.Ints
     ) -> Rows:
         index = self._index
-        cells = wireformat.locate_cells(buf, rows, index, len(layout.table.columns), layout.key_mask)
+        cells = wireformat.locate_cells(buf, rows, index, layout.key_mask.size, layout.key_mask)
         tx = index.row_tx[rows]
+        stream = 0 if self._stream is None else self._stream.xid
+        none = np.zeros(rows.size, np.int64) if stream else None
         arrays: list[pa.Array] = [
             pa.array(cells.op),
             pa.array(ords),
-            pa.array(index.tx_lsn[tx]),
-            pa.array(index.row_seq[rows]),
-            pa.array(index.tx_ts[tx]),
-            pa.array(index.tx_xid[tx]),
+            pa.array(index.tx_lsn[tx] if none is None else none),
+            pa.array(index.row_seq[rows] if none is None else ords),
+            pa.array(index.tx_ts[tx] if none is None else none),
+            pa.array(index.tx_xid[tx] if none is None else np.full(rows.size, stream)),
             pa.array(cells.key_changed.view(np.bool_)),
             pa.array(cells.old),
-            _unchanged(cells),
+            _unchanged(cells, layout),
         ]
-        width = range(len(layout.table.columns))
-        arrays += [_strings(buf, cells.new_off[i], cells.new_len[i]) for i in width]
-        arrays += [_strings(buf, cells.old_off[i], cells.old_len[i]) for i in layout.old_columns]
+        arrays += [_column(buf, layout, i, cells.new_off, cells.new_len) for i in range(len(layout.sent))]
+        arrays += [_column(buf, layout, i, cells.old_off, cells.old_len) for i in layout.old_columns]
         counts = np.bincount(cells.op, minlength=4)
         return Rows(
             layout,
@@ -269,7 +375,13 @@ class Decoder:
             key_changes=int(cells.key_changed.sum()),
             unchanged=int((cells.unchanged > 0).sum()) if cells.unchanged_total else 0,
             first_ord=int(ords[0]),
+            stream=stream,
         )
+
+
+#: by the kind of a control message: whether it is a bound of streamed transactions
+_BOUNDS = np.zeros(256, np.bool_)
+_BOUNDS[[_STREAM_START, _STREAM_STOP, _STREAM_COMMIT, _STREAM_ABORT]] = True
 
 
 def _strings(buf: wireformat.Bytes, off: wireformat.Ints, length: wireformat.Ints) -> pa.Array:
@@ -282,45 +394,33 @@ def _strings(buf: wireformat.Bytes, off: wireformat.Ints, length: wireformat.Int
     return pa.Array.from_buffers(pa.string(), length.size, buffers, nulls)
 
 
-def _unchanged(cells: wireformat.Cells) -> pa.Array:
+def _column(
+    buf: wireformat.Bytes, layout: Layout, index: int, off: wireformat.Ints, length: wireformat.Ints
+) -> pa.Array:
+    at = layout.sent[index]
+    if index in layout.blank:
+        return pa.nulls(length[at].size, pa.string())
+    return _strings(buf, off[at], length[at])
+
+
+def _unchanged(cells: wireformat.Cells, layout: Layout) -> pa.Array:
     if not cells.unchanged_total:
         return pa.nulls(cells.op.size, pa.list_(pa.int16()))
     offsets, values = wireformat.unchanged_lists(cells)
+    if len(layout.sent) < layout.key_mask.size:
+        offsets, values = _places(layout, offsets, values)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=pa.array(cells.unchanged == 0))
 
 
-def _same_type(column: Column, wired: messages.WireColumn) -> bool:
-    # The catalog describes a domain by its base type's modifier, the wire by none.
-    typmod = -1 if column.base_oid else column.typmod
-    return (column.type_oid, typmod) == (wired.type_oid, wired.typmod)
-
-
-def _merge(
-    known: TableSchema, relation: messages.WireRelation, resolve: Callable[[Column], Column]
-) -> TableSchema:
-    """The catalog's description brought up to date with what the wire says."""
-    by_name = {c.name: c for c in known.columns}
-    columns = []
-    for wired in relation.columns:
-        column = by_name.get(wired.name)
-        if column is None or not _same_type(column, wired):
-            column = Column(wired.name, wired.type_oid, wired.typmod)
-            if column.type_oid >= FIRST_USER_OID:
-                column = resolve(column)
-        columns.append(column)
-    names = {c.name for c in columns}
-    if relation.identity == "f":
-        key = known.key if set(known.key) <= names else ()
-    else:
-        key = tuple(c.name for c in relation.columns if c.is_key)
-    return replace(
-        known,
-        schema=relation.schema,
-        name=relation.name,
-        columns=tuple(columns),
-        key=key,
-        identity=relation.identity,
-    )
+def _places(
+    layout: Layout, offsets: npt.NDArray[np.int32], values: npt.NDArray[np.int16]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int16]]:
+    """Lists of columns of the stream as lists of the table's columns."""
+    place = np.full(layout.key_mask.size, -1, np.int16)
+    place[list(layout.sent)] = np.arange(len(layout.sent), dtype=np.int16)
+    moved = place[values]
+    kept = np.concatenate(([0], np.cumsum(moved >= 0)))
+    return kept[offsets].astype(np.int32), moved[moved >= 0]
 
 
 def warm_up() -> None:

@@ -21,10 +21,11 @@ from aqueduck.postgres import pgoutput as wireformat
 from aqueduck.postgres import pgoutput_messages as messages
 from aqueduck.postgres.capture import Capture
 from aqueduck.postgres.capture_settings import CaptureSettings
-from aqueduck.postgres.decoder import Commit, Decoder, Rows, Run, Truncate
+from aqueduck.postgres.decoder import Commit, Decoder, Place, Rows, Run, Truncate
 from aqueduck.postgres.quoting import identifier, literal
 from aqueduck.postgres.readers import open_reader
 from aqueduck.postgres.stage import Stage
+from aqueduck.postgres.streamed import Finish
 from aqueduck.postgres.wire import ReplicationStream, start_stream
 from aqueduck.schema import Column, TableSchema
 
@@ -75,33 +76,34 @@ class EventsDecoder(Decoder):
         first_version: int = 0,
         excluded: tuple[str, ...] = (),
         every_commit: bool = False,
+        streams: bool = False,
     ) -> None:
-        super().__init__(tables, first_ord=first_ord, first_version=first_version)
+        super().__init__(tables, first_ord=first_ord, first_version=first_version, streams=streams)
         self._excluded = excluded
         self._every_commit = every_commit
 
     def _learn(self, relation: messages.WireRelation) -> None:
         if f"{relation.schema}.{relation.name}" in self._excluded:
-            self._layouts[relation.oid] = None
+            self._here[relation.oid] = None
             return
         if relation.oid not in self._known:
             self._known[relation.oid] = _described(relation)
         super()._learn(relation)
 
-    def _runs(self, buf: wireformat.Bytes, rows: int, txs: int, controls: int) -> Iterator[Run]:
+    def _whole(self, buf: wireformat.Bytes, start: Place, stop: Place) -> Iterator[Run]:
         """With `every_commit`, a commit for each transaction instead of one after the last whole one."""
         if not self._every_commit:
-            yield from super()._runs(buf, rows, txs, controls)
+            yield from super()._whole(buf, start, stop)
             return
         index = self._index
-        at = control = 0
-        for tx in range(txs):
-            while control < controls and int(index.control_tx[control]) <= tx:
+        at, _, control = start
+        for tx in range(start[1], stop[1]):
+            while control < stop[2] and int(index.control_tx[control]) <= tx:
                 yield from self._rows(buf, at, int(index.control_rows[control]))
                 at = int(index.control_rows[control])
                 yield from self._control(buf, control)
                 control += 1
-            upto = int(index.tx_rows[tx]) if index.tx_end[tx] >= 0 else rows
+            upto = int(index.tx_rows[tx]) if index.tx_end[tx] >= 0 else stop[0]
             yield from self._rows(buf, at, upto)
             at = upto
             if index.tx_end[tx] >= 0:
@@ -138,25 +140,27 @@ class EventsStage(Stage):
 
     def add(self, run: Run) -> None:
         with self.changed:
-            if isinstance(run, Commit):
+            super().add(run)
+            if isinstance(run, Finish):
+                self._count(self._open.changes, run.changes)
+            elif isinstance(run, Truncate) and not run.stream:
+                self._count(1, run.seq + 1)
+            elif isinstance(run, Rows) and not run.stream:
+                self._count(run.batch.num_rows, pc.max(run.batch.column("_seq")).as_py() + 1)
+            elif isinstance(run, Commit):
                 self._events += self._open_events
                 self._open_events = 0
-            else:
-                self._open_events += run.batch.num_rows if isinstance(run, Rows) else 1
-                self._refuse_too_large(run)
-            super().add(run)
-            if isinstance(run, Commit) and self.limit is None and self._is_enough():
-                self.cut()
-                self.limit = run.position
+                if self.limit is None and self._is_enough():
+                    self.cut()
+                    self.limit = run.position
 
     def _is_enough(self) -> bool:
         return self._max_messages is not None and self._events >= self._max_messages
 
-    def _refuse_too_large(self, run: Rows | Truncate) -> None:
-        if self._max_staged_records is None:
-            return
-        last = pc.max(run.batch.column("_seq")).as_py() if isinstance(run, Rows) else run.seq
-        if last >= self._max_staged_records:
+    def _count(self, events: int, of_transaction: int) -> None:
+        """Events that were taken, and how many changes their transaction has so far."""
+        self._open_events += events
+        if self._max_staged_records is not None and of_transaction > self._max_staged_records:
             raise TransactionTooLargeError(
                 f"a transaction has more than {self._max_staged_records} changes (max_staged_records)",
                 hint="raise max_staged_records, or leave it out: larger transactions are spilled to disk",
@@ -176,6 +180,8 @@ class EventsCapture(Capture):
     ) -> None:
         super().__init__(settings.capture, stage)
         self._events_settings = settings
+        # A temporary slot goes with its connection: there is no second try.
+        self._in_progress = self._in_progress and not settings.temporary
         self._start_stream = start or self._start_slot
 
     def _start_slot(self, position: int) -> ReplicationStream:
@@ -188,8 +194,10 @@ class EventsCapture(Capture):
                 f"CREATE_REPLICATION_SLOT {identifier(s.slot)} TEMPORARY LOGICAL pgoutput NOEXPORT_SNAPSHOT"
             )
         if before is None:
-            return open_reader(s, position)
-        return start_stream(s.dsn, s.slot, s.publication, position, before=before)
+            return open_reader(s, position, in_progress=self._in_progress)
+        return start_stream(
+            s.dsn, s.slot, s.publication, position, in_progress=self._in_progress, before=before
+        )
 
     def _open(self, position: int) -> ReplicationStream:
         return self._start_stream(position)
@@ -202,4 +210,5 @@ class EventsCapture(Capture):
             first_version=self._next_version,
             excluded=events.excluded,
             every_commit=events.max_messages is not None,
+            streams=self._in_progress,
         )

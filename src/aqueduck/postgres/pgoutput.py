@@ -2,7 +2,8 @@
 Decode pgoutput, the wire format of PostgreSQL logical replication, into columns.
 
 `index_frames()` walks one buffer of CopyData frames and lists its row messages,
-transactions and control messages; `locate_cells()` finds every cell of the rows of
+transactions and control messages (among them the bounds of the blocks in which a
+streamed transaction comes); `locate_cells()` finds every cell of the rows of
 one relation; `gather()` copies one column's cells into an Arrow-shaped buffer.  All
 three are numba kernels that release the GIL.
 
@@ -57,6 +58,8 @@ _WHY = (
     "bytes left over after a tuple",
     "an unknown tuple kind",
     "a stream message where none was asked for",
+    "a stream message out of place",
+    "a message of a prepared transaction, which this slot should not send",
 )
 (
     _,
@@ -72,7 +75,9 @@ _WHY = (
     LEFTOVER,
     TUPLE,
     STREAM,
-) = range(13)
+    STREAM_PLACE,
+    PREPARED,
+) = range(15)
 
 _INSERT, _UPDATE, _DELETE = ord("I"), ord("U"), ord("D")
 
@@ -87,6 +92,9 @@ class FrameIndex:
     row_rel: Ints
     row_tx: Ints
     row_seq: Ints
+    """Changes of the transaction before this one; within a block of a streamed transaction, of the block."""
+    row_xid: Ints
+    """In a block of a streamed transaction: the (sub)transaction that made the change."""
     tx_lsn: Ints
     tx_ts: Ints
     tx_xid: Ints
@@ -133,7 +141,7 @@ def _i64(b, p):
 @njit(cache=True, nogil=True)
 def _index_frames(
     buf, start, end, streams, state,
-    row_kind, row_at, row_end, row_rel, row_tx, row_seq,
+    row_kind, row_at, row_end, row_rel, row_tx, row_seq, row_xid,
     tx_lsn, tx_ts, tx_xid, tx_end, tx_rows,
     control_kind, control_at, control_end, control_rows, control_tx, control_seq,
 ):  # fmt: skip
@@ -201,10 +209,12 @@ def _index_frames(
             row_end[rows] = stop
             row_tx[rows] = txs - 1
             row_seq[rows] = state[4]
+            if state[5] == 1:
+                row_xid[rows] = _u32(buf, p - 4)
             state[4] += 1
             rows += 1
         elif what == 66:  # B
-            if state[0] == 1:
+            if state[0] == 1 or state[5] == 1:
                 status, state[8], state[9] = 3, pos, 3
                 break
             if p + 20 != stop:
@@ -246,13 +256,27 @@ def _index_frames(
             if streams == 0:
                 status, state[8], state[9] = 3, pos, 12
                 break
-            state[5] = 1 if what == 83 else 0
+            if state[0] == 1 or (state[5] == 1) != (what == 69):
+                status, state[8], state[9] = 3, pos, 13
+                break
+            size = 5 if what == 83 else (0 if what == 69 else (29 if what == 99 else 8))
+            if p + size != stop:
+                status, state[8], state[9] = 3, pos, 7
+                break
             control_kind[controls] = what
             control_at[controls] = p
             control_end[controls] = stop
             control_rows[controls] = rows
             control_tx[controls] = txs - 1
+            control_seq[controls] = state[4]
             controls += 1
+            if what == 83:
+                state[5], state[4] = 1, 0
+            elif what == 69:
+                state[5] = 0
+        elif what == 98 or what == 80 or what == 75 or what == 114 or what == 112:  # b, P, K, r, p
+            status, state[8], state[9] = 3, pos, 14
+            break
         else:
             status, state[8], state[9] = 3, pos, 6
             break
@@ -273,7 +297,7 @@ def index_frames(
     status, pos, rows, txs, controls = _index_frames(
         buf, start, end, 1 if streams else 0, state,
         index.row_kind, index.row_at, index.row_end, index.row_rel, index.row_tx, index.row_seq,
-        index.tx_lsn, index.tx_ts, index.tx_xid, index.tx_end, index.tx_rows,
+        index.row_xid, index.tx_lsn, index.tx_ts, index.tx_xid, index.tx_end, index.tx_rows,
         index.control_kind, index.control_at, index.control_end, index.control_rows, index.control_tx,
         index.control_seq,
     )  # fmt: skip

@@ -1,13 +1,23 @@
-"""The messages of pgoutput that are not rows: what a relation looks like, and which ones were truncated."""
+"""The messages of pgoutput that are not rows: relations, truncates, and the ends of streamed transactions."""
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 
 from aqueduck.errors import ProtocolError
-from aqueduck.postgres.pgoutput import LEFTOVER, TRUNCATED, protocol_error
+from aqueduck.postgres.pgoutput import LEFTOVER, PG_EPOCH_US, TRUNCATED, protocol_error
 
-__all__ = ["WireColumn", "WireRelation", "parse_relation", "parse_truncate"]
+__all__ = [
+    "WireColumn",
+    "WireRelation",
+    "WireStreamCommit",
+    "parse_relation",
+    "parse_stream_abort",
+    "parse_stream_commit",
+    "parse_stream_start",
+    "parse_truncate",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +87,33 @@ def parse_truncate(raw: bytes) -> tuple[int, ...]:
     if len(raw) != 5 + 4 * count:
         raise protocol_error(TRUNCATED, len(raw))
     return tuple(int.from_bytes(raw[5 + 4 * i : 9 + 4 * i], "big") for i in range(count))
+
+
+@dataclass(frozen=True, slots=True)
+class WireStreamCommit:
+    """The end of a streamed transaction: what Begin and Commit tell of others."""
+
+    xid: int
+    lsn: int
+    position: int
+    time_us: int
+
+
+# The lengths of these were checked when the buffer was indexed.
+
+
+def parse_stream_start(raw: bytes) -> tuple[int, bool]:
+    """The transaction of the block, and whether this is its first one."""
+    xid, first = struct.unpack("!I?", raw)
+    return xid, first
+
+
+def parse_stream_commit(raw: bytes) -> WireStreamCommit:
+    xid, _, lsn, position, time_us = struct.unpack("!IBQQq", raw)
+    return WireStreamCommit(xid, lsn, position, time_us + PG_EPOCH_US)
+
+
+def parse_stream_abort(raw: bytes) -> tuple[int, int]:
+    """The transaction, and which part of it is void: a subtransaction, or all of it where both are the same."""
+    xid, part = struct.unpack("!II", raw)
+    return xid, part

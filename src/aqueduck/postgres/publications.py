@@ -8,10 +8,11 @@ already does, so that a role without the rights can use what an administrator pr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
+import structlog
 from psycopg.rows import class_row
 
 from aqueduck.errors import NoKeyError, PublicationError
@@ -25,12 +26,17 @@ __all__ = [
     "create_publication_sql",
     "drop_publication",
     "ensure_publication",
+    "give_identity",
     "publishes_exactly",
     "refuse_without_identity",
+    "refuse_without_key",
 ]
 
 Connection = psycopg.Connection[Any]
 
+log = structlog.get_logger()
+
+LOCK_SECONDS_MAX = 5
 _OPTIONS = "publish = 'insert, update, delete, truncate', publish_via_partition_root = true"
 
 
@@ -58,7 +64,8 @@ def ensure_publication(conn: Connection, name: str, tables: Sequence[TableSchema
         if found.all_tables:
             raise PublicationError(
                 f"the publication {name} is for all tables, not for those of the group",
-                hint=f"set another publication for the group, or run: drop publication {identifier(name)}",
+                hint="set another publication for the group, or publication_by: user to use it as it is,"
+                f" or run: drop publication {identifier(name)}",
             )
         if not found.options_fit:
             conn.execute(f"alter publication {identifier(name)} set ({_options(conn)})".encode())
@@ -92,6 +99,34 @@ def refuse_without_identity(table: TableSchema) -> None:
         raise NoKeyError(
             "without a replica identity, its updates and deletes would fail once it is published",
             hint=f"alter table {table_identifier(table)} replica identity {identity}",
+            table=table.qualified,
+        )
+
+
+def give_identity(conn: Connection, table: TableSchema) -> TableSchema:
+    """
+    A table without a key needs its whole rows in WAL before it can be published; done where it is not so yet.
+
+    The lock is asked for a few seconds only: somebody may have a long transaction on the table.
+    """
+    if table.key or table.identity == "f":
+        return table
+    with (
+        translate_errors(f"set the replica identity of {table.qualified}", table.qualified, conn=conn),
+        conn.transaction(),
+    ):
+        conn.execute(f"set local lock_timeout = '{LOCK_SECONDS_MAX}s'".encode())
+        conn.execute(f"alter table {table_identifier(table)} replica identity full".encode())
+    log.info("replica identity set to full", table=table.qualified)
+    return replace(table, identity="f")
+
+
+def refuse_without_key(table: TableSchema, mode: str) -> None:
+    """Without a key, nothing tells which version of a row came before another."""
+    if not table.key:
+        raise NoKeyError(
+            f"{table.qualified} has no key, which mode {mode} needs to tell the versions of a row",
+            hint=f"alter table {table_identifier(table)} add primary key (<columns>), or set mode: upsert or append",
             table=table.qualified,
         )
 

@@ -26,8 +26,8 @@ from aqueduck.schema import lsn_text
 __all__ = ["open_reader", "warm_up"]
 
 
-def open_reader(settings: CaptureSettings, position: int) -> ReplicationStream:
-    """Read on after `position`."""
+def open_reader(settings: CaptureSettings, position: int, *, in_progress: bool = False) -> ReplicationStream:
+    """Read on after `position`; a stream also what is `in_progress` still, SQL only what has ended."""
     s = settings
     if s.capture == "poll":
         return _polled(s, position)
@@ -37,7 +37,7 @@ def open_reader(settings: CaptureSettings, position: int) -> ReplicationStream:
             return _polled(s, position, bulk=True)
         except SlotLimitError:  # no slot is free for the copy: it only takes longer
             pass
-    return start_stream(s.dsn, s.slot, s.publication, position)
+    return start_stream(s.dsn, s.slot, s.publication, position, in_progress=in_progress)
 
 
 def warm_up() -> None:

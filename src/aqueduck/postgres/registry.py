@@ -110,7 +110,10 @@ def _table(table: TableConfig) -> dict[str, Any]:
         "target_schema": target.schema,
         "target_table": target.name,
         "mode": table.mode,
+        "source_column": table.table_mode.source_column,
+        "source_value": table.table_mode.source_value,
         "copy": table.initial_copy,
+        "options": table.options,
         "settings": _settings(table),
     }
 

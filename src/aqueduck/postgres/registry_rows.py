@@ -16,6 +16,7 @@ from typing import Any
 import psycopg
 
 from aqueduck.lifecycle import ErrorClass, Failure, Lifecycle, TableState
+from aqueduck.modes import TableMode
 from aqueduck.postgres.registry_install import change, registry_errors
 from aqueduck.schema import TableName, lsn_text, parse_lsn
 
@@ -49,9 +50,11 @@ class Settings:
     inline_rows: int = 1000
     on_slot_loss: str = "stop"
     on_type_change: str = "resync"
+    large_transactions: str = "stream"
     on_partition_change: str = "resync"
     on_recreate: str = "stop"
     heartbeat_interval_ms: int = 0
+    publication_by: str = "aqueduck"
     plugin: str = "pgoutput"
     poll_interval_ms: int = 100
     poll_step_bytes: int = 1 << 26
@@ -134,7 +137,11 @@ class TableRow:
     """As it is called now; as it was called if it does not exist any more."""
     target: TableName
     mode: str
+    source_column: str | None
+    source_value: str | None
     copy: bool
+    options: dict[str, Any]
+    """Its columns, masks and row filter, as in the file."""
     enabled: bool
     settings: Settings
     created_by_file: bool
@@ -145,6 +152,10 @@ class TableRow:
     retry_requested: int
     state_since: datetime
     observed: TableObservation
+
+    @property
+    def table_mode(self) -> TableMode:
+        return TableMode(self.mode, self.source_column, self.source_value)
 
     @property
     def resync_wanted(self) -> bool:
@@ -309,7 +320,10 @@ def _table_row(row: dict[str, Any]) -> TableRow:
         source=TableName(row["source_schema"], row["source_table"]),
         target=TableName(row["target_schema"], row["target_table"]),
         mode=row["mode"],
+        source_column=row["source_column"],
+        source_value=row["source_value"],
         copy=row["copy"],
+        options=row["options"],
         enabled=row["enabled"],
         settings=_settings(row["effective"]),
         created_by_file=row["created_by_file"],

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
-from aqueduck.errors import SlotConflictError, SlotLostError
+from aqueduck.errors import SlotConflictError, SlotLostError, TwoPhaseSlotError
 from aqueduck.postgres.connection import translate_errors
 from aqueduck.postgres.publications import drop_publication, ensure_publication
 from aqueduck.postgres.quoting import identifier, literal
@@ -54,6 +54,8 @@ class SlotInfo:
     invalidation_reason: str | None
     """Why the slot cannot be read any more: wal_removed, rows_removed, …"""
     temporary: bool
+    two_phase: bool
+    """Whether transactions are sent when they are prepared."""
     retained_bytes: int
     """WAL that the server keeps because of this slot."""
 
@@ -137,6 +139,11 @@ def check_slot(
         raise _conflict(name, f"is {kind}, not a permanent one for {plugin}")
     if info.database != database:
         raise _conflict(name, f"belongs to {_of_database(info)}, not to the database {database}")
+    if info.two_phase:
+        raise TwoPhaseSlotError(
+            f"the slot {name} has two_phase: it sends transactions that may still be rolled back",
+            hint="set another slot_name for the group: a slot without two_phase is made, and misses no commit",
+        )
     if info.wal_status == "lost" or info.invalidation_reason:
         raise _lost(name, f"was invalidated by the server ({info.invalidation_reason or 'wal_removed'})")
     if position is None or info.confirmed_flush_lsn is None:
@@ -157,6 +164,7 @@ def _slot_query(version: int) -> str:
         reason = "case when wal_status = 'lost' then 'wal_removed' end"
     return f"""
         select slot_name::text as name, plugin::text, database::text, active, active_pid, temporary,
+               {"two_phase" if version >= 140000 else "false"} as two_phase,
                restart_lsn::text, confirmed_flush_lsn::text, wal_status, {reason} as invalidation_reason,
                coalesce(pg_wal_lsn_diff(
                    case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end,

@@ -36,6 +36,7 @@ from aqueduck.postgres.wire import (
     connect_wire,
     raise_failed,
 )
+from aqueduck.projection import blank_columns
 from aqueduck.schema import TableName, TableSchema, parse_lsn
 
 __all__ = [
@@ -189,8 +190,10 @@ def copy_sql(columns: str, chunk: Chunk, condition: str | None = None, options: 
     return f"copy (select {columns} from only {source} where {where}) to stdout{options}"
 
 
-def read_chunk(dsn: str, snapshot: str, table: TableSchema, chunk: Chunk) -> Iterator[pa.RecordBatch]:
-    """The rows of one chunk as columns named n0, n1 and so on: typed as `copybinary` says, the others text."""
+def read_chunk(
+    dsn: str, snapshot: str, table: TableSchema, chunk: Chunk, condition: str | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one chunk, where `condition` holds, as columns named n0, n1 and so on: typed as `copybinary` says, the others text."""
     kinds = [copybinary.binary_type(c) for c in table.columns]
     columns = ", ".join(copybinary.column_sql(c) for c in table.columns)
     begun = False
@@ -202,19 +205,29 @@ def read_chunk(dsn: str, snapshot: str, table: TableSchema, chunk: Chunk) -> Ite
             begun = True
         return copybinary.decode_rows(buf, rows, row_at, row_end, kinds)
 
-    return _read(dsn, snapshot, copy_sql(columns, chunk, options=" (format binary)"), batch)
+    command = copy_sql(columns, chunk, _published(table, condition), " (format binary)")
+    return _read(dsn, snapshot, command, batch)
 
 
 def read_text(
     dsn: str, snapshot: str, table: TableSchema, chunk: Chunk, condition: str | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one chunk, where `condition` holds, as string columns named n0, n1 and so on."""
-    columns = ", ".join(identifier(c.name) for c in table.columns)
+    blank = blank_columns(table)
+    columns = ", ".join("null" if i in blank else identifier(c.name) for i, c in enumerate(table.columns))
 
     def batch(buf: Any, rows: int, row_at: Any, row_end: Any) -> pa.RecordBatch:
         return _text_batch(buf, rows, row_at, row_end, len(table.columns))
 
-    return _read(dsn, snapshot, copy_sql(columns, chunk, condition), batch)
+    return _read(dsn, snapshot, copy_sql(columns, chunk, _published(table, condition)), batch)
+
+
+def _published(table: TableSchema, condition: str | None = None) -> str | None:
+    """`condition` and the row filter of the table's publication, if it has one."""
+    conditions = [condition] if condition is not None else []
+    if table.projection is not None and table.projection.published_where:
+        conditions.append(table.projection.published_where)
+    return " and ".join(conditions) or None
 
 
 def _read(

@@ -123,14 +123,21 @@ def start_stream(
     publication: str,
     position: int,
     *,
-    protocol_version: int = 1,
+    in_progress: bool = False,
     before: str | None = None,
 ) -> ReplicationStream:
-    """Start streaming the slot after `position`; `before` is run first, such as to make a temporary slot."""
+    """
+    Start streaming the slot after `position`; `before` is run first, such as to make a temporary slot.
+
+    With `in_progress`, large transactions come before they end, where the server can do that (14 and later).
+    """
     pgconn = connect_replication(dsn)
+    protocol = "proto_version '1'"
+    if in_progress and pgconn.server_version >= 140000:
+        protocol = "proto_version '2', streaming 'on'"
     command = (
         f'START_REPLICATION SLOT "{slot}" LOGICAL {lsn_text(position)} '
-        f"(proto_version '{protocol_version}', publication_names '\"{publication}\"')"
+        f"({protocol}, publication_names '\"{publication}\"')"
     )
     try:
         if before is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,8 +22,10 @@ from pyspark.sql import SparkSession
 from aqueduck import faults
 from aqueduck.errors import AqueduckError, CopyDisturbedError, own_error
 from aqueduck.lake.copy_files import ChunkFile, write_chunk
+from aqueduck.lake.object_stores import know_store
 from aqueduck.notes import write_note
-from aqueduck.postgres.table_copy import Chunk, read_chunk
+from aqueduck.postgres.table_copy import Chunk, read_chunk, read_text
+from aqueduck.projection import copies_cells
 from aqueduck.schema import TableSchema
 
 __all__ = ["CopyItem", "CopyJob", "run_copy"]
@@ -42,6 +44,8 @@ class CopyItem:
     name: str
     note: str | None
     """A file that appears when the chunk is done, on storage that workers and driver share."""
+    more: str = ""
+    """Columns that the mode adds, for a list of columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +56,29 @@ class CopyJob:
     snapshot: str
     data_path: str
     items: tuple[CopyItem, ...]
+    properties: dict[str, str] = field(default_factory=dict)
+    """Of the object store where the data path is one; credentials are names of variables."""
 
     def run(self, number: int) -> ChunkFile:
         item = self.items[number]
+        know_store(self.data_path, self.properties)
         done = write_chunk(
-            read_chunk(self.dsn, self.snapshot, item.schema, item.chunk),
+            self._rows(item),
             item.schema,
             data_path=self.data_path,
             directory=item.directory,
             name=item.name,
             chunk=item.chunk.number,
+            more=item.more,
         )
         if item.note is not None:
             write_note(Path(item.note), done.to_json(), sync=True)
         faults.point("copy.chunk_written")
         return done
+
+    def _rows(self, item: CopyItem) -> Iterator[pa.RecordBatch]:
+        read = read_chunk if copies_cells(item.schema) else read_text
+        return read(self.dsn, self.snapshot, item.schema.streamed, item.chunk)
 
     def tasks(self) -> list[list[int]]:
         """Which items share a task: in order, up to `TASK_BYTES`."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,10 +35,12 @@ from aqueduck.lake.lake_changes import ReadReport, Routes, chunks, read_routed
 from aqueduck.lake.pool import LakePool
 from aqueduck.lake.source_lake import ReadPlan, split_plan
 
-__all__ = ["CycleResult", "Workers", "find_cursors", "run_cycle"]
+__all__ = ["CycleResult", "Found", "Workers", "find_cursors", "run_cycle"]
 
 _SHUFFLED = pa.schema([("bucket", pa.int32()), ("chunk", pa.binary()), ("report", pa.string())])
 _RESULT = pa.schema([("result", pa.string())])
+
+BEAT_SECONDS = 2.0
 
 _pool: LakePool | None = None
 
@@ -54,7 +57,7 @@ class Workers:
     max_open: int = 50
     memory_limit: str = "1GB"
     progress_file: str | None = None
-    """Touched while there is progress, on storage that workers share with the driver."""
+    """Where progress is noted, on storage that workers share with the driver."""
 
     def pool(self) -> LakePool:
         """The sessions of the process that asks."""
@@ -64,10 +67,45 @@ class Workers:
         _pool.max_open = self.max_open
         return _pool
 
-    def progressed(self) -> None:
+    def progressed(self, rows: int = 0, destinations: int = 0) -> None:
+        """So many more rows were read or written, and destinations are done."""
         if self.progress_file is not None:
-            with contextlib.suppress(OSError):
-                Path(self.progress_file).touch()
+            with contextlib.suppress(OSError), open(self.progress_file, "ab", buffering=0) as file:
+                file.write(b"%d %d\n" % (rows, destinations))
+
+    @contextlib.contextmanager
+    def alive(self) -> Iterator[None]:
+        """While the block runs, the file shows that it works: that it takes processor time, not only time."""
+        stopping = threading.Event()
+
+        def beat() -> None:
+            used = time.process_time()
+            while not stopping.wait(BEAT_SECONDS):
+                before, used = used, time.process_time()
+                if used - before > BEAT_SECONDS / 100 and self.progress_file is not None:
+                    with contextlib.suppress(OSError):
+                        Path(self.progress_file).touch()
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopping.set()
+            thread.join()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a destination's lake says about itself, or why it could not be asked."""
+
+    id: str
+    cursor: int | None = None
+    source_uuid: str | None = None
+    value: str | None = None
+    rows: int = 0
+    changed_at: float | None = None
+    error: str | None = None
 
 
 @dataclass
@@ -95,11 +133,13 @@ def run_cycle(
     count_after: int | None = None,
     want_unknown: bool = False,
     lane: str = "fanout",
+    hanging: Callable[[], bool] = lambda: False,
 ) -> CycleResult:
     """
     Bring the destinations to the end of the plan; `elsewhere` are values that other instances serve.
 
-    Blocks until the job is done.  A job that fails as a whole raises; what destinations committed stays.
+    Blocks until the job is done.  A job that fails as a whole raises; what destinations committed stays.  So does one
+    that is ended because it is `hanging`, which is asked now and then.
     """
     buckets = _buckets(destinations, workers.tasks)
     routes = Routes(
@@ -111,7 +151,7 @@ def run_cycle(
     read = _reader(pieces, routes, workers, count_after, want_unknown)
     apply = _applier(plan, list(zip(buckets, destinations, strict=True)), workers)
     began = time.monotonic()
-    with _job_failures(spark, lane):
+    with _job_failures(spark, lane), _watched(spark, lane, hanging):
         rows = (
             spark.range(0, len(pieces), 1, len(pieces))
             .mapInArrow(read, "bucket int, chunk binary, report string")
@@ -125,31 +165,38 @@ def run_cycle(
 
 
 def find_cursors(
-    spark: SparkSession, destinations: Sequence[Destination], workers: Workers, *, lane: str = "fanout"
-) -> list[tuple[str, int | None, str | None, str | None, str | None]]:
-    """For each destination: id, cursor, uuid of the source table, routing value, error; what its lake says."""
+    spark: SparkSession,
+    destinations: Sequence[Destination],
+    workers: Workers,
+    *,
+    lane: str = "fanout",
+    hanging: Callable[[], bool] = lambda: False,
+) -> list[Found]:
+    """What the lake of each destination says."""
     parts = workers.tasks
 
     def find(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for part in batch["id"].to_pylist():
                 with ThreadPoolExecutor(max_workers=workers.threads) as threads:
-                    yield _results(threads.map(one, destinations[part::parts]))
+                    yield _results(asdict(f) for f in threads.map(one, destinations[part::parts]))
 
-    def one(destination: Destination) -> dict[str, object]:
+    def one(destination: Destination) -> Found:
         workers.progressed()
         try:
             with workers.pool().use(destination.place) as lake:
                 state = read_state(lake, destination.id)
         except Exception as exc:  # noqa: BLE001 - whatever it is, the other destinations go on
-            return {"found": [destination.id, None, None, None, str(own_error(exc))]}
+            return Found(destination.id, error=str(own_error(exc)))
         if state is None:
-            return {"found": [destination.id, None, None, None, None]}
-        return {"found": [destination.id, state.cursor, state.source.uuid, state.value, None]}
+            return Found(destination.id)
+        return Found(
+            destination.id, state.cursor, state.source.uuid, state.value, state.rows, state.changed_at
+        )
 
-    with _job_failures(spark, lane):
+    with _job_failures(spark, lane), _watched(spark, lane, hanging):
         rows = spark.range(0, parts, 1, parts).mapInArrow(find, "result string").collect()
-    return [tuple(json.loads(row.result)["found"]) for row in rows]
+    return [Found(**json.loads(row.result)) for row in rows]
 
 
 def _buckets(destinations: Sequence[Destination], tasks: int) -> list[int]:
@@ -171,16 +218,17 @@ def _reader(
         for batch in batches:
             for part in batch["id"].to_pylist():
                 began = time.monotonic()
-                name, report = read_routed(
-                    pool, pieces[part], routes, count_after=count_after, want_unknown=want_unknown
-                )
+                with workers.alive():
+                    name, report = read_routed(
+                        pool, pieces[part], routes, count_after=count_after, want_unknown=want_unknown
+                    )
                 report.seconds = time.monotonic() - began
                 faults.point("fanout.read")
                 for bucket in range(workers.tasks):
                     # Also a bucket for which nothing came is applied: its cursors move.
                     yield _shuffled(bucket, report=json.dumps(asdict(report)))
-                    for chunk in chunks(pool, name, pieces[part], bucket):
-                        workers.progressed()
+                    for chunk, rows in chunks(pool, name, pieces[part], bucket):
+                        workers.progressed(rows)
                         yield _shuffled(bucket, chunk=chunk)
                 drop(pool, name)
 
@@ -209,15 +257,15 @@ def _applier(
                         if bucket == 0:
                             results.append({"report": seen})
                     elif chunk.is_valid:
-                        workers.progressed()
                         yield chunk.as_py()
 
         pool = workers.pool()
         before = pool.created, pool.evicted
-        done = apply_bucket(
-            pool, plan, mine, arrived(), instance=workers.instance, threads=workers.threads,
-            expected=expected, progressed=workers.progressed,
-        )  # fmt: skip
+        with workers.alive():
+            done = apply_bucket(
+                pool, plan, mine, arrived(), instance=workers.instance, threads=workers.threads,
+                expected=expected, progressed=workers.progressed,
+            )  # fmt: skip
         results += [{"applied": asdict(applied)} for applied in done]
         results.append({"pool": [pool.open, pool.created - before[0], pool.evicted - before[1]]})
         yield _results(results)
@@ -261,6 +309,27 @@ def _sum(a: ReadReport, b: ReadReport) -> ReadReport:
         unknown=sorted({*a.unknown, *b.unknown}),
         seconds=a.seconds + b.seconds,
     )
+
+
+@contextlib.contextmanager
+def _watched(spark: SparkSession, lane: str, hanging: Callable[[], bool]) -> Iterator[None]:
+    """End the job, workers included, if it hangs: a lake that takes connections and never answers would hold it for ever."""
+    done = threading.Event()
+    context = spark.sparkContext
+    context.setJobGroup(lane, "fan-out", interruptOnCancel=True)
+
+    def watch() -> None:
+        while not done.wait(BEAT_SECONDS):
+            if hanging():
+                context.cancelJobGroup(lane)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 @contextlib.contextmanager

@@ -1,11 +1,11 @@
 """
-DuckLake for anyone's Spark: `ducklake` reads a table, `ducklake_changes` follows its changes.
+DuckLake for anyone's Spark: `ducklake` reads and writes a table, `ducklake_changes` follows its changes.
 
     spark.read.format("ducklake").option("catalog", …).option("table", …).load()
     spark.readStream.format("ducklake_changes").option("catalog", …).option("table", …).load()
 
 Offsets are lake snapshot ids: everything up to and with that one was handed out.  Options are listed in
-docs/fanout.md; what is read and how is in `lake.feed`.
+docs/spark.md; what is read and how is in `lake.feed`, writing is in `lake_writer`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,11 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
-    EqualTo,
+    DataSourceStreamWriter,
+    DataSourceWriter,
     Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
     InputPartition,
-    IsNotNull,
-    IsNull,
-    LessThan,
-    LessThanOrEqual,
 )
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -43,19 +36,12 @@ from pyspark.sql.types import StructType
 from aqueduck.errors import ConfigError
 from aqueduck.lake.feed import Feed, FeedPart, read_part
 from aqueduck.lake.pool import LakePool
-from aqueduck.lake.sql import ident, literal
 from aqueduck.lake_place import LakePlace
 from aqueduck.schema import TableName, parse_table_name
+from aqueduck.spark.pushed_filters import lake_condition
+from aqueduck.spark.spark_types import struct_of
 
-__all__ = ["LakeChangesSource", "LakeSource", "register_lake_sources"]
-
-_COMPARISONS: dict[type[Filter], str] = {
-    EqualTo: "=",
-    GreaterThan: ">",
-    GreaterThanOrEqual: ">=",
-    LessThan: "<",
-    LessThanOrEqual: "<=",
-}
+__all__ = ["LakeChangesSource", "LakeSource", "lake_engine", "register_lake_sources"]
 
 _pool: LakePool | None = None
 
@@ -105,7 +91,7 @@ class LakeOptions:
 
     @contextlib.contextmanager
     def feed(self) -> Iterator[Feed]:
-        with _engine().use(self.place, read_only=True) as lake:
+        with lake_engine().use(self.place, read_only=True) as lake:
             yield Feed(lake, self.table)
 
     def start(self, feed: Feed) -> int:
@@ -120,7 +106,7 @@ class LakeOptions:
         raise ConfigError("starting_snapshot must be earliest, latest or the id of a lake snapshot")
 
 
-def _engine() -> LakePool:
+def lake_engine() -> LakePool:
     """The sessions of the process that asks."""
     global _pool
     if _pool is None:
@@ -145,10 +131,20 @@ class LakeSource(DataSource):
     def schema(self) -> StructType:
         options = LakeOptions.read(self.options)
         with options.feed() as feed:
-            return _struct(feed.schema(_at(feed, options, self.options), changes=False))
+            return struct_of(feed.schema(_at(feed, options, self.options), changes=False))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return LakeReader(self.options, schema, changes=False)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from aqueduck.spark.lake_writer import LakeWriter, WriteOptions
+
+        return LakeWriter(WriteOptions.read(self.options, overwrite=overwrite), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from aqueduck.spark.lake_writer import LakeStreamWriter, WriteOptions
+
+        return LakeStreamWriter(WriteOptions.read(self.options, overwrite=overwrite), schema)
 
 
 class LakeChangesSource(DataSource):
@@ -161,7 +157,7 @@ class LakeChangesSource(DataSource):
     def schema(self) -> StructType:
         options = LakeOptions.read(self.options)
         with options.feed() as feed:
-            return _struct(feed.schema(feed.source.latest(), changes=True))
+            return struct_of(feed.schema(feed.source.latest(), changes=True))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return LakeReader(self.options, schema, changes=True)
@@ -181,8 +177,7 @@ class LakeReader(DataSourceReader):
         self._condition = "true"
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        conditions = [text for text in map(_condition, filters) if text is not None]
-        self._condition = " and ".join(conditions) or "true"
+        self._condition = lake_condition(filters)
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -190,7 +185,7 @@ class LakeReader(DataSourceReader):
         with options.feed() as feed:
             end = _at(feed, options, self._given)
             if not self._changes:
-                return self._partitions(feed.scan(end, self._names))
+                return self._partitions(feed.scan(end, self._names, options.parts))
             return self._partitions(feed.changes(options.start(feed), end, self._names, options.parts))
 
     def _partitions(self, parts: Iterable[FeedPart]) -> Sequence[InputPartition]:
@@ -198,7 +193,7 @@ class LakeReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LakePartition)
-        return read_part(_engine(), self._options.place, partition.part)
+        return read_part(lake_engine(), self._options.place, partition.part)
 
 
 class LakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -239,7 +234,7 @@ class LakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LakePartition)
-        return read_part(_engine(), self._options.place, partition.part)
+        return read_part(lake_engine(), self._options.place, partition.part)
 
 
 def _within(rows: Sequence[tuple[int, int]], rows_max: int, end: int) -> int:
@@ -252,28 +247,17 @@ def _within(rows: Sequence[tuple[int, int]], rows_max: int, end: int) -> int:
     return end
 
 
+def _known_snapshot(feed: Feed, text: str) -> int:
+    if not text.isdigit():
+        raise ConfigError("the option snapshot must be the id of a lake snapshot")
+    latest = feed.source.latest()
+    if int(text) > latest:
+        raise ConfigError(f"the lake has no snapshot {text} yet", hint=f"its newest one is {latest}")
+    return int(text)
+
+
 def _at(feed: Feed, options: LakeOptions, given: Mapping[str, str]) -> int:
     """The lake snapshot at which a batch reads, or ends."""
     if options.ending is not None:
-        return int(options.ending)
+        return _known_snapshot(feed, options.ending)
     return feed.at_time(given["time"]) if given.get("time") else feed.source.latest()
-
-
-def _struct(schema: pa.Schema) -> StructType:
-    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
-
-
-def _condition(wanted: Filter) -> str | None:
-    """A filter as SQL; None where it is left to Spark."""
-    if isinstance(wanted, IsNull | IsNotNull) and len(wanted.attribute) == 1:
-        return f"{ident(wanted.attribute[0])} is {'not ' if isinstance(wanted, IsNotNull) else ''}null"
-    if isinstance(wanted, In) and len(wanted.attribute) == 1 and wanted.value:
-        values = [v for v in wanted.value if isinstance(v, str | int) and not isinstance(v, bool)]
-        if len(values) == len(wanted.value):
-            return f"{ident(wanted.attribute[0])} in ({', '.join(map(literal, values))})"
-    operator = _COMPARISONS.get(type(wanted))
-    value = getattr(wanted, "value", None)
-    if operator is None or isinstance(value, bool) or not isinstance(value, str | int):
-        return None
-    attribute: tuple[str, ...] = wanted.attribute  # type: ignore[attr-defined]
-    return f"{ident(attribute[0])} {operator} {literal(value)}" if len(attribute) == 1 else None

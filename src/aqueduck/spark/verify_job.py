@@ -23,6 +23,7 @@ from aqueduck.config import LakeConfig
 from aqueduck.errors import AqueduckError
 from aqueduck.lake.catalog import LakeSession, open_lake
 from aqueduck.lake.digest import MEMORY, Answer, Question, ask_lake, ask_stream, with_version
+from aqueduck.modes import UPSERT, TableMode
 from aqueduck.postgres.table_copy import Chunk, read_text
 from aqueduck.schema import TableName, TableSchema
 
@@ -64,6 +65,7 @@ class LakeRead:
     version: int
     schema: TableSchema
     question: Question
+    mode: TableMode = UPSERT
 
     def answer(self, keys: Mapping[int, pa.Array]) -> Answer:
         """On a session of its own, in a worker."""
@@ -77,7 +79,13 @@ class LakeRead:
         try:
             with session.reading() as con:
                 return ask_lake(
-                    con, self.target, self.version, self.schema, self.question, keys.get(self.part)
+                    con,
+                    self.target,
+                    self.version,
+                    self.schema,
+                    self.question,
+                    keys.get(self.part),
+                    self.mode,
                 )
         except AqueduckError as exc:
             return Answer(error=str(exc))

@@ -18,6 +18,7 @@ __all__ = [
     "Accepted",
     "AddTable",
     "CreateGroup",
+    "DestinationPath",
     "Destinations",
     "DestinationsQuery",
     "DropGroup",
@@ -90,6 +91,10 @@ class DestinationsQuery(Request):
     offset: int = Field(default=0, ge=0, le=10_000_000)
 
 
+class DestinationPath(Request):
+    name: Name
+
+
 class ErrorsQuery(Request):
     limit: int = Field(default=100, ge=1, le=1000)
 
@@ -110,8 +115,17 @@ class AddTable(Request):
         default=None, description="The lake table; by default main and the same name."
     )
     group: Name = "default"
-    mode: Literal["upsert", "append"] = "upsert"
+    mode: Literal["upsert", "append", "history", "soft_delete"] = "upsert"
+    source_column: Name | None = Field(
+        default=None, description="A column that tells the rows of several sources of one lake table apart."
+    )
+    source_value: str | None = Field(
+        default=None, description="What this source has there; by default its name."
+    )
     initial_copy: StrictBool = Field(default=True, alias="copy", description="Copy the rows that are there.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Its columns, masks and row filter, as in docs/columns.md."
+    )
 
 
 class MoveTable(Request):
@@ -142,13 +156,16 @@ class ErrorAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    status: Literal["ok"]
+    """`stuck` names flows that have stopped to look for work."""
+
+    status: Literal["ok", "stuck"]
     version: str
+    stuck: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readiness:
-    """`stalled` names what has work and does not move; `errored` are tables that failed while the rest goes on."""
+    """`stalled` names what has work and does not move; `errored` are tables and destinations that failed while the rest goes on."""
 
     ready: bool
     stalled: tuple[Stalled, ...]

@@ -88,7 +88,7 @@ def make_app(served: Served, guard: Guard) -> Starlette:
     paths = sorted(by_path, key=lambda path: (-path.count("/"), path))
     routes = [_route(path, by_path[path], guard) for path in paths]
     free: dict[str, Endpoint] = {
-        "/healthz": lambda _: _done(JSONResponse(to_plain(answers.Health(status="ok", version=__version__)))),
+        "/healthz": lambda _: _done(_healthz(served)),
         "/readyz": lambda request: _done(_readyz(served, guard, request)),
         **_page(),
     }
@@ -243,6 +243,13 @@ async def _not_routed(_request: Request, exc: Exception) -> Response:
 
 
 # -- probes, metrics, events, the page
+
+
+def _healthz(served: Served) -> Response:
+    """Red when a flow has stopped to turn; what it is about is in the log, and names are no secret."""
+    stuck = served.feed.stuck()
+    health = answers.Health(status="stuck" if stuck else "ok", version=__version__, stuck=stuck)
+    return JSONResponse(to_plain(health), 503 if stuck else 200)
 
 
 def _readyz(served: Served, guard: Guard, request: Request) -> Response:

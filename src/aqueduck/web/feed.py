@@ -112,6 +112,17 @@ class Feed:
         reason = f"the service does not say how it fares{why}"
         return (*self._stalled, Stalled(flow="", group=None, tables=(), reason=reason, seconds=int(blind)))
 
+    def stuck(self) -> tuple[str, ...]:
+        """Flows that do not even look for work any more: a restart may help."""
+        if self._overview is None:
+            return ()
+        now = datetime.now(UTC)
+        return tuple(
+            flow.name
+            for flow in self._overview.flows
+            if flow.moved_at and (now - flow.moved_at).total_seconds() >= self._watch.stall_seconds
+        )
+
     # -- what changed
 
     @property
@@ -169,7 +180,7 @@ class Feed:
         for key, row in _rows(overview):
             old, old_rate = self._rows.get(key, (row, 0.0))
             rate = rates[key] = self._rate(key, (before, _count(old)), (overview.at, _count(row)))
-            if key not in self._rows or old != row or rate != old_rate:
+            if key not in self._rows or (old is not row and old != row) or rate != old_rate:
                 self._rows[key] = (row, rate)
                 self._parts[key] = (self._seq, {**to_plain(row), "rate": round(rate, 1)})
                 self._gone.pop(key, None)
@@ -213,7 +224,7 @@ def _rows(overview: Overview) -> Iterator[tuple[str, Row]]:
 def _count(row: Row) -> int:
     if isinstance(row, TableOverview):
         return row.inserts + row.updates + row.deletes + row.truncates
-    return row.rows_written + row.rows_deleted
+    return row.rows_replicated
 
 
 def _points(overview: Overview, rates: dict[str, float]) -> Iterator[tuple[str, list[float | None]]]:

@@ -23,7 +23,12 @@ def openapi_document(version: str) -> dict[str, Any]:
     """What `/api/v1/openapi.json` answers."""
     schemas: dict[str, Any] = {}
     paths: dict[str, dict[str, Any]] = {
-        "/healthz": {"get": _probe("Whether the process is alive", {200: _schema(Health, schemas)})},
+        "/healthz": {
+            "get": _probe(
+                "Whether the process is alive and its flows turn",
+                {200: _schema(Health, schemas), 503: _schema(Health, schemas)},
+            )
+        },
         "/readyz": {
             "get": _probe(
                 "Whether everything that has work moves",

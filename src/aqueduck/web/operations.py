@@ -13,7 +13,14 @@ from typing import Any
 
 from aqueduck.errors import NotFoundError
 from aqueduck.lifecycle import TableState
-from aqueduck.overview import Actions, GroupOverview, LakeOverview, Overview, TableOverview
+from aqueduck.overview import (
+    Actions,
+    DestinationOverview,
+    GroupOverview,
+    LakeOverview,
+    Overview,
+    TableOverview,
+)
 from aqueduck.web import answers as a
 from aqueduck.web.feed import Feed
 
@@ -27,7 +34,17 @@ class Served:
     """What the server has to work with."""
 
     feed: Feed
-    actions: Actions
+    wanted: Actions | None
+    """Who can change what is wanted; nobody where the file alone says it."""
+
+    @property
+    def actions(self) -> Actions:
+        if self.wanted is None:
+            raise NotFoundError(
+                "this service has no groups, tables and settings to change",
+                hint="change the destinations in its file, and send it SIGHUP",
+            )
+        return self.wanted
 
     @property
     def overview(self) -> Overview:
@@ -62,8 +79,9 @@ class Operation:
 def readiness(served: Served) -> a.Readiness:
     """What `/readyz` says."""
     stalled = served.feed.stalled()
-    errored = tuple(t.source for t in served.overview.tables if t.state is TableState.ERRORED)
-    return a.Readiness(ready=not stalled, stalled=stalled, errored=errored)
+    tables = (t.source for t in served.overview.tables if t.state is TableState.ERRORED)
+    destinations = (d.name for d in served.overview.destinations if d.state == "errored")
+    return a.Readiness(ready=not stalled, stalled=stalled, errored=(*tables, *destinations))
 
 
 def _group(served: Served, p: a.GroupPath, _: None) -> GroupOverview:
@@ -98,6 +116,13 @@ def _destinations(served: Served, p: a.DestinationsQuery, _: None) -> a.Destinat
     return a.Destinations(total=len(found), destinations=tuple(found[p.offset : p.offset + p.limit]))
 
 
+def _destination(served: Served, p: a.DestinationPath, _: None) -> DestinationOverview:
+    for destination in served.overview.destinations:
+        if destination.name == p.name:
+            return destination
+    raise NotFoundError("no destination of this id is served", hint=f"GET {PREFIX}/destinations lists them")
+
+
 def _lake(served: Served, _p: None, _b: None) -> LakeOverview:
     lake = served.overview.lake
     if lake is None:
@@ -129,7 +154,16 @@ def _disable_group(served: Served, p: a.GroupPath, _: None) -> a.Accepted:
 
 
 def _add_table(served: Served, _: None, b: a.AddTable) -> a.Accepted:
-    served.actions.add_table(b.source, target=b.target, group_name=b.group, mode=b.mode, copy=b.initial_copy)
+    served.actions.add_table(
+        b.source,
+        target=b.target,
+        group_name=b.group,
+        mode=b.mode,
+        copy=b.initial_copy,
+        source_column=b.source_column,
+        source_value=b.source_value,
+        options=b.options,
+    )
     return a.Accepted(message=f"{b.source} is added to the group {b.group}")
 
 
@@ -177,6 +211,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("POST", "/tables/{source}/retry", "Try an errored table again at once", _retry_table, a.Accepted, a.TableQuery),
     Operation("POST", "/tables/{source}/move", "Move a table to another group", _move_table, a.Accepted, a.TablePath, a.MoveTable),
     Operation("GET", "/destinations", "The destinations of fan-outs", _destinations, a.Destinations, a.DestinationsQuery),
+    Operation("GET", "/destinations/{name}", "One destination", _destination, DestinationOverview, a.DestinationPath),
     Operation("GET", "/lake", "Files, sizes and lake snapshots", _lake, LakeOverview),
     Operation("GET", "/errors", "Recent errors, newest first",
               lambda s, p, _b: a.Errors(errors=s.overview.errors[: p.limit]), a.Errors, a.ErrorsQuery),

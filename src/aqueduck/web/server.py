@@ -38,7 +38,7 @@ STOP_SECONDS_MAX = 10.0
 def serve(
     config: ServerConfig,
     overviews: Overviews,
-    actions: Actions,
+    actions: Actions | None,
     *,
     env: Mapping[str, str] | None = None,
     interval: float = 1.0,

@@ -45,7 +45,7 @@ def test_installing_twice_changes_nothing(any_db: Database) -> None:
         assert install(conn)
         before = any_db.query("select * from aqueduck.schema_version")
         assert not install(conn)
-        assert check_registry(conn) == "version 1 is installed"
+        assert check_registry(conn) == f"version {len(registry_install._migrations())} is installed"
     assert any_db.query("select * from aqueduck.schema_version") == before
 
 
@@ -61,7 +61,7 @@ def test_an_upgrade_keeps_everything(
     assert check_registry(conn) == "will be upgraded"
     assert install(conn)
     assert not install(conn)
-    assert any_db.value("select version from aqueduck.schema_version") == 2
+    assert any_db.value("select version from aqueduck.schema_version") == len(newer)
     assert any_db.query("select reason from aqueduck.settings") == []
     assert read_desired(conn) == wanted
     assert any_db.query("select * from mine") == [("public.a", "PENDING")]
@@ -86,7 +86,7 @@ def test_a_failed_upgrade_leaves_the_old_version(
     monkeypatch.setattr(registry_install, "_migrations", lambda: broken)
     with pytest.raises(SourceQueryError):
         install(conn)
-    assert any_db.value("select version from aqueduck.schema_version") == 1
+    assert any_db.value("select version from aqueduck.schema_version") == len(broken) - 1
     assert any_db.value("select to_regclass('aqueduck.more')") is None
 
 

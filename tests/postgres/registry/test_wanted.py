@@ -19,6 +19,7 @@ from aqueduck.errors import (
     TableMissingError,
 )
 from aqueduck.lifecycle import TableState
+from aqueduck.modes import TableMode
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.registry import (
     call,
@@ -53,6 +54,32 @@ def test_adding_a_table_is_one_call(conn: Connection) -> None:
         TableState.PENDING,
     )
     assert row.observed.source_oid == describe_table(conn, "a").oid
+
+
+def test_sources_may_share_a_target_that_tells_them_apart(any_db: Database, conn: Connection) -> None:
+    """P-S15: the same mode and column, another value; the value is the source's name by default, and stays with the mapping."""
+    any_db.execute("create table second (id int primary key); create table third (id int primary key)")
+    shared = {"target": "both", "mode": "history", "source_column": "src"}
+    call(conn, "add_table", source="a", **shared)
+    call(conn, "add_table", source="second", **shared, source_value="see")
+    call(conn, "add_table", source="second", **shared, source_value="see")  # the same again
+    modes = {str(row.source): row.table_mode for row in group(conn).tables}
+    assert modes["public.a"] == TableMode("history", "src", "public.a")
+    assert modes["public.second"] == TableMode("history", "src", "see")
+    for other in (
+        {"source_value": "public.a"},
+        {"source_value": "see"},
+        {"source_column": "other"},
+        {"mode": "upsert"},
+        {"source_column": None},
+    ):
+        assert "already filled" in str(refused(conn, "add_table", **{"source": "third", **shared, **other}))
+    refused(conn, "add_table", source="third", source_value="x")
+    refused(conn, "add_table", source="third", mode="nonsense")
+    assert any_db.query("select source_value from aqueduck.table_mappings order by 1") == [
+        ("public.a",),
+        ("see",),
+    ]
 
 
 def test_adding_the_same_again_changes_nothing(any_db: Database, conn: Connection) -> None:

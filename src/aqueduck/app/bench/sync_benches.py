@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -63,11 +64,23 @@ def bench_mixed(console: Console, rows: int | None, *, capture: str = DEFAULT) -
 
 
 def bench_big(console: Console, rows: int | None, *, capture: str = DEFAULT) -> dict[str, Any]:
-    """One transaction of 5 M inserts."""
+    """One transaction of 5 M inserts: as a backlog, then the same again while the service reads."""
     n = rows or 5_000_000
     with workbench(capture=capture) as bench:
         warm_up(bench, console)
-        return _measure(bench, console, "big", n, lambda: bench.conn.execute(f"call fill(1000000, {n}, {n})"))
+        result = _measure(
+            bench, console, "big", n, lambda: bench.conn.execute(f"call fill(1000000, {n}, {n})")
+        )
+        console.print("the same while the service reads …")
+        with Meter() as meter:
+            bench.conn.execute(f"call fill({1_000_000 + n}, {n}, {n})")
+            committed = time.monotonic()
+            bench.wait_for(bench.committed_position())
+        return {
+            **result,
+            "live_commit_to_lake_s": round(time.monotonic() - committed, 2),
+            "live_peak_rss_mb": round(meter.peak_python_bytes / 1e6),
+        }
 
 
 def warm_up(bench: Workbench, console: Console) -> None:

@@ -65,7 +65,10 @@ function show(data) {
 
 function openProblems(head) {
   const open = [];
-  for (const flow of head.flows) for (const group of flow.groups) if (group.error) open.push({ group: group.name, ...group.error });
+  for (const flow of head.flows) {
+    if (flow.error) open.push({ flow: flow.name, ...flow.error });
+    for (const group of flow.groups) if (group.error) open.push({ group: group.name, ...group.error });
+  }
   for (const row of [...tables.rows.values(), ...destinations.rows.values()]) {
     if (row.error && row.state.toUpperCase() === "ERRORED") open.push(row.error);
   }
@@ -109,20 +112,25 @@ function verdict(head, groups, open, rows) {
     const [first] = head.stalled;
     return ["bad", "Standing still", `${first.reason}, for ${seconds(first.seconds)}`];
   }
+  const blind = head.flows.find((flow) => flow.error);
+  if (blind) return ["bad", "The source cannot be read", blind.error.message];
   const failed = groups.filter((group) => ["retrying", "errored"].includes(group.state));
   if (failed.length) return ["bad", `${plural(failed.length, "group")} cannot go on`, failed.map((g) => g.name).join(", ")];
   if (open.length) {
-    const names = open.map((p) => p.destination || p.table || p.group);
+    const names = open.map((p) => p.destination || p.table || p.group || p.flow);
     return ["warn", `${plural(open.length, "thing")} need${open.length === 1 ? "s" : ""} attention`,
       `${names.slice(0, 3).join(", ")}${names.length > 3 ? ` and ${names.length - 3} more` : ""}: everything else goes on`];
   }
-  const copying = rows.filter((row) => ["SNAPSHOT", "PENDING", "CATCHUP", "seeding", "pending"].includes(row.state));
+  const seeding = rows.filter((row) => ["seeding", "pending"].includes(row.state));
+  if (seeding.length) return ["busy", `Seeding ${plural(seeding.length, "destination")}`, "The others go on meanwhile."];
+  const copying = rows.filter((row) => ["SNAPSHOT", "PENDING", "CATCHUP"].includes(row.state));
   if (copying.length) return ["busy", `Copying ${plural(copying.length, "table")}`, "Changes meanwhile are kept and replayed."];
   const stopped = groups.filter((group) => group.state === "disabled");
   if (groups.length && stopped.length === groups.length) return ["idle", "Paused", "The source keeps the changes until it goes on."];
   if (groups.some((group) => group.state === "starting")) return ["busy", "Starting", "Spark and the streams are on their way."];
   if (!rows.length) return ["idle", "Nothing to carry yet", "Add a table: aqueduck tables add public.orders"];
-  return ["good", "Everything flows", "Each lake snapshot is a state that the source had."];
+  const text = groups.length ? "Each lake snapshot is a state that the source had." : "Every destination has its rows.";
+  return ["good", "Everything flows", text];
 }
 
 function showStates(host, rows) {

@@ -2,7 +2,7 @@
 
 import { act } from "./access.js";
 import { Chart } from "./chart.js";
-import { ago, bytes, count, h, rate, seconds, setAttribute, setText } from "./format.js";
+import { ago, bytes, count, h, plural, rate, seconds, setAttribute, setText } from "./format.js";
 import { pill } from "./rows.js";
 
 const GROUP_CHARTS = [
@@ -111,9 +111,18 @@ export class Cards {
 
   flow(flow, points) {
     const card = this.card(`flow:${flow.name}`, flow.kind, FLOW_CHARTS);
-    card.show(flow.name, "streaming", "", null, [
+    const { counts, seed } = flow;
+    setText(card.kind, flow.source ? `${flow.kind} from ${flow.source}` : flow.kind);
+    const note = seed ? `seeding ${plural(seed.destinations, "destination")}, ${Math.floor(seed.share * 100)} %` : "";
+    card.show(flow.name, flow.error ? "retrying" : "streaming", note, flow.error, [
       ["Source snapshot", flow.source_snapshot === null ? "–" : count(flow.source_snapshot)],
-      ["Unrouted rows", count(flow.unrouted_rows)],
+      ["Cycles", count(counts.cycles)],
+      ["Reads of the source", count(counts.reads)],
+      ["Rows read", count(counts.rows_read)],
+      ["Unrouted rows", count(counts.unrouted_rows)],
+      ["Without a value", counts.null_rows ? count(counts.null_rows) : null],
+      ["Moved", counts.routing_moves ? count(counts.routing_moves) : null],
+      ["Seeded again", counts.reseeds ? count(counts.reseeds) : null],
       ["Open sessions", flow.pool ? count(flow.pool.open) : null],
       ["Evicted", flow.pool ? count(flow.pool.evicted) : null],
     ], points);

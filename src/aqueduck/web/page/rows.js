@@ -105,7 +105,7 @@ export function tableList(host, may) {
 function destinationRow(row) {
   const name = h("span", { class: "name" }), flow = h("span", { class: "sub" });
   const state = pill(row.state), note = h("span", { class: "sub" });
-  const [speed, speedLabel] = labelled("rate"), [lag, lagLabel] = labelled("behind"), [rows, rowsLabel] = labelled("written");
+  const [speed, speedLabel] = labelled("rate"), [lag, lagLabel] = labelled("behind"), [rows, rowsLabel] = labelled("rows");
   const [last, lastLabel] = labelled("last change");
   const element = h("div", {}, cell("wide", name, flow), cell("state", state, note), cell("num rate", speed, speedLabel),
     cell("num", lag, lagLabel), cell("num", rows, rowsLabel), cell("num last", last, lastLabel));
@@ -115,14 +115,14 @@ function destinationRow(row) {
     setPill(state, d.state);
     const again = d.retry_at ? `retry ${until(d.retry_at)}` : "";
     const text = d.state === "errored" ? [d.error && d.error.code, again].filter(Boolean).join(" · ")
-      : d.state === "seeding" ? plural(d.seeded_rows, "row") : "";
+      : d.lag_snapshots ? `${seconds(d.lag_seconds)} behind` : "";
     setText(note, text);
     setAttribute(note, "title", d.error ? d.error.message : null);
     setText(speed, d.rate ? rate(d.rate) : "–");
     element.classList.toggle("busy", d.rate > 0);
     setText(lag, d.lag_snapshots ? count(d.lag_snapshots) : "–");
     setAttribute(lag, "title", d.lag_snapshots ? `${plural(d.lag_snapshots, "lake snapshot")}, ${seconds(d.lag_seconds)}` : null);
-    setText(rows, count(d.rows_written));
+    setText(rows, count(d.rows_replicated));
     setText(last, d.last_change_at ? ago(d.last_change_at) : "–");
   };
   return element;
@@ -138,7 +138,7 @@ export function destinationList(host) {
       { name: "state", title: "State", class: "state", value: (d) => DESTINATION_STATES.indexOf(d.state) },
       { name: "rate", title: "Rate", class: "num rate", value: (d) => d.rate, numeric: true },
       { name: "lag", title: "Behind", class: "num", value: (d) => d.lag_snapshots, numeric: true },
-      { name: "rows", title: "Written", class: "num", value: (d) => d.rows_written, numeric: true },
+      { name: "rows", title: "Rows", class: "num", value: (d) => d.rows_replicated, numeric: true },
       { name: "last", title: "Last change", class: "num last", value: (d) => d.last_change_at || "", numeric: true },
     ],
   });

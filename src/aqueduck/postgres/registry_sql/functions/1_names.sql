@@ -64,10 +64,10 @@ begin
     elsif it.persistence <> 'p' then
         perform aqueduck._refuse(format('%s is unlogged or temporary: its changes are not in WAL', shown),
             format('alter table %s set logged', shown), '42809');
-    elsif mode = 'upsert' and not aqueduck._has_key(it.oid, it.identity) then
-        perform aqueduck._refuse(format('%s has neither a primary key nor a replica identity index', shown),
-            format('alter table %s add primary key (<columns>); -- or select aqueduck.add_table(%L, mode => ''append'')',
-                shown, shown), 'QD002');
+    elsif mode <> 'append' and (mode <> 'upsert' or it.identity <> 'f') and not aqueduck._has_key(it.oid, it.identity) then
+        perform aqueduck._refuse(format('%s has neither a primary key nor a replica identity', shown),
+            format('alter table %s add primary key (<columns>); -- or replica identity full'
+                ' -- or select aqueduck.add_table(%L, mode => ''append'')', shown, shown), 'QD002');
     end if;
     return it.oid;
 end

@@ -38,19 +38,25 @@ returns aqueduck.table_mappings language sql stable as $$
     order by g.id = in_group.id desc limit 1
 $$;
 
-create or replace function aqueduck._check_target(in_group aqueduck.sync_groups, target text[], own_id bigint default null)
+-- Several sources may fill a target if they have the same mode, and a column tells their rows apart.
+drop function if exists aqueduck._check_target(aqueduck.sync_groups, text[], bigint);
+create or replace function aqueduck._check_target(in_group aqueduck.sync_groups, target text[], mode text,
+                                                  source_column text, source_value text)
 returns void language plpgsql stable as $$
 declare
     other record;
 begin
     -- DuckDB does not tell names apart by case.
-    select m.source_schema, m.source_table, g.name into other
+    select m.source_schema, m.source_table, g.name, m.source_value as value into other
     from aqueduck.table_mappings m join aqueduck.sync_groups g on g.id = m.group_id
-    where m.removed_at is null and coalesce(g.lake = in_group.lake, true) and m.id is distinct from own_id
-        and lower(m.target_schema) = lower(target[1]) and lower(m.target_table) = lower(target[2]);
+    where m.removed_at is null and coalesce(g.lake = in_group.lake, true)
+        and lower(m.target_schema) = lower(target[1]) and lower(m.target_table) = lower(target[2])
+        and not coalesce((m.mode, m.source_column) = (_check_target.mode, _check_target.source_column)
+            and m.source_value <> _check_target.source_value, false);
     if found then
         perform aqueduck._refuse(format('the target %I.%I is already filled from %I.%I in the group %s',
-            target[1], target[2], other.source_schema, other.source_table, other.name), 'choose another target');
+            target[1], target[2], other.source_schema, other.source_table, other.name),
+            'choose another target; or give both sources the same mode and source_column, and a source_value each');
     end if;
 end
 $$;
@@ -58,20 +64,49 @@ $$;
 create or replace function aqueduck._check_mode(mode text) returns void
 language plpgsql as $$
 begin
-    if mode is null or mode not in ('upsert', 'append') then
-        perform aqueduck._refuse(format('the mode %L is not valid', mode), 'use upsert or append');
+    if mode is null or mode not in ('upsert', 'append', 'history', 'soft_delete') then
+        perform aqueduck._refuse(format('the mode %L is not valid', mode), 'use upsert, append, history or soft_delete');
+    end if;
+end
+$$;
+
+-- Columns, masks and row filter: their form.  Whether they fit the table is for the service to say.
+create or replace function aqueduck._check_options(options jsonb) returns void
+language plpgsql as $$
+declare
+    item record;
+begin
+    if jsonb_typeof(options) is distinct from 'object' then
+        perform aqueduck._refuse('options must be an object', 'such as {"exclude": ["notes"]}');
+    end if;
+    for item in select * from jsonb_each(options) loop
+        if item.key not in ('columns', 'exclude', 'rename', 'mask', 'where') then
+            perform aqueduck._refuse(format('unknown option %s', item.key),
+                'known options: columns, exclude, rename, mask, where');
+        elsif jsonb_typeof(item.value) <> (case when item.key in ('columns', 'exclude') then 'array'
+                when item.key = 'where' then 'string' else 'object' end) then
+            perform aqueduck._refuse(format('the option %s has the wrong form', item.key), 'see docs/columns.md');
+        end if;
+    end loop;
+    if options ? 'columns' and options ? 'exclude' then
+        perform aqueduck._refuse('options has both columns and exclude', 'keep one of them');
     end if;
 end
 $$;
 
 -- The same call again changes nothing; a different one about a table that is there is refused.
+drop function if exists aqueduck.add_table(text, text, text, text, boolean);
+drop function if exists aqueduck.add_table(text, text, text, text, boolean, text, text);
 create or replace function aqueduck.add_table(source text, target text default null, group_name text default 'default',
-                                              mode text default 'upsert', copy boolean default true)
+                                              mode text default 'upsert', copy boolean default true,
+                                              source_column text default null, source_value text default null,
+                                              options jsonb default '{}')
 returns bigint language plpgsql as $$
 declare
     parts constant text[] := aqueduck._parse_name(source, 'public', true);
     aim constant text[] := case when target is null then array['main', parts[2]]
         else aqueduck._parse_name(target, 'main', false) end;
+    tag constant text := case when source_column is not null then coalesce(source_value, parts[1] || '.' || parts[2]) end;
     in_group aqueduck.sync_groups;
     old aqueduck.table_mappings;
     found_oid bigint;
@@ -79,6 +114,10 @@ declare
 begin
     perform aqueduck._begin_change();
     perform aqueduck._check_mode(mode);
+    if source_column is null and source_value is not null or source_column = '' then
+        perform aqueduck._refuse('source_value needs a source_column', 'name the column of the target that holds it');
+    end if;
+    perform aqueduck._check_options(options);
     found_oid := aqueduck._check_source(parts, mode);
     if group_name = 'default' then
         perform aqueduck.create_group(group_name);
@@ -86,22 +125,27 @@ begin
     in_group := aqueduck._group(group_name);
     old := aqueduck._mapping_beside(in_group, found_oid, parts);
     if old.id is not null then
-        perform aqueduck._check_same(old, in_group, target is null, aim, mode);
+        perform aqueduck._check_same(old, in_group, target is null, aim, mode, source_column, tag, options);
         perform aqueduck._follow_source(old, found_oid, parts);
         return old.id;
     end if;
-    perform aqueduck._check_target(in_group, aim);
-    insert into aqueduck.table_mappings as m
-        (group_id, source_oid, source_schema, source_table, target_schema, target_table, mode, copy)
-    values (in_group.id, found_oid, parts[1], parts[2], aim[1], aim[2], add_table.mode, add_table.copy)
+    perform aqueduck._check_target(in_group, aim, mode, source_column, tag);
+    insert into aqueduck.table_mappings as m (group_id, source_oid, source_schema, source_table, target_schema,
+        target_table, mode, copy, source_column, source_value, options)
+    values (in_group.id, found_oid, parts[1], parts[2], aim[1], aim[2], add_table.mode, add_table.copy,
+        add_table.source_column, tag, add_table.options)
     returning m.id into made;
     perform aqueduck._notify('add_table', group_name, format('%I.%I', parts[1], parts[2]));
     return made;
 end
 $$;
 
+drop function if exists aqueduck._check_same(aqueduck.table_mappings, aqueduck.sync_groups, boolean, text[], text);
+drop function if exists aqueduck._check_same(aqueduck.table_mappings, aqueduck.sync_groups, boolean, text[], text, text,
+    text);
 create or replace function aqueduck._check_same(old aqueduck.table_mappings, in_group aqueduck.sync_groups,
-                                                any_target boolean, target text[], mode text)
+                                                any_target boolean, target text[], mode text, source_column text,
+                                                source_value text, options jsonb)
 returns void language plpgsql stable as $$
 declare
     shown constant text := format('%I.%I', old.source_schema, old.source_table);
@@ -110,9 +154,13 @@ begin
         perform aqueduck._refuse(format('%s is already synced, in the group %s', shown,
             (select g.name from aqueduck.sync_groups g where g.id = old.group_id)),
             format('select aqueduck.move_table(%L, %L)', shown, in_group.name));
-    elsif old.mode <> mode or not any_target and (old.target_schema, old.target_table) <> (target[1], target[2]) then
+    elsif (old.mode, old.source_column, old.source_value) is distinct from (mode, source_column, source_value)
+            or not any_target and (old.target_schema, old.target_table) <> (target[1], target[2]) then
         perform aqueduck._refuse(format('%s is already synced, to %I.%I with the mode %s', shown,
             old.target_schema, old.target_table, old.mode), format('first: select aqueduck.remove_table(%L)', shown));
+    elsif old.options <> options then
+        perform aqueduck._refuse(format('%s is already synced, with other options', shown),
+            format('first: select aqueduck.remove_table(%L)', shown));
     end if;
 end
 $$;

@@ -83,8 +83,9 @@ declare
     parts constant text[] := array[wanted ->> 'source_schema', wanted ->> 'source_table'];
     old aqueduck.table_mappings := aqueduck._mapping_beside(aqueduck._group(group_name), aqueduck._find_oid(parts), parts);
 begin
-    if (old.target_schema, old.target_table, old.mode)
-            is distinct from (wanted ->> 'target_schema', wanted ->> 'target_table', wanted ->> 'mode') then
+    if (old.target_schema, old.target_table, old.mode, old.source_column, old.source_value)
+            is distinct from (wanted ->> 'target_schema', wanted ->> 'target_table', wanted ->> 'mode',
+                wanted ->> 'source_column', wanted ->> 'source_value') then
         update aqueduck.table_mappings m set removed_at = now() where m.id = old.id;
         return null;
     end if;
@@ -105,11 +106,11 @@ begin
         followed := aqueduck._follow_source(old, source_oid, parts);
     end if;
     update aqueduck.table_mappings m
-    set group_id = in_group.id, copy = (wanted ->> 'copy')::boolean,
+    set group_id = in_group.id, copy = (wanted ->> 'copy')::boolean, options = wanted -> 'options',
         settings = m.settings - array(select jsonb_object_keys(m.file_settings)) || new_settings,
         file_settings = new_settings
-    where m.id = old.id and ((m.group_id, m.copy, m.file_settings)
-            is distinct from (in_group.id, (wanted ->> 'copy')::boolean, new_settings)
+    where m.id = old.id and ((m.group_id, m.copy, m.options, m.file_settings)
+            is distinct from (in_group.id, (wanted ->> 'copy')::boolean, wanted -> 'options', new_settings)
         or not m.settings @> new_settings);
     return (found or followed)::int;
 end
@@ -123,12 +124,14 @@ declare
     new_settings constant jsonb := aqueduck._check_settings(wanted -> 'settings', 'table');
 begin
     perform aqueduck._check_mode(wanted ->> 'mode');
-    perform aqueduck._check_target(in_group, array[wanted ->> 'target_schema', wanted ->> 'target_table']);
+    perform aqueduck._check_target(in_group, array[wanted ->> 'target_schema', wanted ->> 'target_table'],
+        wanted ->> 'mode', wanted ->> 'source_column', wanted ->> 'source_value');
     insert into aqueduck.table_mappings (group_id, source_oid, source_schema, source_table, target_schema, target_table,
-        mode, copy, settings, file_settings, created_by_file)
+        mode, copy, source_column, source_value, options, settings, file_settings, created_by_file)
     values (in_group.id, aqueduck._find_oid(array[wanted ->> 'source_schema', wanted ->> 'source_table']),
         wanted ->> 'source_schema', wanted ->> 'source_table', wanted ->> 'target_schema', wanted ->> 'target_table',
-        wanted ->> 'mode', (wanted ->> 'copy')::boolean, new_settings, new_settings, true);
+        wanted ->> 'mode', (wanted ->> 'copy')::boolean, wanted ->> 'source_column', wanted ->> 'source_value',
+        wanted -> 'options', new_settings, new_settings, true);
 end
 $$;
 

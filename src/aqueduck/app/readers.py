@@ -1,0 +1,71 @@
+"""
+Who still needs old lake snapshots of a lake: the fan-outs that read it, asked where they keep their cursors.
+
+A cursor is a row of a destination's own lake.  The lakes are asked one by one, so this takes about as long as attaching
+each of them.  A destination that cannot be asked raises: it may need everything.  One that has no cursor needs nothing,
+because it will be seeded from the rows of then.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+
+from aqueduck.app.fanout_source import FanoutSource
+from aqueduck.app.maintenance import Kept
+from aqueduck.errors import AqueduckError, ConfigError, MaintenanceError
+from aqueduck.fanout_config import DestinationConfig, FanoutConfig, assigned, load_fanout
+from aqueduck.lake.catalog import catalog_place
+from aqueduck.lake.destination import read_state
+from aqueduck.lake.pool import LakePool
+from aqueduck.lake_place import resolve
+
+__all__ = ["destinations_of", "oldest_cursor"]
+
+
+def oldest_cursor(files: Iterable[str], catalog: str, env: Mapping[str, str] = os.environ) -> Kept:
+    """The oldest cursor in the lakes that the fan-outs of these files write, and whose it is."""
+    found: Kept = (None, None)
+    for file in files:
+        config = load_fanout(file)
+        if catalog_place(resolve(config.source, {}, env).catalog) != catalog_place(catalog):
+            raise ConfigError(
+                f"maintenance.readers: {file} reads another lake", hint="list fan-outs of this lake only"
+            )
+        for name, cursor in _cursors(config, env):
+            if found[0] is None or cursor < found[0]:
+                found = cursor, f"the destination {name}"
+    return found
+
+
+def _cursors(config: FanoutConfig, env: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    pool = LakePool(max_open=1, threads=1)
+    try:
+        for destination in destinations_of(config, env):
+            place = resolve(destination, config.defaults.properties, env, f"destinations ({destination.id})")
+            try:
+                with pool.use(place) as lake:
+                    state = read_state(lake, destination.id)
+            except AqueduckError as exc:
+                raise MaintenanceError(
+                    f"the destination {destination.id} cannot be asked for its cursor"
+                ) from exc
+            if state is not None:
+                yield destination.id, state.cursor
+    finally:
+        pool.close()
+
+
+def destinations_of(config: FanoutConfig, env: Mapping[str, str]) -> list[DestinationConfig]:
+    """Those of the file that its instance serves, and those that its pattern makes for values that the source has."""
+    mine = [d for d in config.destinations if assigned(config.instance.partition, d.id)]
+    if config.dynamic is not None:
+        source = FanoutSource(config, env)
+        try:
+            values = source.values(source.plan_scan())
+        finally:
+            source.close()
+        listed = {d.routing_value for d in config.destinations}
+        made = (config.dynamic.destination(value) for value in values if value not in listed)
+        mine += [d for d in made if assigned(config.instance.partition, d.id)]
+    return mine

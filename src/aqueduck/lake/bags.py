@@ -1,0 +1,66 @@
+"""
+Tables without a key: the whole row is all that tells one from another, and rows may be equal.
+
+Such a table is a bag of rows.  PostgreSQL sends the full old row with each update and delete (REPLICA IDENTITY FULL), so a run
+adds some rows and takes as many equal ones away as it says, whichever they are.  `net_rows` is the fold, `delete_rows`
+takes rows out of the target; `fold` and `apply` call them where there is no key.
+"""
+
+from __future__ import annotations
+
+from aqueduck.changes import OP_DELETE, OP_INSERT
+from aqueduck.lake.catalog import LakeSession
+from aqueduck.lake.fold import Fold, Work
+from aqueduck.lake.sql import ident, lake_table
+from aqueduck.schema import TableName, TableSchema
+from aqueduck.typemap import cast_sql
+
+__all__ = ["delete_rows", "net_rows"]
+
+COUNT = "aqueduck_count"
+
+
+def net_rows(work: Work) -> Fold:
+    """How many of each row a run adds or takes away; `deletes` are whole rows as k0, k1, …, and how many of them."""
+    assert not work.overlap, "without a key, nothing can be applied twice"
+    columns = work.schema.columns
+
+    def side(image: str, amount: int, ops: str) -> str:
+        cells = [f"r.{image}{i}" for i in range(len(columns))]
+        typed = ", ".join(
+            f"{cast_sql(c, cell)} as k{i}" for i, (c, cell) in enumerate(zip(columns, cells, strict=True))
+        )
+        source = work.scans.scan(["_op", *(f"{image}{i}" for i in range(len(columns)))])
+        return f"select {typed}, {amount} as amount from {source} r where {ops} and {work.in_bucket(', '.join(cells))}"
+
+    net = work.table(
+        "net",
+        f"select * exclude (amount), sum(amount)::bigint as {COUNT} from ("
+        f"{side('n', 1, f'r._op <> {OP_DELETE}')} union all {side('o', -1, f'r._op <> {OP_INSERT}')}"
+        f") group by all having sum(amount) <> 0",
+    )
+    added = work.value(f"select sum({COUNT}) from {net} where {COUNT} > 0")
+    taken = work.value(f"select -sum({COUNT}) from {net} where {COUNT} < 0")
+    names = ", ".join(f"k{i} as {ident(c.name)}" for i, c in enumerate(columns))
+    each = f"select * exclude ({COUNT}) from (select * replace (unnest(range({COUNT})) as {COUNT}) from {net} where {COUNT} > 0)"
+    upserts = f"select {names} from ({each})" if added else work.no_rows()
+    deletes = f"select * replace (-{COUNT} as {COUNT}) from {net} where {COUNT} < 0" if taken else None
+    return Fold(upserts, deletes, None, added, taken, 0)
+
+
+def delete_rows(
+    session: LakeSession, target: TableName, schema: TableSchema, rows: str, among: str = "true"
+) -> None:
+    """Take away as many rows equal to each of `rows` as it says, of those for which `among` holds."""
+    keys = ", ".join(f"k{i}" for i in range(len(schema.columns)))
+    same = " and ".join(
+        f"t.{ident(c.name)} is not distinct from k.k{i}" for i, c in enumerate(schema.columns)
+    )
+    session.execute(
+        f"delete from {lake_table(target)} where rowid in (select id from ("
+        f"select t.rowid as id, k.{COUNT} as wanted, row_number() over (partition by {keys}) as place"
+        f" from {lake_table(target)} t join (select {keys}, sum({COUNT}) as {COUNT} from {rows} group by all) k on {same}"
+        f" where {among}) where place <= wanted)",
+        doing="deleting rows",
+        table=target.qualified,
+    )

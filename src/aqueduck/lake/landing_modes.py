@@ -1,0 +1,164 @@
+"""
+Landing a copy where the target keeps more than that: what it has of the source makes way, or stays.
+
+A first copy is landed as files, in every mode.  A later one of the same table meets rows that must not be lost:
+`append` tells of it and goes on, `history` ends only versions that the copy does not confirm, `soft_delete` marks
+rows that the copy does not have.  Inside the transaction of `landing`; `prepare_copy` comes before the copy is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aqueduck.batches import plan_runs
+from aqueduck.changes import SegmentRef
+from aqueduck.errors import CopyDisturbedError, SchemaChangeError
+from aqueduck.lake.apply import check_target, delete_keys, insert_rows, make_target, same_key
+from aqueduck.lake.catalog import LakeSession
+from aqueduck.lake.commit import RunPlan, apply_run
+from aqueduck.lake.fold_modes import TIME
+from aqueduck.lake.keeping import current_rows, end_rows, has_rows, own_rows, tell_of_resync
+from aqueduck.lake.kept_columns import fit_columns
+from aqueduck.lake.sql import ident, lake_table, string_list
+from aqueduck.lake.table_states import TableState
+from aqueduck.moments import Moment
+from aqueduck.schema import TableSchema
+
+__all__ = ["SessionFiles", "copied_keys", "make_way", "prepare_copy"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFiles:
+    """What was read under one snapshot, and what the snapshot shows."""
+
+    moment: Moment
+    paths: tuple[str, ...]
+    time_us: int = 0
+    """The server's time right before the snapshot was taken; 0 where nobody needs it."""
+
+    @property
+    def position(self) -> int:
+        return self.moment.position
+
+
+def prepare_copy(session: LakeSession, state: TableState, schema: TableSchema) -> bool:
+    """
+    Make the target, or fit it to these columns; whether chunks of an earlier session can be used.
+
+    They are put together by key, in place of the rows that the target has: not where rows of an earlier copy stay.
+    """
+    mode = state.mode
+    make_target(session, state.target, schema, mode)
+    if mode.plain:
+        return True
+    with session.transaction():
+        fit_columns(session, state.target, schema, mode)
+    return bool(schema.key) and not (mode.keeps and has_rows(session, state.target, mode))
+
+
+def make_way(
+    session: LakeSession,
+    group: str,
+    state: TableState,
+    parked: Sequence[SegmentRef],
+    sessions: Sequence[SessionFiles],
+) -> bool:
+    """What the target has of the source, dealt with by mode; whether the copy's files are to be added."""
+    target, schema, mode = state.target, state.schema, state.mode
+    assert schema is not None
+    check_target(session, target, schema, mode)
+    if not mode.keeps:
+        session.execute(
+            f"delete from {lake_table(target)} as t where {own_rows(mode)}", table=target.qualified
+        )
+        return True
+    if not has_rows(session, target, mode):
+        return True
+    if len(sessions) > 1:
+        raise CopyDisturbedError("the table has rows of an earlier copy", table=schema.qualified)
+    copy = sessions[-1]
+    if mode.name == "append":
+        _write_parked(session, group, state, parked, copy.moment)
+        tell_of_resync(session, target, mode, copy.position, copy.time_us)
+    elif mode.name == "soft_delete":
+        _end_missing(session, state, schema, copy, same_key(schema, "t", "c.k"))
+        delete_keys(session, target, schema, copied_keys(schema, copy.paths), own_rows(mode))
+    else:
+        _land_versions(session, group, state, schema, copy)
+        return False
+    return True
+
+
+def copied_keys(schema: TableSchema, paths: Sequence[str]) -> str:
+    """A relation of the keys (k0, …) that a copy read."""
+    keys = ", ".join(f"{ident(schema.columns[k].name)} as k{i}" for i, k in enumerate(schema.key_indexes))
+    return f"(select {keys} from {_rows(schema, paths)})"
+
+
+def _rows(schema: TableSchema, paths: Sequence[str]) -> str:
+    """A relation of the rows that a copy read; there is no file where there were no rows."""
+    if paths:
+        return f"read_parquet({string_list(paths)})"
+    nothing = ", ".join(f"null as {ident(c.name)}" for c in schema.columns)
+    return f"(select {nothing} where false)"
+
+
+def _write_parked(
+    session: LakeSession, group: str, state: TableState, parked: Sequence[SegmentRef], copy: Moment
+) -> None:
+    """
+    Changes from before the copy that the log does not have: it goes on without a gap.
+
+    Where their columns do not fit the target any more, the copy alone has their effect.
+    """
+    [[copied]] = session.execute(
+        f"select coalesce(max(_commit_lsn), 0) from {lake_table(state.target)} as t"
+        f" where {own_rows(state.mode)} and _op in ('copy', 'resync')"
+    )
+    for run in plan_runs(parked, keeping=[state.oid]):
+        plan = RunPlan(TableSchema.from_json(run.segments[0].schema_json), run.segments)
+        try:
+            check_target(session, state.target, plan.schema, state.mode)
+        except SchemaChangeError:
+            continue
+        apply_run(
+            session,
+            state.target,
+            plan,
+            skip_before=copied,
+            skip_from=copy,
+            group=group,
+            mode=state.mode,
+        )
+
+
+def _end_missing(
+    session: LakeSession, state: TableState, schema: TableSchema, copy: SessionFiles, same: str
+) -> None:
+    """Rows of the target that `same` finds no row `c` of the copy for end when the copy was taken."""
+    keys = ", ".join(f"t.{ident(schema.columns[k].name)} as k{i}" for i, k in enumerate(schema.key_indexes))
+    copied = ", ".join(f"{ident(schema.columns[k].name)} as k{i}" for i, k in enumerate(schema.key_indexes))
+    session.execute(
+        f"create or replace temp table aqueduck_ends as select {keys}, {TIME.format(copy.time_us)} as ended_at"
+        f" from {lake_table(state.target)} as t where {current_rows(state.mode)} and not exists"
+        f" (from (select *, {copied} from {_rows(schema, copy.paths)}) as c where {same})",
+        doing="landing a copy",
+        table=schema.qualified,
+    )
+    end_rows(session, state.target, same_key(schema, "t", "k.k"), state.mode, "aqueduck_ends")
+
+
+def _land_versions(
+    session: LakeSession, group: str, state: TableState, schema: TableSchema, copy: SessionFiles
+) -> None:
+    """Only rows that are not what the open version says become versions; those that are gone, or others, end."""
+    same = " and ".join(f"t.{ident(c.name)} is not distinct from c.{ident(c.name)}" for c in schema.columns)
+    session.execute(
+        f"create or replace temp table aqueduck_copied as select c.* from {_rows(schema, copy.paths)} as c"
+        f" where not exists (from {lake_table(state.target)} as t where {current_rows(state.mode)} and {same})",
+        doing="landing a copy",
+        table=schema.qualified,
+    )
+    _end_missing(session, state, schema, copy, same)
+    insert_rows(session, state.target, "aqueduck_copied", group=group)

@@ -1,0 +1,140 @@
+"""
+Statistics of a table's columns, kept wide enough for its past.
+
+`ducklake_rewrite_data_files` computes them anew from the rows that are there now, while DuckLake uses the same ones for
+every lake snapshot: a query of an older one then misses rows, and one that sorts shows values that never were (ADR 32).  So
+after a rewrite they are made to cover what they covered before; and where a process may have died in between, all files that
+any lake snapshot has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aqueduck.lake.sql import literal
+
+if TYPE_CHECKING:
+    from aqueduck.lake.upkeep import Lake
+
+__all__ = ["ColumnStatistics", "read_statistics", "statistics_of_files", "widen_statistics"]
+
+_TYPES = {
+    "boolean": "boolean", "int8": "tinyint", "int16": "smallint", "int32": "integer", "int64": "bigint",
+    "int128": "hugeint", "uint8": "utinyint", "uint16": "usmallint", "uint32": "uinteger", "uint64": "ubigint",
+    "uint128": "uhugeint", "float32": "float", "float64": "double", "varchar": "varchar", "json": "varchar",
+    "date": "date", "time": "time", "timetz": "timetz", "timestamp": "timestamp", "timestamp_us": "timestamp",
+    "timestamp_ms": "timestamp_ms", "timestamp_ns": "timestamp_ns", "timestamp_s": "timestamp_s",
+    "timestamptz": "timestamptz", "uuid": "uuid", "interval": "interval",
+}  # fmt: skip
+_DECIMAL = re.compile(r"decimal\(\d+,\s*\d+\)")
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnStatistics:
+    """What is known of a column's values; as text, the way the catalog has it."""
+
+    column: int
+    contains_null: bool | None
+    contains_nan: bool | None
+    lowest: str | None
+    highest: str | None
+
+
+def read_statistics(lake: Lake, table: int) -> list[ColumnStatistics]:
+    """Of the table as a whole."""
+    rows = lake.execute(
+        "select column_id, contains_null, contains_nan, min_value, max_value"
+        f" from {lake.metadata}.ducklake_table_column_stats where table_id = {table}",
+        doing="reading statistics",
+    )
+    return [ColumnStatistics(int(c), _bool(null), _bool(nan), low, high) for c, null, nan, low, high in rows]
+
+
+def statistics_of_files(lake: Lake, table: int) -> list[ColumnStatistics]:
+    """Of every file, if older lake snapshots have some that the newest has not."""
+    past = f"select 1 from {lake.metadata}.ducklake_data_file where table_id = {table} and end_snapshot is not null limit 1"
+    if not lake.execute(past, doing="reading statistics"):
+        return []
+    rows = lake.execute(
+        "select distinct column_id, null_count > 0, contains_nan, min_value, max_value"
+        f" from {lake.metadata}.ducklake_file_column_stats where table_id = {table}",
+        doing="reading statistics",
+    )
+    return [ColumnStatistics(int(c), _bool(null), _bool(nan), low, high) for c, null, nan, low, high in rows]
+
+
+def widen_statistics(lake: Lake, table: int, to_cover: Sequence[ColumnStatistics]) -> bool:
+    """Make them cover these as well; whether anything had to change."""
+    if not to_cover:
+        return False
+    types = {
+        int(column): kind
+        for column, kind in lake.execute(
+            f"select column_id, column_type from {lake.metadata}.ducklake_column"
+            f" where table_id = {table} and end_snapshot is null",
+            doing="reading statistics",
+        )
+    }
+    now = read_statistics(lake, table)
+    by_column: dict[int, list[ColumnStatistics]] = {}
+    for statistics in to_cover:
+        by_column.setdefault(statistics.column, []).append(statistics)
+    changed = False
+    for current in now:
+        wide = _covering(lake, types.get(current.column), [current, *by_column.get(current.column, ())])
+        if wide != current:
+            _write(lake, table, wide)
+            changed = True
+    return changed
+
+
+def _covering(lake: Lake, kind: str | None, several: Sequence[ColumnStatistics]) -> ColumnStatistics:
+    first = several[0]
+    if first.lowest is None or first.highest is None:
+        return first  # nothing is known of its values, so nothing is left out either
+    lows = {s.lowest for s in several if s.lowest is not None}
+    highs = {s.highest for s in several if s.highest is not None}
+    return ColumnStatistics(
+        first.column,
+        _any(s.contains_null for s in several),
+        _any(s.contains_nan for s in several),
+        _extreme(lake, kind, lows, "min") or first.lowest,
+        _extreme(lake, kind, highs, "max") or first.highest,
+    )
+
+
+def _extreme(lake: Lake, kind: str | None, values: set[str], which: str) -> str | None:
+    """The least or greatest of some texts, compared as the type that they are of."""
+    if len(values) < 2:
+        return next(iter(values), None)
+    cast = _TYPES.get(kind or "", kind if _DECIMAL.fullmatch(kind or "") else None)
+    if cast is None:
+        return None
+    listed = ", ".join(f"({literal(value)})" for value in sorted(values))
+    [[found]] = lake.execute(
+        f"select arg_{which}(v, cast(v as {cast})) from (values {listed}) as t (v)",
+        doing="comparing statistics",
+    )
+    return str(found)
+
+
+def _write(lake: Lake, table: int, s: ColumnStatistics) -> None:
+    lake.execute(
+        f"update {lake.metadata}.ducklake_table_column_stats set contains_null = ?, contains_nan = ?,"
+        f" min_value = ?, max_value = ? where table_id = {table} and column_id = {s.column}",
+        (s.contains_null, s.contains_nan, s.lowest, s.highest),
+        doing="keeping statistics wide",
+    )
+
+
+def _bool(value: object) -> bool | None:
+    """A catalog in SQLite has numbers for them."""
+    return None if value is None else bool(value)
+
+
+def _any(values: Iterable[bool | None]) -> bool | None:
+    known = [value for value in values if value is not None]
+    return any(known) if known else None

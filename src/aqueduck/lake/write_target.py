@@ -1,0 +1,224 @@
+"""
+The table that a write goes to: made if it is missing, and compared with what is to be written.
+
+Whatever `format("ducklake")` reads of a table can be written to it: text into types that Spark does not have, and
+numbers into wider ones.  Everything else is refused before a task starts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import duckdb
+import pyarrow as pa
+
+from aqueduck.errors import ConfigError, SchemaChangeError
+from aqueduck.lake.engine import is_remote, new_connection
+from aqueduck.lake.failures import lake_errors
+from aqueduck.lake.feed import is_nested, spark_type
+from aqueduck.lake.pool import LakePool, PooledLake
+from aqueduck.lake.sql import ident, literal
+from aqueduck.lake.storage import join
+from aqueduck.lake_place import LakePlace
+from aqueduck.schema import TableName
+
+__all__ = ["CONTROL", "WriteMode", "WriteOrder", "WriteTarget", "open_target"]
+
+CONTROL = "_aqueduck_"
+"""What the names of columns begin with that are in a part and not in the table."""
+
+WriteMode = Literal["append", "overwrite", "upsert"]
+
+_WIDER = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT")
+_DECIMAL = re.compile(r"DECIMAL\((\d+),\s*(\d+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOrder:
+    """What is to be written, and how."""
+
+    table: TableName
+    mode: WriteMode
+    keys: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()
+    """Columns by which the last row of a key wins; not stored unless the table has them."""
+    op: str | None = None
+    """The column that says delete or truncate; not stored unless the table has it."""
+    unchanged: str | None = None
+    """The column that names columns whose stored value is to stay; not stored unless the table has it."""
+
+    @property
+    def steering(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """The options that name columns which say what to do, and these."""
+        op, unchanged = ((name,) if name else () for name in (self.op, self.unchanged))
+        return ("op", op), ("unchanged", unchanged), ("order", self.order)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTarget:
+    """The table as a task needs to know it."""
+
+    table: TableName
+    directory: str
+    stored: tuple[str, ...]
+    """The table's columns."""
+    cells: tuple[str, ...]
+    """What is written to a part, as SQL over the rows that arrive."""
+    partitioned: bool
+
+
+def open_target(pool: LakePool, place: LakePlace, order: WriteOrder, arrow: pa.Schema) -> WriteTarget:
+    """Make the table if it is missing; raise if the rows do not fit it."""
+    _check_names(order, arrow.names)
+    columns = _types(arrow)
+    with pool.use(place) as lake:
+        if not _exists(lake, order.table):
+            _make(lake, order, columns)
+        stored = [
+            (str(name), str(kind), null == "NO")
+            for name, kind, null in lake.execute(
+                f'select column_name, column_type, "null" from (describe {lake.table(order.table)})',
+                doing="describing the table",
+            )
+        ]
+        return WriteTarget(
+            order.table,
+            _directory(lake, order.table),
+            tuple(name for name, _, _ in stored),
+            tuple(_cells(order, columns, stored)),
+            _is_partitioned(lake, order.table),
+        )
+
+
+def _types(arrow: pa.Schema) -> dict[str, str]:
+    """The columns with the types that DuckDB gives them."""
+    con = new_connection(threads=1)
+    try:
+        con.register("empty", arrow.empty_table())
+        rows = con.execute("select column_name, column_type from (describe from empty)").fetchall()
+    except duckdb.Error:
+        raise SchemaChangeError(
+            "a column has a type that a lake cannot hold", hint="cast intervals and variants to text"
+        ) from None
+    finally:
+        con.close()
+    return {str(name): str(kind) for name, kind in rows}
+
+
+def _check_names(order: WriteOrder, columns: Sequence[str]) -> None:
+    lower = [name.lower() for name in columns]
+    if len(set(lower)) < len(lower):
+        raise SchemaChangeError(
+            "two columns differ by case only, which a lake cannot hold", table=order.table.qualified
+        )
+    for option, names in (*order.steering, ("keys", order.keys)):
+        for name in names:
+            if name not in columns:
+                raise ConfigError(f"ducklake: the option {option} names a column {name} that is not written")
+    if (order.op or order.unchanged) and not order.order:
+        raise ConfigError("ducklake: the options op and unchanged need the option order")
+    if order.order and not order.keys:
+        raise ConfigError("ducklake: the option order needs the option keys")
+
+
+def _exists(lake: PooledLake, table: TableName) -> bool:
+    return bool(
+        lake.execute(
+            "select 1 from duckdb_tables() where database_name = ? and lower(schema_name) = lower(?)"
+            " and lower(table_name) = lower(?)",
+            (lake.alias, table.schema, table.name),
+        )
+    )
+
+
+def _make(lake: PooledLake, order: WriteOrder, columns: dict[str, str]) -> None:
+    steering = {name for _, names in order.steering for name in names} - set(order.keys)
+    wanted = ", ".join(f"{ident(n)} {k}" for n, k in columns.items() if n not in steering)
+    with lake.transaction():
+        lake.execute(f"create schema if not exists {ident(lake.alias)}.{ident(order.table.schema)}")
+        lake.execute(
+            f"create table if not exists {lake.table(order.table)} ({wanted})", doing="making the table"
+        )
+
+
+def _cells(order: WriteOrder, columns: dict[str, str], stored: Sequence[tuple[str, str, bool]]) -> list[str]:
+    given = {name.lower(): (name, kind) for name, kind in columns.items()}
+    names = {name.lower() for name, _, _ in stored}
+    steering = {name.lower() for _, names in order.steering for name in names}
+    missing = [name for name, _, _ in stored if name.lower() not in given]
+    extra = [name for name in columns if name.lower() not in names and name.lower() not in steering]
+    if missing or extra:
+        what = f"the column {missing[0]} is missing" if missing else f"the table has no column {extra[0]}"
+        raise SchemaChangeError(
+            f"the rows do not fit the table: {what}",
+            hint="select exactly the table's columns, or alter the table first",
+            table=order.table.qualified,
+        )
+    cells = []
+    for name, kind, required in stored:
+        source, source_kind = given[name.lower()]
+        if not _fits(source_kind, kind):
+            raise SchemaChangeError(
+                f"the column {name} is {kind} in the table, which cannot take {source_kind}",
+                hint=f"cast the column to {spark_type(kind).lower()} first",
+                table=order.table.qualified,
+            )
+        cell = f"cast({ident(source)} as {kind})"
+        if required:
+            problem = literal(f"{name} is null")
+            cell = f"case when {ident(source)} is null then error({problem}) else {cell} end"
+        cells.append(f"{cell} as {ident(name)}")
+    cells += [f"{ident(name)} as {CONTROL}{i}" for i, name in enumerate(order.order)]
+    if order.op is not None:
+        cells.append(f"lower({ident(order.op)}) as {CONTROL}op")
+    if order.unchanged is not None:
+        cells.append(f"cast({ident(order.unchanged)} as varchar[]) as {CONTROL}unchanged")
+    return cells
+
+
+def _fits(source: str, target: str) -> bool:
+    if source == target or (not is_nested(target) and spark_type(target) == source):
+        return True
+    if source in _WIDER and target in _WIDER:
+        return _WIDER.index(source) <= _WIDER.index(target)
+    if (source, target) == ("FLOAT", "DOUBLE"):
+        return True
+    one, other = _DECIMAL.fullmatch(source), _DECIMAL.fullmatch(target)
+    if one is None or other is None:
+        return False
+    digits, scale = int(one[1]), int(one[2])
+    return int(other[2]) >= scale and int(other[1]) - int(other[2]) >= digits - scale
+
+
+def _directory(lake: PooledLake, table: TableName) -> str:
+    """Where the table's files are."""
+    meta = lake.metadata
+    [[base]] = lake.execute(f"select value from {meta}.ducklake_metadata where key = 'data_path'")
+    [[schema, schema_relative, path, relative]] = lake.execute(
+        f"select s.path, s.path_is_relative, t.path, t.path_is_relative from {meta}.ducklake_table t"
+        f" join {meta}.ducklake_schema s using (schema_id)"
+        " where lower(s.schema_name) = lower(?) and lower(t.table_name) = lower(?)"
+        " and t.end_snapshot is null and s.end_snapshot is null",
+        (table.schema, table.name),
+        doing="looking for the table's directory",
+    )
+    place = join(str(base), schema) if schema_relative else schema
+    place = (join(place, path) if relative else path).rstrip("/")
+    return place if is_remote(place) else os.path.abspath(place)  # noqa: PTH100 - the text, not the file
+
+
+def _is_partitioned(lake: PooledLake, table: TableName) -> bool:
+    meta = lake.metadata
+    with lake_errors("looking at the table's partitions"):
+        rows = lake.con.execute(
+            f"select 1 from {meta}.ducklake_partition_info p join {meta}.ducklake_table t using (table_id)"
+            f" join {meta}.ducklake_schema s using (schema_id) where lower(s.schema_name) = lower(?)"
+            " and lower(t.table_name) = lower(?) and p.end_snapshot is null and t.end_snapshot is null"
+            " and s.end_snapshot is null",
+            [table.schema, table.name],
+        ).fetchall()
+    return bool(rows)

@@ -1,0 +1,146 @@
+"""
+Make the source of a `postgres_cdc` query ready: publication, slot, and where the stream begins.
+
+A new query may have both made for it.  A query that goes on from its checkpoint needs the slot that it had: what
+another one would leave out is an error, never a silent gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import structlog
+
+from aqueduck.errors import ConfigError, PublicationError, SlotConflictError, SlotLostError, WalLevelError
+from aqueduck.postgres.connection import connect, translate_errors
+from aqueduck.postgres.failures import SET_WAL_LEVEL, THEN_RESTART
+from aqueduck.postgres.publications import create_publication_sql, refuse_without_identity
+from aqueduck.postgres.published import publication_exists, published_tables
+from aqueduck.postgres.quoting import identifier, literal, table_identifier
+from aqueduck.postgres.server import ServerInfo, read_server
+from aqueduck.postgres.slots import check_slot, create_slot, slot_info
+from aqueduck.postgres.tables import describe_table
+from aqueduck.schema import TableSchema, lsn_text
+
+__all__ = ["CdcSource", "prepare_cdc", "resume_cdc"]
+
+log = structlog.get_logger()
+
+Connection = psycopg.Connection[Any]
+_AGAIN = "changes between the checkpoint and the slot are gone: begin anew with another checkpointLocation"
+
+
+@dataclass(frozen=True, slots=True)
+class CdcSource:
+    """What a query needs to know of its source."""
+
+    database: str
+    system_identifier: str
+    position: int
+    tables: tuple[TableSchema, ...]
+    """What the publication has now, of the tables that are wanted; all where none are named."""
+
+
+def prepare_cdc(
+    dsn: str,
+    *,
+    slot: str,
+    publication: str,
+    tables: Sequence[str],
+    create: bool,
+    start: int | None = None,
+) -> CdcSource:
+    """For a new query: what there is, or with `create` is made; the stream begins where the slot stands, or at `start`."""
+    with connect(dsn) as conn:
+        server = _server(conn)
+        found = slot_info(conn, slot)
+        check_slot(found, name=slot, database=server.database, position=None)
+        if found is None and not create:
+            statement = f"select pg_create_logical_replication_slot({literal(slot)}, 'pgoutput')"
+            raise SlotLostError(f"the slot {slot} does not exist", hint=f"{statement}; or set create: true")
+        if create and not publication_exists(conn, publication):
+            _create_publication(conn, publication, tables)
+        known = _wanted(conn, publication, tables)
+        begin = create_slot(conn, slot)
+        if found is None:
+            log.warning(
+                "PERMANENT SLOT CREATED: the server keeps all WAL from here on until it is read, or the slot dropped",
+                slot=slot,
+                position=lsn_text(begin),
+            )
+        return CdcSource(server.database, server.system_identifier, max(begin, start or 0), known)
+
+
+def resume_cdc(
+    dsn: str, *, slot: str, publication: str, tables: Sequence[str], position: int, system_identifier: str
+) -> CdcSource:
+    """For a query that goes on from `position`: refuse a source that no longer has what comes after it."""
+    with connect(dsn) as conn:
+        server = _server(conn)
+        if system_identifier != server.system_identifier:
+            raise SlotConflictError(
+                "the checkpoint belongs to another PostgreSQL cluster",
+                hint="point dsn to that cluster, or begin anew with another checkpointLocation",
+            )
+        if position > server.current_lsn:
+            ours, theirs = lsn_text(position), lsn_text(server.current_lsn)
+            raise SlotLostError(
+                f"the checkpoint is at {ours}, beyond the server's {theirs}: it was restored from a backup",
+                hint="begin anew with another checkpointLocation, and compare what was written since",
+            )
+        found = slot_info(conn, slot)
+        if found is None:
+            raise SlotLostError(
+                f"the slot {slot} does not exist, but the checkpoint is at {lsn_text(position)}", hint=_AGAIN
+            )
+        check_slot(found, name=slot, database=server.database, position=None)
+        # We confirm what Spark has committed and nothing else, so the slot cannot be further than the checkpoint.
+        if found.confirmed_flush_lsn is not None and found.confirmed_flush_lsn > position:
+            stands, ours = lsn_text(found.confirmed_flush_lsn), lsn_text(position)
+            raise SlotLostError(
+                f"the slot {slot} stands at {stands}, beyond the checkpoint's {ours}: it was re-created or moved",
+                hint=_AGAIN,
+            )
+        known = _wanted(conn, publication, tables)
+        return CdcSource(server.database, server.system_identifier, position, known)
+
+
+def _server(conn: Connection) -> ServerInfo:
+    server = read_server(conn)
+    if server.wal_level != "logical":
+        raise WalLevelError(
+            f"wal_level is {server.wal_level}, not logical", hint=SET_WAL_LEVEL + THEN_RESTART
+        )
+    return server
+
+
+def _create_publication(conn: Connection, name: str, tables: Sequence[str]) -> None:
+    if not tables:
+        raise ConfigError(
+            f"the publication {name} does not exist, and it is not said which tables it should have",
+            hint="set table or tables, or create the publication",
+        )
+    described = [describe_table(conn, table, need_key=False) for table in tables]
+    for table in described:
+        refuse_without_identity(table)
+    with translate_errors(f"create the publication {name}", conn=conn):
+        conn.execute(create_publication_sql(name, described).encode())
+
+
+def _wanted(conn: Connection, publication: str, tables: Sequence[str]) -> tuple[TableSchema, ...]:
+    published = published_tables(conn, publication)
+    if not tables:
+        return published
+    described = [describe_table(conn, table, need_key=False) for table in tables]
+    oids = {table.oid for table in published}
+    for table in described:
+        if table.oid not in oids:
+            raise PublicationError(
+                f"the publication {publication} does not publish {table.qualified}",
+                hint=f"alter publication {identifier(publication)} add table {table_identifier(table)}",
+                table=table.qualified,
+            )
+    return tuple(described)

@@ -1,0 +1,72 @@
+"""
+What a publication of somebody's has: for flows that read one as it is, and change nothing about it.
+
+Making one that has exactly our tables is in `publications`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import structlog
+
+from aqueduck.errors import PublicationError, TableMissingError
+from aqueduck.postgres.connection import translate_errors
+from aqueduck.postgres.quoting import identifier
+from aqueduck.postgres.tables import describe_table
+from aqueduck.schema import TableName, TableSchema
+
+__all__ = ["check_publication", "publication_exists", "published_tables"]
+
+log = structlog.get_logger()
+
+Connection = psycopg.Connection[Any]
+
+
+def publication_exists(conn: Connection, name: str) -> bool:
+    """Whether there is one of that name."""
+    with translate_errors(f"read the publication {name}", conn=conn):
+        return bool(conn.execute("select 1 from pg_publication where pubname = %s", (name,)).fetchall())
+
+
+def check_publication(conn: Connection, name: str) -> str:
+    """Refuse a publication that does not exist or publishes nothing; otherwise say what it has."""
+    with translate_errors(f"read the publication {name}", conn=conn):
+        row = conn.execute(
+            "select puballtables, (select count(*) from pg_publication_tables t where t.pubname = p.pubname)"
+            " from pg_publication p where pubname = %s",
+            (name,),
+        ).fetchone()
+    quoted = identifier(name)
+    if row is None:
+        raise PublicationError(
+            f"the publication {name} does not exist",
+            hint=f"create publication {quoted} for table public.orders",
+        )
+    if not row[0] and not row[1]:
+        raise PublicationError(
+            f"the publication {name} has no tables",
+            hint=f"alter publication {quoted} add table public.orders",
+        )
+    return f"{row[1]} tables"
+
+
+def published_tables(conn: Connection, publication: str) -> tuple[TableSchema, ...]:
+    """The tables of a publication, as the catalog describes them."""
+    check_publication(conn, publication)
+    with translate_errors(f"read the publication {publication}", conn=conn):
+        rows = conn.execute(
+            "select schemaname::text, tablename::text from pg_publication_tables where pubname = %s",
+            (publication,),
+        ).fetchall()
+    found = []
+    for schema, name in rows:
+        try:
+            found.append(describe_table(conn, str(TableName(schema, name)), need_key=False))
+        except (
+            TableMissingError,
+            PublicationError,
+        ):  # dropped a moment ago, or of a kind that we do not know
+            log.warning("table not described, taken as the stream tells it", table=f"{schema}.{name}")
+    return tuple(found)

@@ -1,0 +1,124 @@
+"""
+Options of our Spark formats: reading them, and saying what is wrong with one.
+
+Spark hands options over as text, their names without regard to case; underscores do not count either, so that
+`max_rows_per_trigger` and `maxRowsPerTrigger` are the same.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeVar
+
+from aqueduck.errors import ConfigError
+from aqueduck.schema import TableName, parse_table_name
+
+__all__ = ["Options"]
+
+_SIZE = re.compile(r"(\d+)\s*([kmg]?)i?b?", re.IGNORECASE)
+_UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
+_TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
+
+T = TypeVar("T", bound=str)
+
+
+class Options:
+    """The options of one use of a format."""
+
+    def __init__(
+        self, source: str, given: Mapping[str, str], known: Collection[str], *, strict: bool = True
+    ) -> None:
+        """With `strict`, an option that the format does not have is an error: it is a mistyped one."""
+        self._source = source
+        self._given = {_plain(name): value for name, value in given.items()}
+        unknown = sorted(self._given.keys() - {_plain(name) for name in known})
+        if strict and unknown:
+            raise ConfigError(
+                f"{source} has no option {unknown[0]}", hint=f"its options are: {', '.join(sorted(known))}"
+            )
+
+    def text(self, name: str) -> str | None:
+        """The option; None where it was not given, or is empty."""
+        return self._given.get(_plain(name)) or None
+
+    def needed(self, name: str) -> str:
+        value = self.text(name)
+        if value is None:
+            raise ConfigError(f"{self._source} needs the option {name}")
+        return value
+
+    def dsn(self) -> str:
+        """The connection string: `dsn`, or the variable that `dsn_env` names."""
+        variable = self.text("dsn_env")
+        if variable is None:
+            return self.needed("dsn")
+        value = os.environ.get(variable)
+        if not value:
+            raise ConfigError(f"{self._source}: the variable that dsn_env names is not set on the driver")
+        return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self.text(name)
+        if value is None:
+            return default
+        if value.lower() not in (*_TRUE, *_FALSE):
+            raise self.wrong(name, "true or false")
+        return value.lower() in _TRUE
+
+    def number(self, name: str, *, least: int = 1) -> int | None:
+        value = self.text(name)
+        if value is None:
+            return None
+        if not value.strip().isdigit() or int(value) < least:
+            raise self.wrong(name, f"a whole number from {least} on")
+        return int(value)
+
+    def size(self, name: str) -> int | None:
+        """A number of bytes, such as 1048576, 64m or 1GiB."""
+        value = self.text(name)
+        if value is None:
+            return None
+        found = _SIZE.fullmatch(value.strip())
+        if found is None or int(found[1]) == 0:
+            raise self.wrong(name, "a number of bytes such as 1048576, 64m or 1g")
+        return int(found[1]) << _UNITS[found[2].lower()]
+
+    def choice(self, name: str, values: Sequence[T]) -> T | None:
+        value = self.text(name)
+        found = [v for v in values if value is not None and v == value.lower()]
+        if value is not None and not found:
+            raise self.wrong(name, f"one of {', '.join(values)}")
+        return found[0] if found else None
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Names with commas between them."""
+        value = self.text(name) or ""
+        return tuple(part.strip() for part in _split(value) if part.strip())
+
+    def table(self, name: str, *, default_schema: str, fold_case: bool = True) -> TableName:
+        return self._table(name, self.needed(name), default_schema, fold_case)
+
+    def tables(self, name: str) -> tuple[TableName, ...]:
+        """Tables of PostgreSQL with commas between them."""
+        return tuple(self._table(name, text, "public", True) for text in self.names(name))
+
+    def _table(self, name: str, text: str, default_schema: str, fold_case: bool) -> TableName:
+        try:
+            return parse_table_name(text, default_schema=default_schema, fold_case=fold_case)
+        except ValueError:
+            raise self.wrong(name, 'a table such as orders, public.orders or "My Schema"."Orders"') from None
+
+    def wrong(self, name: str, wanted: str) -> ConfigError:
+        """The error for a value that is not what is wanted; it does not show the value."""
+        return ConfigError(f"{self._source}: the option {name} must be {wanted}")
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def _split(text: str) -> list[str]:
+    """At commas outside of quotes."""
+    return re.findall(r'(?:[^,"]|"(?:[^"]|"")*")+', text)

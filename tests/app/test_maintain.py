@@ -1,0 +1,241 @@
+"""`aqueduck maintain`: a sync's lake, the lakes of a fan-out, and what their readers need."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from aqueduck.app import maintenance_sync
+from aqueduck.app.cli import app
+from aqueduck.app.maintenance import maintain
+from aqueduck.app.maintenance_fanout import DestinationUpkeep, maintain_fanout, only_instance
+from aqueduck.app.maintenance_sync import maintain_sync
+from aqueduck.app.readers import oldest_cursor
+from aqueduck.config import MaintenanceConfig
+from aqueduck.errors import ConfigError, MaintenanceError, ServiceLockedError
+from aqueduck.fanout_config import FanoutConfig, load_fanout
+from aqueduck.lake.catalog import METADATA
+from tests.fanout_lakes import Fan, T
+from tests.fix_postgres import Database
+from tests.small_service import SmallService, small_service
+
+EAGER = MaintenanceConfig(delete_share=0.05, grace_hours=0, budget_seconds=60)
+
+
+def source_and_lake(service: SmallService) -> tuple[list[object], list[object]]:
+    source = service.db.query("select id, v from public.t order by id")
+    lake = service.lake.execute("select id, v from lake.main.t order by id")
+    return list(source), list(lake)
+
+
+def at_random(db: Database, rnd: random.Random) -> None:
+    """One source transaction."""
+    low = rnd.randint(0, 400)
+    statement = rnd.choice(
+        (
+            f"insert into public.t select n, 'a' from generate_series({low}, {low + rnd.choice((2, 90))}) n"
+            " on conflict (id) do update set v = excluded.v || 'b'",
+            f"update public.t set v = v || 'u' where id % {rnd.randint(2, 9)} = 0",
+            f"delete from public.t where id between {low} and {low + 60}",
+            f"update public.t set id = id + 1000 where id between {low} and {low + 3}",
+        )
+    )
+    db.execute(statement)
+
+
+def test_the_lake_equals_the_source_with_maintenance_in_between(db: Database, tmp_path: Path) -> None:
+    """P-S32: batches, and maintenance between them on the committer's own session."""
+    db.execute("create table public.t (id int primary key, v text)")
+    rnd = random.Random(3)
+    with small_service(db, tmp_path, "public.t") as service:
+        work = maintenance_sync._session_work(
+            service.lake,
+            contextlib.nullcontext(),
+            lambda: maintenance_sync._tables_of(service.lake, ["test"]),
+            lambda: (None, None),
+            lambda lake, older_than: 0,
+        )
+        for _ in range(3):
+            for _ in range(2):
+                at_random(db, rnd)
+                service.apply()
+            report = maintain(work, EAGER.model_copy(update={"retention_hours": 1e-9}))
+            assert report.error is None
+            source, lake = source_and_lake(service)
+            assert lake == source
+        assert report.totals.files_after <= 20
+        assert report.expiry.snapshots_after < 10
+
+
+def test_the_command_works_by_itself_where_no_service_runs(db: Database, tmp_path: Path) -> None:
+    """It holds the groups' locks, reports before and after, and changes no row."""
+    db.execute("create table public.t (id int primary key, v text)")
+    with small_service(db, tmp_path, "public.t") as service:
+        db.execute("insert into public.t select n, 'a' from generate_series(1, 500) n")
+        service.apply()
+        db.execute("delete from public.t where id > 100")
+        service.apply()
+        service.stop()
+        service.lake.close()
+        done = CliRunner().invoke(app, ["maintain", "-c", str(tmp_path / "aqueduck.yaml"), "--json"])
+        assert done.exit_code == 0, done.output
+        [report] = json.loads(done.stdout.strip().splitlines()[-1])
+        tables = {table["table"]: table for table in report["tables"]}
+        assert tables["main.t"]["files_before"] == 0
+        assert tables["main.t"]["files_after"] == 1
+        assert "aqueduck.progress_test" in tables
+        assert report["complete"]
+        service.lake.reopen()
+        source, lake = source_and_lake(service)
+        assert lake == source
+        assert len(source) == 100
+        shown = CliRunner().invoke(app, ["maintain", "-c", str(tmp_path / "aqueduck.yaml")])
+        assert "lake snapshots" in shown.output
+
+
+def test_a_service_that_does_not_answer_is_an_error(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a service has the groups nobody else touches its tables."""
+    db.execute("create table public.t (id int primary key, v text)")
+    monkeypatch.setattr(maintenance_sync, "ANSWER_SECONDS", 0.2)
+    with small_service(db, tmp_path, "public.t") as service:
+        short = service.config.maintenance.model_copy(update={"budget_seconds": 0.1})
+        with pytest.raises(MaintenanceError, match="did not answer"):
+            maintain_sync(service.config.model_copy(update={"maintenance": short}))
+        assert not list(Path(service.config.state_dir).rglob("request"))
+
+
+# -- fan-out
+
+
+@pytest.fixture
+def fan(tmp_path: Path) -> Iterator[Fan]:
+    fan = Fan(tmp_path, {"one": "a", "two": "b"})
+    fan.change(
+        "create table lake.t (id bigint, c varchar, n bigint)",
+        "insert into lake.t select i, case when i % 2 = 0 then 'a' else 'b' end, i from range(20) r(i)",
+    )
+    yield fan
+    fan.close()
+
+
+def config_of(fan: Fan) -> FanoutConfig:
+    values = {
+        "source": {"catalog": fan.place("source").catalog, "data_path": fan.place("source").data_path, "table": "t"},
+        "routing": {"field": "c", "key_columns": ["id"]},
+        "destinations": [
+            {"id": i, "routing_value": v, "catalog": fan.place(i).catalog, "data_path": fan.place(i).data_path}
+            for i, v in fan.values.items()
+        ],
+        "state_dir": str(fan.directory / "state"),
+        "maintenance": {"delete_share": 0.05, "grace_hours": 0, "interval_seconds": 1},
+    }  # fmt: skip
+    file = fan.directory / "fanout.yaml"
+    file.write_text(yaml.safe_dump(values))
+    return load_fanout(file)
+
+
+def test_the_oldest_cursor_of_a_readers_destinations_is_found(fan: Fan) -> None:
+    """A destination that is behind holds what it has not read; one without a cursor holds nothing."""
+    config_of(fan)
+    files, catalog = [str(fan.directory / "fanout.yaml")], fan.place("source").catalog
+    assert oldest_cursor(files, catalog, {}) == (None, None)
+    fan.poll()
+    behind = fan.latest()
+    fan.change("update lake.t set n = n + 1")
+    fan.poll("one")
+    assert oldest_cursor(files, catalog, {}) == (behind, "the destination two")
+    fan.poll()
+    assert oldest_cursor(files, catalog, {})[0] == fan.latest()
+    with pytest.raises(ConfigError, match="another lake"):
+        oldest_cursor(files, "sqlite:/nowhere/else.sqlite", {})
+
+
+def test_a_destination_that_cannot_be_asked_is_an_error(fan: Fan) -> None:
+    fan.poll()
+    fan.places["two"] = fan.place("two").model_copy(
+        update={"catalog": "postgres:host=127.0.0.1 port=1 dbname=none"}
+    )
+    config_of(fan)
+    with pytest.raises(MaintenanceError, match="two"):
+        oldest_cursor([str(fan.directory / "fanout.yaml")], fan.place("source").catalog, {})
+
+
+def test_destinations_are_maintained_and_stay_right(fan: Fan) -> None:
+    """P-F16: polls with maintenance of every destination in between leave what the source has."""
+    config = config_of(fan)
+    rnd = random.Random(1)
+    for i in range(2):
+        low = rnd.randint(0, 20)
+        fan.change(
+            f"delete from lake.t where id between {low} and {low + 3}",
+            f"insert into lake.t select {100 * (i + 1)} + i, 'b', i from range(30) r(i)",
+            f"update lake.t set c = case when c = 'a' then 'b' else 'a' end, n = {i} where id % 5 = 0",
+        )
+        fan.poll()
+        fan.pool.forget(fan.place("one"))
+        reports = maintain_fanout(config, {})
+        assert [(r["lake"], r["error"]) for r in reports] == [("one", None), ("two", None)]
+        assert fan.differing() == {}
+    assert sum(t["files_after"] for r in reports for t in r["tables"] if t["table"] == T.qualified) <= 16
+
+
+def test_the_service_and_the_command_exclude_each_other(fan: Fan) -> None:
+    """The one that runs has the instance's lock."""
+    config = config_of(fan)
+    with only_instance(config), pytest.raises(ServiceLockedError):
+        maintain_fanout(config, {})
+
+
+def test_destinations_take_turns(fan: Fan) -> None:
+    """Each is maintained once an interval, a few at a time."""
+    config = config_of(fan)
+    fan.poll()
+    targets = [(d.id, d.place, d.target) for d in fan.destinations().values()]
+    upkeep = DestinationUpkeep(config.maintenance.model_copy(update={"interval_seconds": 0.0}))
+    first = upkeep.some(targets, seconds=0.0)
+    second = upkeep.some(targets, seconds=0.0)
+    assert [r.lake for r in (*first, *second)] == ["one", "two"]
+    assert DestinationUpkeep(config.maintenance).some(targets) == []  # an interval has to pass first
+
+
+def test_a_fan_out_goes_on_after_maintenance_of_its_source(fan: Fan, tmp_path: Path) -> None:
+    """P-F16: flushes, merges, rewrites and expiry up to the oldest cursor lead to no gap and to no new seed."""
+    from aqueduck.config import LakeConfig
+    from aqueduck.lake.catalog import open_lake
+    from tests.lake.test_maintenance import work_on
+
+    config_of(fan)
+    fan.poll()
+    place = fan.place("source")
+    seeds = 0
+    for i in range(2):
+        fan.change(
+            f"insert into lake.t select {1000 * (i + 1)} + i, 'a', i from range(20) r(i)",
+            f"delete from lake.t where id % 7 = {i}",
+            f"update lake.t set n = n + 1, c = 'b' where id % 3 = {i % 3}",
+        )
+        if i % 2:
+            fan.poll("one")
+        with open_lake(
+            LakeConfig(catalog=place.catalog, data_path=place.data_path, inline_rows=5)
+        ) as session:
+            keep = oldest_cursor([str(tmp_path / "fanout.yaml")], place.catalog, {})
+            report = maintain(
+                work_on(session, T, keep=lambda keep=keep: keep),  # type: ignore[misc]
+                EAGER.model_copy(update={"retention_hours": 1e-9}),
+            )
+            assert report.error is None
+            [[oldest]] = session.execute(f"select min(snapshot_id) from {METADATA}.ducklake_snapshot")
+            assert oldest == keep[0]
+        seeds += sum(applied.seeded for applied in fan.poll())
+        assert fan.differing() == {}
+    assert seeds == 0

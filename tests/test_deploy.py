@@ -1,0 +1,87 @@
+"""Files for Docker, Kubernetes and systemd pass the linters of their kind; each is skipped where its linter is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from aqueduck.config import parse_config
+
+ROOT = Path(__file__).parent.parent
+DEPLOY = ROOT / "deploy"
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+
+
+def tool(name: str) -> str:
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_dockerfile_passes_hadolint() -> None:
+    run(tool("hadolint"), str(DEPLOY / "Dockerfile"))
+
+
+def test_every_yaml_file_passes_yamllint() -> None:
+    run(tool("yamllint"), "--strict", "-c", str(DEPLOY / "yamllint.yaml"), str(DEPLOY))
+
+
+@pytest.mark.parametrize(
+    "manifest", [m for m in MANIFESTS if m.stem != "kustomization"], ids=lambda m: m.stem
+)
+def test_manifests_are_valid_for_kubernetes(manifest: Path) -> None:
+    """Against the schemas of the API server, with no unknown fields."""
+    run(tool("kubernetes-validate"), "--strict", str(manifest))
+
+
+def test_the_kustomization_lists_every_manifest() -> None:
+    listed = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())["resources"]
+    assert sorted(listed) == [m.name for m in MANIFESTS if m.stem != "kustomization"]
+
+
+def test_the_compose_file_follows_the_specification() -> None:
+    if importlib.util.find_spec("compose_spec") is None:
+        pytest.skip("compose_spec is not installed")
+    from compose_spec.models import ComposeSpecification
+
+    values = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
+    model = ComposeSpecification.model_validate(values)
+    assert set(model.services or {}) >= {"source", "minio", "aqueduck", "prometheus", "grafana"}
+
+
+def test_what_the_compose_file_mounts_and_asks_for_exists() -> None:
+    """Files that are mounted are there, and the example names every variable that is wanted."""
+    text = (DEPLOY / "compose" / "compose.yaml").read_text()
+    for mount in re.findall(r"- (\.{1,2}/[^:]+):", text):
+        assert (DEPLOY / "compose" / mount).exists(), mount
+    example = (DEPLOY / "compose" / "example.env").read_text()
+    assert set(re.findall(r"\$\{(\w+)", text)) == set(re.findall(r"^(\w+)=", example, re.MULTILINE))
+
+
+def test_the_systemd_unit_is_valid(tmp_path: Path) -> None:
+    unit = tmp_path / "aqueduck.service"
+    text = (DEPLOY / "systemd" / "aqueduck.service").read_text()
+    unit.write_text(text.replace("/opt/aqueduck/bin/aqueduck run", "/bin/true run"))
+    run(tool("systemd-analyze"), "verify", str(unit))
+
+
+def test_configurations_in_the_examples_are_valid() -> None:
+    """What compose and Kubernetes mount is a file that the service takes."""
+    config_map = yaml.safe_load((DEPLOY / "kubernetes" / "config.yaml").read_text())
+    for text in (config_map["data"]["aqueduck.yaml"], (DEPLOY / "compose" / "aqueduck.yaml").read_text()):
+        config = parse_config(text, base_dir=ROOT, env={"PG_DSN": "host=x"})
+        assert config.server.token_env == "AQUEDUCK_TOKEN"
+        assert config.maintenance.retention_hours == 168
