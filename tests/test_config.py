@@ -263,6 +263,12 @@ def test_whatever_the_file_holds_it_is_a_configuration_or_a_configuration_error(
         assert isinstance(parse(values), SyncConfig)
 
 
+def test_a_plugin_that_only_polling_can_read_is_polled() -> None:
+    """P-E09: test_decoding needs no second key."""
+    [only] = parse(group(plugin="test_decoding")).groups
+    assert only.capture == "poll"
+
+
 def test_an_object_store_is_named_with_variables_for_its_credentials() -> None:
     """P-F14 for sync: properties are kept as they stand, a secret in the file is refused, a missing variable is named."""
     text = SMALLEST_LAKE.format("s3_secret_access_key_env: S3_SECRET")
@@ -280,9 +286,3 @@ source: {{ dsn: "dbname=a" }}
 lake: {{ catalog: "sqlite:l.db", data_path: "s3://b/x", properties: {{ {} }} }}
 groups: [{{ name: g }}]
 """
-
-
-def test_a_plugin_that_only_polling_can_read_is_polled() -> None:
-    """P-E09: test_decoding needs no second key."""
-    [only] = parse(group(plugin="test_decoding")).groups
-    assert only.capture == "poll"

@@ -165,9 +165,7 @@ def make_world(tmp_path: Path) -> Iterator[Callable[..., World]]:
 
     yield make
     for world in worlds:
-        world.copier.stop()
-        world.capture.stop()
-        world.lake.close()
+        world.close()
 
 
 @pytest.fixture

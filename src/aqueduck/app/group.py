@@ -203,12 +203,12 @@ class GroupRunner:
             max_queued_changes=g.max_queued_changes,
             batch_bytes_max=g.batch_bytes_max,
             flush_interval_seconds=g.flush_interval_ms / 1000,
-            stream_in_progress=g.large_transactions == "stream",
             capture=g.capture,
             plugin=g.plugin,
             poll_interval_seconds=g.poll_interval_ms / 1000,
             poll_step_bytes=g.poll_step_bytes,
             catchup_bytes=g.catchup_bytes,
+            stream_in_progress=g.large_transactions == "stream",
         )
 
     def stop(self) -> None:

@@ -56,8 +56,7 @@ class RunPlan:
             return None
         if moment_of(skip_before).shows(first.commit_lsn, first.xid):
             return None
-        later = skip_from is not None and not moment_of(skip_from).shows(first.commit_lsn, first.xid)
-        return None if later else first
+        return first if skip_from is None or moment_of(skip_from).shows(first.commit_lsn, first.xid) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,13 @@ def replay_parked(
     for run in plan_runs(left, keeping=[ready.oid] if ready.mode.keeps else ()):
         plan = RunPlan(version(run.segments[0]), run.segments)
         current = apply_run(
-            session, ready.target, plan, current=current, skip_before=shown, group=group, mode=ready.mode
+            session,
+            ready.target,
+            plan,
+            current=current,
+            skip_before=shown,
+            group=group,
+            mode=ready.mode,
         )
     forget_parked(session, group, ready.oid)
     ready = replace(ready, schema=current)

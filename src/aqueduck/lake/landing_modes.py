@@ -37,6 +37,10 @@ class SessionFiles:
     time_us: int = 0
     """The server's time right before the snapshot was taken; 0 where nobody needs it."""
 
+    @property
+    def position(self) -> int:
+        return self.moment.position
+
 
 def prepare_copy(session: LakeSession, state: TableState, schema: TableSchema) -> bool:
     """
@@ -76,7 +80,7 @@ def make_way(
     copy = sessions[-1]
     if mode.name == "append":
         _write_parked(session, group, state, parked, copy.moment)
-        tell_of_resync(session, target, mode, copy.moment.position, copy.time_us)
+        tell_of_resync(session, target, mode, copy.position, copy.time_us)
     elif mode.name == "soft_delete":
         _end_missing(session, state, schema, copy, same_key(schema, "t", "c.k"))
         delete_keys(session, target, schema, copied_keys(schema, copy.paths), own_rows(mode))
@@ -101,7 +105,7 @@ def _rows(schema: TableSchema, paths: Sequence[str]) -> str:
 
 
 def _write_parked(
-    session: LakeSession, group: str, state: TableState, parked: Sequence[SegmentRef], moment: Moment
+    session: LakeSession, group: str, state: TableState, parked: Sequence[SegmentRef], copy: Moment
 ) -> None:
     """
     Changes from before the copy that the log does not have: it goes on without a gap.
@@ -123,7 +127,7 @@ def _write_parked(
             state.target,
             plan,
             skip_before=copied,
-            skip_from=moment,
+            skip_from=copy,
             group=group,
             mode=state.mode,
         )

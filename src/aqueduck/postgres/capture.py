@@ -5,13 +5,15 @@ The thread owns a reader of the slot (`readers`: the replication stream, or SQL)
 reports how far the lake is, pauses reading while the stage is full, and lets go of the slot while it is
 held (a disabled group).  It confirms a position only when the lake has it, or when nothing
 before it is on its way.  A failure ends the thread and is raised by `check()`: the service decides whether to start
-again, from the lake's position.  Two are handled here: a connection that polls is made again, a few times, and a
+again, from the lake's position.  Two are handled here: a connection that polls is made again, a few times; and a
 server that cannot stream a transaction before it ends is asked for whole ones.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import threading
 import time
@@ -66,9 +68,9 @@ class Capture(threading.Thread):
         self._committed = settings.position
         self._paused = False
         self._held = False
-        self._in_progress = settings.stream_in_progress
         self._failures = 0
         self._trouble: AqueduckError | None = None
+        self._in_progress = settings.stream_in_progress
         self._received_bytes = 0
         self._decode_seconds = 0.0
         self._ask_reply = False
@@ -112,7 +114,7 @@ class Capture(threading.Thread):
                     self._report()
                     self._stopping.wait(0.05)
                 else:
-                    self._session_or_whole_ones()
+                    self._try_session()
         except BaseException as exc:  # noqa: BLE001 - handed to the planner, which raises it
             self._failure = exc
             with self._stage.changed:
@@ -122,21 +124,17 @@ class Capture(threading.Thread):
         self._held = Path(self._settings.hold_path).exists()
         return self._held
 
-    def _session_or_whole_ones(self) -> None:
-        """Some transactions (DDL after a rolled back one) PostgreSQL decodes only once they have ended."""
-        try:
-            self._try_session()
-        except SourceQueryError:
-            if not self._in_progress:
-                raise
-            self._in_progress = False
-
     def _try_session(self) -> None:
         """Whoever polls has many short conversations, and does not give up after one that failed."""
         before = self._seen
         try:
             self._session()
             self._failures = 0
+        except SourceQueryError:
+            # Some transactions (DDL after a rolled back one) PostgreSQL decodes only once they have ended.
+            if not self._in_progress or self._settings.capture == "poll":
+                raise
+            self._in_progress = False
         except (ConnectionLostError, SourceUnreachableError, SlotActiveError) as exc:
             self._failures = 1 if self._seen > before else self._failures + 1
             if self._settings.capture != "poll" or self._failures > POLL_RETRIES:
@@ -235,6 +233,15 @@ class Capture(threading.Thread):
                 self._seen = max(self._seen, decoder.wal_end)
                 if stream.ended:
                     return
+        self._confirm_last(stream)
+
+    def _confirm_last(self, stream: ReplicationStream) -> None:
+        """Whoever only catches up may be done before a second has passed: what is durable by now is told."""
+        self._take_durable(math.inf)
+        if self._stage.durable > self._confirmed:
+            self._confirmed = self._stage.durable
+            with contextlib.suppress(ConnectionLostError):
+                stream.send_status(received=max(self._seen, self._confirmed), confirmed=self._confirmed)
 
     def _take_durable(self, now: float) -> None:
         """Spark tells a source that a batch is done only when the next one begins; the driver tells us at once."""

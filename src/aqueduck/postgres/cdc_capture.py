@@ -218,7 +218,7 @@ class CdcCapture(Capture):
         return max(self.seen, self._stage.committed)
 
     def _open(self, position: int) -> ReplicationStream:
-        stream = open_reader(self._settings, position)
+        stream = super()._open(position)
         _remove_old_stages(Path(self._settings.stage_dir))
         return stream
 

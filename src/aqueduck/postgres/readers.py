@@ -27,7 +27,7 @@ __all__ = ["open_reader", "warm_up"]
 
 
 def open_reader(settings: CaptureSettings, position: int, *, in_progress: bool = False) -> ReplicationStream:
-    """Read on after `position`; a stream may send transactions while they are still in progress, SQL does not."""
+    """Read on after `position`; a stream also what is `in_progress` still, SQL only what has ended."""
     s = settings
     if s.capture == "poll":
         return _polled(s, position)

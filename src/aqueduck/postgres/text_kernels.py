@@ -173,7 +173,7 @@ def _commits(raw, out):
 
 
 def commits(raw: Bytes) -> Ints:
-    """Position and time of each commit of a step, in order."""
+    """Where each commit of a step ends, and its time, in order; where it begins, lines do not tell."""
     out = np.empty((int(_commits(raw, np.empty((0, 2), np.int64))), 2), np.int64)
     _commits(raw, out)
     return out
@@ -421,12 +421,12 @@ def _frames(raw, commits, out, state, heads, facts, starts, columns, places):
             tx = state[1]
             if tx >= commits.shape[0]:
                 return 4, at
-            state[3] = 1 if commits[tx, 0] < state[2] else 0
+            state[3] = 1 if commits[tx, 0] <= state[2] else 0
             if state[3] == 0:
                 xid, _ = _number(raw, a + 6, stop)
                 end = at + 30
                 out[end] = 66
-                end = _put(out, end + 1, commits[tx, 0], 8)
+                end = _put(out, end + 1, commits[tx, 0] - 1, 8)
                 end = _put(out, end, commits[tx, 1], 8)
                 end = _put(out, end, xid, 4)
                 _head(raw, a, out, at, end)
@@ -438,8 +438,8 @@ def _frames(raw, commits, out, state, heads, facts, starts, columns, places):
                 end = at + 30
                 out[end] = 67
                 out[end + 1] = 0
-                end = _put(out, end + 2, commits[tx, 0], 8)
-                end = _put(out, end, commits[tx, 0] + 1, 8)
+                end = _put(out, end + 2, commits[tx, 0] - 1, 8)
+                end = _put(out, end, commits[tx, 0], 8)
                 end = _put(out, end, commits[tx, 1], 8)
                 _head(raw, a, out, at, end)
                 at = end

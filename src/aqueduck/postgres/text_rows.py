@@ -73,7 +73,7 @@ class TextRows:
             raw = np.frombuffer(mmap.mmap(self._spool.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
             commits = kernels.commits(raw)
             yield from self._frames(raw, commits)
-            last = int(commits[-1, 0]) + 1 if len(commits) else last
+            last = int(commits[-1, 0]) if len(commits) else last
         self._position = max(self._position, position, last)
 
     def _frames(self, raw: Bytes, commits: kernels.Ints) -> Iterator[Bytes]:
