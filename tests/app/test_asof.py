@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from aqueduck.app.cli import app
+from aqueduck.app.asof import find_snapshot
 from aqueduck.errors import ConfigError, NoSnapshotError
+from aqueduck.lake.lineage import SourceState
 from tests.fix_postgres import Database
 from tests.small_service import SmallService
 
@@ -25,13 +23,9 @@ def service(db: Database, tmp_path: Path) -> Iterator[SmallService]:
     service.close()
 
 
-def asof(service: SmallService, *options: str) -> dict[str, Any]:
-    file = Path(service.config.state_dir).parent / "aqueduck.yaml"
-    result = CliRunner().invoke(app, ["asof", "-c", str(file), "--json", *options], catch_exceptions=True)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    answer: dict[str, Any] = json.loads(result.stdout)
-    return answer
+def asof(service: SmallService, **asked: str) -> SourceState:
+    options: dict[str, str | None] = {"lsn": None, "time": None, **asked}
+    return find_snapshot(service.config, lsn=options["lsn"], time=options["time"], group=None)
 
 
 def test_a_position_and_a_time_lead_to_the_snapshot_that_shows_them(service: SmallService) -> None:
@@ -59,7 +53,7 @@ def test_a_position_and_a_time_lead_to_the_snapshot_that_shows_them(service: Sma
 
 def test_what_cannot_be_found_is_said(service: SmallService) -> None:
     with pytest.raises(NoSnapshotError):
-        asof(service, "--lsn", "0/1")
-    for options in ((), ("--lsn", "0/1", "--time", "2026-01-01"), ("--lsn", "x"), ("--time", "yesterday")):
+        asof(service, lsn="0/1")
+    for asked in ({}, {"lsn": "0/1", "time": "2026-01-01"}, {"lsn": "x"}, {"time": "yesterday"}):
         with pytest.raises(ConfigError):
-            asof(service, *options)
+            asof(service, **asked)

@@ -249,6 +249,7 @@ def test_a_transaction_left_open_for_the_whole_copy_arrives_once(world: World) -
     assert (5000, "open") in world.db.query("select id, v from t")
 
 
+@pytest.mark.slow
 def test_a_commit_that_waits_for_a_standby_is_not_lost_around_a_copy_by_sql(
     new_server: Callable[..., EmbeddedPostgres], make_world: Callable[..., World]
 ) -> None:

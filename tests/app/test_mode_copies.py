@@ -49,6 +49,7 @@ def test_interrupted_copies_and_later_ones(world: World, seed: int) -> None:
     interrupt_and_resync(world, seed)
 
 
+@pytest.mark.slow
 def test_an_interrupted_copy_and_a_later_one_of_a_log(db: Database, tmp_path: Path) -> None:
     """P-S16: chunks of several snapshots and a resync end in the source's rows; the log has each change once."""
     with closing(World(db, tmp_path, TableMode("append"))) as world:

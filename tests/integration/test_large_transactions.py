@@ -14,6 +14,8 @@ import pytest
 from tests.fix_postgres import Database, wait_until
 from tests.fix_service import Sync
 
+pytestmark = pytest.mark.spark
+
 
 def _little_memory(db: Database) -> None:
     """From its next connection on, the server streams whatever is larger than 64 kB."""

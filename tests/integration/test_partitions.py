@@ -77,6 +77,7 @@ def test_partitions_of_every_kind_come_and_go(shared: Sync) -> None:
     assert copies(sync, "public.p") == 4
 
 
+@pytest.mark.slow
 def test_a_parent_is_synced_without_its_children(shared: Sync) -> None:
     """Inheritance without partitions: each table has its own rows, by copy and by stream."""
     sync, db = shared, shared.db

@@ -50,6 +50,7 @@ def polled(new_server: Callable[..., EmbeddedPostgres], tmp_path: Path) -> Itera
             sync.kill(process)
 
 
+@pytest.mark.slow
 def test_sync_through_a_pooler_without_walsenders_or_a_superuser(polled: Sync) -> None:
     """P-E09, P-S24, P-S25: copy, changes, a table that comes later, the group's lock: all by SQL through pgbouncer."""
     sync, db = polled, polled.db

@@ -367,6 +367,7 @@ time.sleep(2)
 """
 
 
+@pytest.mark.slow
 def test_duckdb_files_as_catalogs_are_taken_turns_with(tmp_path: Path) -> None:
     """Source and destinations with DuckDB files: they are let go after each use, and waited for while others write."""
     places = {

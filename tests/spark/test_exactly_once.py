@@ -74,6 +74,7 @@ def check(db: Database, directory: Path, points: tuple[str, ...]) -> None:
     assert {path.name for path in (directory / "lake").rglob("*.parquet")} <= known, "no file is left over"
 
 
+@pytest.mark.slow
 def test_a_kill_loses_and_doubles_nothing(db: Database, tmp_path: Path) -> None:
     """Guarantee 9, hazard 8: after the lake's commit and before Spark's, and with files that nobody knows."""
     check(db, tmp_path, POINTS[:SHORT])
