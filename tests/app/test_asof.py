@@ -41,14 +41,14 @@ def test_a_position_and_a_time_lead_to_the_snapshot_that_shows_them(service: Sma
         service.change_lake("create or replace table lake.main.noise as select 1")
     for i, lsn, when in moments:
         shown = i if i != 2 else 1
-        for options in (("--lsn", lsn), ("--time", when.isoformat())):
-            found = asof(service, *options)
-            rows, _ = service.lake.query(
-                f"select max(id) from lake.main.t at (version => {found['snapshot']})"
-            )
-            assert rows == [(shown,)], options
-    assert asof(service, "--lsn", moments[1][1])["reached"]
-    assert not asof(service, "--lsn", "FF/0")["reached"]
+        for found in (asof(service, lsn=lsn), asof(service, time=when.isoformat())):
+            rows, _ = service.lake.query(f"select max(id) from lake.main.t at (version => {found.snapshot})")
+            assert rows == [(shown,)], i
+    assert asof(service, lsn=moments[1][1]).reached
+    assert not asof(service, lsn="FF/0").reached
+    file = Path(service.config.state_dir).parent / "aqueduck.yaml"
+    result = CliRunner().invoke(app, ["asof", "-c", str(file), "--json", "--lsn", moments[0][1]])
+    assert json.loads(result.stdout)["snapshot"] == asof(service, lsn=moments[0][1]).snapshot
 
 
 def test_what_cannot_be_found_is_said(service: SmallService) -> None:
