@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 
-_PLUGINS = ("tests.fix_postgres", "tests.fix_lake", "tests.fix_service", "tests.fix_events", "tests.fix_s3")
+_PLUGINS = (
+    "tests.fix_postgres",
+    "tests.fix_lake",
+    "tests.fix_service",
+    "tests.fix_events",
+    "tests.fix_pooler",
+    "tests.fix_s3",
+)
 
 pytest_plugins = [name for name in _PLUGINS if importlib.util.find_spec(name)]

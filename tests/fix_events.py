@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,18 +37,27 @@ class Watched:
     """The events of all tables of a database from now on, captured without Spark."""
 
     def __init__(
-        self, db: Database, directory: Path, *, segment_bytes: int = 1 << 20, **options: Any
+        self,
+        db: Database,
+        directory: Path,
+        *,
+        segment_bytes: int = 1 << 20,
+        slot: str = "s",
+        dsn: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> None:
         self.db = db
         if not db.query("select from pg_publication where pubname = 'p'"):
             db.execute("create publication p for all tables")
         with db.connect() as conn:
-            position = create_slot(conn, "s")
+            position = create_slot(conn, slot, (settings or {}).get("plugin", "pgoutput"))
         capture = CaptureSettings(
-            dsn=db.dsn, slot="s", publication="p", position=position,
+            dsn=dsn or db.dsn, slot=slot, publication="p", position=position,
             stage_dir=str(directory / "stage"), report_path=str(directory / "report.json"),
             hold_path=str(directory / "hold"), confirmed_path=str(directory / "confirmed"),
             durable_path=str(directory / "durable"), segment_bytes=segment_bytes, slot_retries=1,
+            **(settings or {}),
         )  # fmt: skip
         self.settings = EventsSettings(capture, **options)
         self.stage = EventsStage(

@@ -43,6 +43,8 @@ class Sync:
     modes: dict[str, str] = field(default_factory=dict)
     """Of tables that are not upserted."""
     user: str = "postgres"
+    dsn: str | None = None
+    """How the service reaches the source, where it is not directly."""
     group: str = "test"
     spark: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
@@ -60,7 +62,7 @@ class Sync:
             {"source": t, "copy": self.copy, "mode": self.modes.get(t, "upsert")} for t in self.tables
         ]
         config = {
-            "source": {"dsn": self.db.dsn_for(self.user)},
+            "source": {"dsn": self.dsn or self.db.dsn_for(self.user)},
             "lake": {
                 "catalog": f"sqlite:{self.directory}/lake.sqlite",
                 "data_path": f"{self.directory}/data",
@@ -69,6 +71,7 @@ class Sync:
             "state_dir": f"{self.directory}/state",
             "spark": self.spark,
             "server": {"port": 0},  # several services run side by side
+            "mask_salt_env": "AQUEDUCK_TEST_SALT",
             **self.options,
         }
         self.config_file.write_text(json.dumps(config))  # JSON is YAML
@@ -78,6 +81,7 @@ class Sync:
     def start(self, *arguments: str, fault: str | None = None) -> subprocess.Popen[bytes]:
         self.write_config()
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "AQUEDUCK_FAULT": fault or ""}
+        env["AQUEDUCK_TEST_SALT"] = "salt"
         log = open(self.directory / "log.txt", "ab")  # noqa: SIM115 - the process keeps it
         command = [sys.executable, "-m", "aqueduck.app.cli", "run", "-c", str(self.config_file)]
         command += [*self.arguments, *arguments]

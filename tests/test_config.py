@@ -156,7 +156,11 @@ def test_the_connection_string_comes_from_the_environment() -> None:
         ({**SMALLEST, "groups": [{}]}, "groups[0].name: is missing"),
         ({**SMALLEST, "groups": [{"name": "A b"}]}, "groups[0].name: must be 1 to 40"),
         (group(slot_name="Slot"), "groups[0].slot_name: must be 1 to 63"),
-        (group(capture="magic"), "groups[0].capture: must be 'stream'"),
+        (group(capture="magic"), "groups[0].capture: must be 'stream', 'poll' or 'auto'"),
+        (
+            group(capture="auto", plugin="test_decoding"),
+            "groups[0]: plugin test_decoding needs capture: poll",
+        ),
         (group(flush_interval_ms="soon"), "groups[0].flush_interval_ms: input should be a valid integer"),
         (group(segment_bytes=0), "groups[0].segment_bytes: input should be greater than 0"),
         (group(segment_bytes="8 ells"), "groups[0].segment_bytes: could not"),
@@ -257,6 +261,12 @@ def test_whatever_the_file_holds_it_is_a_configuration_or_a_configuration_error(
     """No input makes anything but `ConfigError` escape."""
     with contextlib.suppress(ConfigError):
         assert isinstance(parse(values), SyncConfig)
+
+
+def test_a_plugin_that_only_polling_can_read_is_polled() -> None:
+    """P-E09: test_decoding needs no second key."""
+    [only] = parse(group(plugin="test_decoding")).groups
+    assert only.capture == "poll"
 
 
 def test_an_object_store_is_named_with_variables_for_its_credentials() -> None:

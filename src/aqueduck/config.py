@@ -33,6 +33,7 @@ from pydantic_core import ErrorDetails
 from aqueduck.errors import ConfigError
 from aqueduck.modes import TableMode
 from aqueduck.object_store import Properties, read_properties, refuse_secrets
+from aqueduck.projection import Mask, Projection
 from aqueduck.schema import TableName, parse_table_name
 
 __all__ = [
@@ -56,6 +57,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _GROUP_NAME = re.compile(r"[a-z0-9_]{1,40}")
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _MASTER = re.compile(r"local(\[(\d+|\*)(,\d+)?\])?|local-cluster\[[\d,]+\]|spark://.+|k8s://.+|yarn")
+_TABLE_OPTIONS = {"columns", "exclude", "rename", "mask", "where"}
 _HINT = "see docs/configuration.md for every key"
 
 
@@ -109,6 +111,12 @@ class LakeConfig(Section):
         return refuse_secrets(values)
 
 
+class ConstantMask(Section):
+    """The same value for every row."""
+
+    constant: Annotated[str, BeforeValidator(_spark_value)]
+
+
 class TableConfig(Section):
     """One source table and where it goes; names are kept as `TableName` writes them."""
 
@@ -121,6 +129,45 @@ class TableConfig(Section):
     source_value: str | None = None
     """What this source has there; by default its name."""
     initial_copy: bool = Field(default=True, alias="copy")
+    columns: tuple[Text, ...] = ()
+    """Only these; all of them if it is empty."""
+    exclude: tuple[Text, ...] = ()
+    rename: dict[Text, Text] = Field(default_factory=dict)
+    mask: dict[Text, Literal["hash", "redact"] | ConstantMask] = Field(default_factory=dict)
+    where: str = ""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is not left at its default of columns, names, masks and row filter, as the file has it."""
+        given = self.model_dump(mode="json", include=_TABLE_OPTIONS)
+        return {name: value for name, value in given.items() if value}
+
+    @property
+    def projection(self) -> Projection | None:
+        """The same as values; None if the table goes into the lake as it is."""
+        if not self.options:
+            return None
+        masks = tuple(
+            (name, Mask("constant", mask.constant) if isinstance(mask, ConstantMask) else Mask(mask))
+            for name, mask in self.mask.items()
+        )
+        return Projection(self.columns, self.exclude, tuple(self.rename.items()), masks, self.where.strip())
+
+    @model_validator(mode="after")
+    def _names_columns_once(self) -> TableConfig:
+        if self.columns and self.exclude:
+            raise ValueError("has both columns and exclude: keep one of them")
+        if self.where and self.mode != "upsert":
+            raise ValueError(f"where filters rows of the mode upsert, not of {self.mode}")
+        for key, names in (("columns", self.columns), ("exclude", self.exclude)):
+            repeated = [name for name, count in Counter(names).items() if count > 1]
+            if repeated:
+                raise ValueError(f"{key} names {repeated[0]} more than once")
+        for key, mapping in (("rename", self.rename), ("mask", self.mask)):
+            for name in mapping:
+                if name in self.exclude or (self.columns and name not in self.columns):
+                    raise ValueError(f"{key} names {name}, which is not among the lake's columns")
+        return self
 
     @field_validator("source")
     @classmethod
@@ -170,7 +217,11 @@ class GroupConfig(Section):
     """Tables that share a slot, a publication and a streaming query, and commit together."""
 
     name: str
-    capture: Literal["stream"] = "stream"
+    capture: Literal["stream", "poll", "auto"] = "stream"
+    plugin: Literal["pgoutput", "test_decoding"] = "pgoutput"
+    poll_interval_ms: int = Field(default=100, ge=10, le=60_000)
+    poll_step_bytes: Bytes = ByteSize(64 * MIB)
+    catchup_bytes: Bytes = ByteSize(64 * MIB)
     flush_interval_ms: int = Field(default=1000, ge=0, le=3_600_000)
     stage_bytes_max: Bytes = ByteSize(1024 * MIB)
     batch_bytes_max: Bytes = ByteSize(512 * MIB)
@@ -184,11 +235,17 @@ class GroupConfig(Section):
     on_partition_change: Literal["resync", "keep"] = "resync"
     on_recreate: Literal["stop", "resync"] = "stop"
     heartbeat_interval_ms: int = Field(default=0, ge=0, le=3_600_000)
+    publication_by: Literal["aqueduck", "user"] = "aqueduck"
     slot_name: str = ""
     """By default `aqueduck_` and the group's name."""
     publication: str = Field(default="", min_length=1, max_length=63)
     """By default `aqueduck_` and the group's name."""
     tables: tuple[TableConfig, ...] = ()
+
+    @property
+    def users_publication(self) -> str:
+        """The publication, if it is not ours to change; else nothing."""
+        return self.publication if self.publication_by == "user" else ""
 
     @model_validator(mode="before")
     @classmethod
@@ -197,7 +254,14 @@ class GroupConfig(Section):
             return values  # reported under the key `name`
         name = f"aqueduck_{values['name']}"
         given = {key: value for key, value in values.items() if value is not None}
-        return {"slot_name": name, "publication": name, **given}
+        capture = {"capture": "poll"} if given.get("plugin") == "test_decoding" else {}
+        return {"slot_name": name, "publication": name, **capture, **given}
+
+    @model_validator(mode="after")
+    def _can_read_its_plugin(self) -> GroupConfig:
+        if self.plugin != "pgoutput" and self.capture != "poll":
+            raise ValueError(f"plugin {self.plugin} needs capture: poll")
+        return self
 
     @field_validator("name")
     @classmethod
@@ -302,6 +366,15 @@ class SyncConfig(Section):
     maintenance: MaintenanceConfig = MaintenanceConfig()
     tracing: TracingConfig = TracingConfig()
     state_dir: Text = ".aqueduck"
+    mask_salt_env: str | None = None
+    """Name of the variable that holds the salt of masks by hash; the salt itself is never in here."""
+
+    @field_validator("mask_salt_env")
+    @classmethod
+    def _is_a_variable(cls, value: str | None) -> str | None:
+        if value is not None and not _VARIABLE.fullmatch(value):  # it may be a salt: never show it
+            raise ValueError("must be the name of an environment variable")
+        return value
 
     @model_validator(mode="after")
     def _has_groups_and_nothing_twice(self) -> SyncConfig:
@@ -350,10 +423,14 @@ def parse_config(text: str, *, base_dir: Path, env: Mapping[str, str], name: str
     try:
         config = SyncConfig.model_validate(_with_dsn(values, env, name))
     except ValidationError as exc:
-        problems = "; ".join(map(_describe, exc.errors(include_url=False, include_input=False)))
-        raise ConfigError(f"{name}: {problems}", hint=_HINT) from None
+        raise ConfigError(f"{name}: {describe_problems(exc)}", hint=_HINT) from None
     read_properties(config.lake.properties, env, f"{name}: lake")
     return _with_absolute_paths(config, base_dir)
+
+
+def describe_problems(exc: ValidationError) -> str:
+    """What is wrong, in the words of the file."""
+    return "; ".join(map(_describe, exc.errors(include_url=False, include_input=False)))
 
 
 def setting_names() -> list[str]:

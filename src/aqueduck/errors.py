@@ -9,6 +9,7 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── WalLevelError            pg.wal_level
     │   ├── PrivilegeError           pg.privilege
     │   ├── TableMissingError        pg.table_missing
+    │   ├── TableRecreatedError      pg.table_recreated
     │   ├── NoKeyError               pg.no_key
     │   ├── SlotLostError            pg.slot_lost
     │   ├── SlotActiveError          pg.slot_active      retried

@@ -79,7 +79,11 @@ class PostgresCdcConfig(Section):
     tls: TlsConfig | None = None
     start_lsn: str | None = None
     proto_version: Literal[1] = 1
-    capture: Literal["stream"] = "stream"
+    capture: Literal["stream", "poll", "auto"] = "stream"
+    plugin: Literal["pgoutput", "test_decoding"] = "pgoutput"
+    poll_interval_ms: int = Field(default=100, ge=10, le=60_000)
+    poll_step_bytes: Bytes = ByteSize(64 * MIB)
+    catchup_bytes: Bytes = ByteSize(64 * MIB)
     envelope: Envelope | None = None
     idle_timeout: Seconds | None = None
     max_messages: int | None = Field(default=None, gt=0)
@@ -90,9 +94,11 @@ class PostgresCdcConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _tls_may_be_its_mode(cls, values: Any) -> Any:
+    def _fill_in(cls, values: Any) -> Any:
         if isinstance(values, dict) and isinstance(values.get("tls"), str):
-            return {**values, "tls": {"mode": values["tls"]}}
+            values = {**values, "tls": {"mode": values["tls"]}}
+        if isinstance(values, dict) and values.get("plugin") == "test_decoding":
+            values = {"capture": "poll", **values}
         return values
 
     @field_validator("slot_name")
@@ -114,6 +120,14 @@ class PostgresCdcConfig(Section):
         given = "status_update_interval" in self.model_fields_set
         if given and self.idle_timeout is not None and self.status_update_interval >= self.idle_timeout:
             raise ValueError("status_update_interval must be less than idle_timeout")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_read(self) -> PostgresCdcConfig:
+        if self.plugin != "pgoutput" and self.capture != "poll":
+            raise ValueError(f"plugin {self.plugin} needs capture: poll")
+        if self.capture != "stream" and self.slot_type == "temporary":
+            raise ValueError("a temporary slot can only be read with capture: stream")
         return self
 
 

@@ -14,7 +14,7 @@ never a cell value, a connection string or a token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
 from typing import Any, Literal, Protocol
@@ -338,6 +338,7 @@ class Actions(Protocol):
         copy: bool = True,
         source_column: str | None = None,
         source_value: str | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> int: ...
 
     def remove_table(

@@ -13,6 +13,8 @@ import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from aqueduck.projection import Projection, lake_schema
+
 __all__ = ["Column", "TableName", "TableSchema", "lsn_text", "parse_lsn", "parse_table_name"]
 
 _LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
@@ -56,6 +58,20 @@ class TableSchema:
     """Names of the columns by which rows are matched."""
     identity: str
     """The replica identity: d(efault), i(ndex), f(ull) or n(othing)."""
+    projection: Projection | None = None
+    """What of the table goes into the lake, if not all of it as it is."""
+    source: TableSchema | None = None
+    """Of a table as the lake has it under a projection: the same as the source has it."""
+
+    @property
+    def streamed(self) -> TableSchema:
+        """The table as the stream and the copy bring it."""
+        return self.source or self
+
+    @property
+    def in_lake(self) -> TableSchema:
+        """The table as the lake has it."""
+        return lake_schema(self)
 
     @property
     def qualified(self) -> str:
@@ -86,16 +102,32 @@ class TableSchema:
             columns.append(column)
         return replace(self, columns=tuple(columns))
 
+    def settled(self, now: TableSchema | None) -> TableSchema:
+        """The same version with the catalog's numbers if the catalog has exactly these columns, else without any."""
+        if now is not None and [_shape(c) for c in now.columns] == [_shape(c) for c in self.columns]:
+            return self.numbered(now, None)
+        return replace(self, columns=tuple(replace(c, number=0) for c in self.columns))
+
     def to_json(self) -> str:
         """The schema as one line of JSON, the same text for equal schemas."""
-        return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False)
+        return json.dumps(_plain(self), separators=(",", ":"), ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> TableSchema:
         """The reverse of `to_json`."""
-        values: dict[str, Any] = json.loads(text)
+        return cls._from_dict(json.loads(text))
+
+    @classmethod
+    def _from_dict(cls, values: dict[str, Any]) -> TableSchema:
         columns = tuple(Column(**column) for column in values.pop("columns"))
-        return cls(columns=columns, key=tuple(values.pop("key")), **values)
+        projection, source = values.pop("projection", None), values.pop("source", None)
+        return cls(
+            columns=columns,
+            key=tuple(values.pop("key")),
+            projection=None if projection is None else Projection.from_dict(projection),
+            source=None if source is None else cls._from_dict(source),
+            **values,
+        )
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -149,6 +181,16 @@ def parse_lsn(text: str) -> int:
     if not found:
         raise ValueError("a position is written as two hexadecimal numbers, such as 0/16A4F88")
     return int(found[1], 16) << 32 | int(found[2], 16)
+
+
+def _plain(table: TableSchema) -> dict[str, Any]:
+    """As plain values; what only a projection needs is left out where there is none."""
+    values = asdict(table)
+    for inner in (values, values["source"] or {}):
+        for name in ("projection", "source"):
+            if inner.get(name) is None:
+                inner.pop(name, None)
+    return values
 
 
 def _shape(column: Column) -> tuple[str, int]:

@@ -34,7 +34,12 @@ NewServer = Callable[..., EmbeddedPostgres]
 
 
 def config_for(
-    dsn: str, base: Path, *tables: str, catalog: str = "lake.ducklake", data_path: str = "data"
+    dsn: str,
+    base: Path,
+    *tables: str,
+    catalog: str = "lake.ducklake",
+    data_path: str = "data",
+    capture: str = "stream",
 ) -> SyncConfig:
     lines = "".join(f"      - source: '{table}'\n" for table in tables)
     text = f"""
@@ -45,6 +50,7 @@ lake:
   data_path: "{data_path}"
 groups:
   - name: g
+    capture: {capture}
     tables:{" []" if not tables else ""}
 {lines}"""
     return parse_config(text, base_dir=base, env={})
@@ -279,6 +285,27 @@ def test_a_replication_connection_is_really_tried(new_server: NewServer, tmp_pat
     """A superuser has the attribute, and still a server without walsenders does not let it in."""
     server = new_server(settings={"max_wal_senders": 0, "max_replication_slots": 4})
     assert isinstance(failures(config_for(server.dsn, tmp_path))["replication"].error, SlotLimitError)
+
+
+def test_who_polls_needs_no_replication_connection(new_server: NewServer, tmp_path: Path) -> None:
+    """P-E09: no walsender, no superuser: the attribute REPLICATION is enough, and its absence is told."""
+    server = new_server(settings={"max_wal_senders": 0, "max_replication_slots": 4})
+    with psycopg.connect(server.dsn, autocommit=True) as admin:
+        admin.execute("create role poller login; grant create on database postgres to poller")
+        polls = config_for(server.dsn_for("postgres", "poller"), tmp_path, capture="poll")
+        [(name, result)] = failures(polls).items()
+        assert (name, result.fix) == ("replication", 'alter role "poller" replication')
+        admin.execute("alter role poller replication")
+        assert failures(polls) == {}
+
+
+def test_a_stream_through_a_pooler_is_refused(
+    db: Database, tmp_path: Path, pooler: Callable[..., str]
+) -> None:
+    """P-E09: the way out is told; polling through it is fine."""
+    found = failures(config_for(pooler(), tmp_path))["pooler"]
+    assert "capture: poll" in (found.fix or "")
+    assert failures(config_for(pooler(), tmp_path, capture="poll")) == {}
 
 
 # -- the lake

@@ -11,6 +11,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,7 @@ from aqueduck.modes import UPSERT, TableMode
 from aqueduck.notes import write_tables
 from aqueduck.postgres.capture import Capture
 from aqueduck.postgres.capture_settings import CaptureSettings
+from aqueduck.postgres.embedded import EmbeddedPostgres
 from aqueduck.postgres.slots import create_slot
 from aqueduck.postgres.stage import Stage
 from aqueduck.postgres.tables import describe_table
@@ -46,7 +48,15 @@ PAGE = 8192
 class World:
     """A table, a slot with its capture, a lake and a copier, without a query between them."""
 
-    def __init__(self, db: Database, directory: Path, mode: TableMode = UPSERT) -> None:
+    def __init__(
+        self,
+        db: Database,
+        directory: Path,
+        mode: TableMode = UPSERT,
+        *,
+        by_sql: bool = False,
+        dsn: str | None = None,
+    ) -> None:
         self.db = db
         self.mode = mode
         db.execute(
@@ -74,7 +84,8 @@ class World:
         self.states = {self.oid: state}
         write_tables(directory / "tables.json", [(self.schema, None)])
         settings = CaptureSettings(
-            dsn=db.dsn, slot="copies", publication="p", position=self.position, tables_path=f"{directory}/tables.json",
+            dsn=dsn or db.dsn, capture="poll" if by_sql else "stream",
+            slot="copies", publication="p", position=self.position, tables_path=f"{directory}/tables.json",
             stage_dir=f"{directory}/stage", report_path=f"{directory}/report", hold_path=f"{directory}/hold",
             confirmed_path=f"{directory}/confirmed", durable_path=f"{directory}/durable",
         )  # fmt: skip
@@ -84,8 +95,8 @@ class World:
         self.capture = Capture(settings, self.stage)
         self.capture.start()
         self.copier = Copier(
-            self.run_job, db.dsn, "g", "run", self.lake, threading.Lock(), self.states, directory, lambda _: None, self.pump,
-            chunk_bytes=PAGE,
+            self.run_job, dsn or db.dsn, "g", "run", self.lake, threading.Lock(), self.states, directory, lambda _: None, self.pump,
+            chunk_bytes=PAGE, by_sql=by_sql,
         )  # fmt: skip
         self.run: Callable[[CopyJob, int], ChunkFile] = lambda job, number: job.run(number)
 
@@ -145,10 +156,21 @@ class World:
 
 
 @pytest.fixture
-def world(db: Database, tmp_path: Path) -> Iterator[World]:
-    world = World(db, tmp_path)
-    yield world
-    world.close()
+def make_world(tmp_path: Path) -> Iterator[Callable[..., World]]:
+    worlds: list[World] = []
+
+    def make(db: Database, **options: Any) -> World:
+        worlds.append(World(db, tmp_path, **options))
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.close()
+
+
+@pytest.fixture
+def world(db: Database, make_world: Callable[..., World]) -> World:
+    return make_world(db)
 
 
 def change(db: Database, dice: random.Random) -> None:
@@ -169,9 +191,13 @@ def change(db: Database, dice: random.Random) -> None:
     db.execute(statement)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_copy_goes_on_where_it_was_interrupted(world: World, seed: int) -> None:
-    """P-S05, P-S22: chunks of several snapshots, with changes all the time, become exactly the source's rows."""
+@pytest.mark.parametrize("by", ["stream", "sql", "pooler"])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 12))])
+def test_a_copy_goes_on_where_it_was_interrupted(
+    db: Database, make_world: Callable[..., World], pooler: Callable[..., str], by: str, seed: int
+) -> None:
+    """P-S05, P-S22, P-E09: chunks of several snapshots, with changes all the time, become exactly the source's rows."""
+    world = make_world(db, by_sql=by != "stream", dsn=pooler() if by == "pooler" else None)
     dice = random.Random(seed)
     copied: list[int] = []
     stops = [dice.randint(1, 15)]
@@ -221,6 +247,44 @@ def test_a_transaction_left_open_for_the_whole_copy_arrives_once(world: World) -
     world.catch_up()
     world.assert_same()
     assert (5000, "open") in world.db.query("select id, v from t")
+
+
+def test_a_commit_that_waits_for_a_standby_is_not_lost_around_a_copy_by_sql(
+    new_server: Callable[..., EmbeddedPostgres], make_world: Callable[..., World]
+) -> None:
+    """Hazard 1: its commit is in WAL, and decoded, long before the copy's snapshot would show it."""
+    db = Database(new_server(), "postgres")
+    world = make_world(db, by_sql=True)
+    db.execute("set synchronous_commit = local")
+    db.execute("alter system set synchronous_standby_names = 'nobody'")
+    db.execute("select pg_reload_conf()")
+    done = threading.Event()
+
+    def commit() -> None:
+        with db.connect() as other:
+            other.execute("set synchronous_commit = on")
+            other.execute(
+                "begin; insert into t values (9001, 'waits', 'x'); update t set v = 'waits' where id < 30;"
+                " delete from t where id = 40; update t set id = 9002 where id = 41; commit"
+            )
+        done.set()
+
+    waiting = threading.Thread(target=commit)
+    waiting.start()
+    wait_until(
+        lambda: db.query("select from pg_stat_activity where wait_event = 'SyncRep'"), "the commit waits"
+    )
+    world.catch_up()
+    world.copy_until_ready()
+    assert not done.is_set()
+    assert not db.query("select from t where id = 9001"), "no snapshot shows it"
+    world.catch_up()
+    db.execute("alter system reset synchronous_standby_names")
+    db.execute("select pg_reload_conf()")
+    waiting.join(60)
+    world.catch_up()
+    world.assert_same()
+    assert db.query("select from t where id = 9001")
 
 
 def test_a_copy_of_a_table_that_was_rewritten_starts_over(world: World) -> None:

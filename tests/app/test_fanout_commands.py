@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from aqueduck.app.cli import app
 from aqueduck.app.fanout_check import run_fanout_checks
 from aqueduck.app.fanout_verify import verify_destinations
+from aqueduck.app.readers import oldest_cursor
 from aqueduck.errors import VerifyDifferenceError
 from aqueduck.fanout_config import FanoutConfig, parse_fanout
 from tests.fanout_lakes import Fan, connect
@@ -172,3 +173,20 @@ def test_check_and_verify_in_an_object_store(s3: S3, tmp_path: Path, fan: Fan) -
     parsed = parse_fanout(json.dumps(written), base_dir=tmp_path, env=s3.env)
     [failed] = [r for r in run_fanout_checks(parsed, env=s3.env) if not r.ok]
     assert (failed.name, failed.error and failed.error.code) == ("destination one", "lake.data_path")
+
+
+def test_maintenance_knows_the_cursors_of_listed_destinations(fan: Fan, tmp_path: Path) -> None:
+    """P-F16: lake snapshots that a destination of the table still needs are known to whoever expires them."""
+    place = fan.place("three")
+    fan.change(
+        "create table lake.tenants (id varchar, routing_value varchar, catalog varchar, data_path varchar)",
+        f"insert into lake.tenants values ('three', 'x', '{place.catalog}', '{place.data_path}')",
+    )
+    file = tmp_path / "viaduck.yaml"
+    file.write_text(yaml.safe_dump(document(fan, destinations_table="tenants")))
+    fan.values["three"] = "x"
+    fan.poll()
+    behind = fan.latest()
+    fan.change("insert into lake.t values (900, 'a', 1)")
+    fan.poll("one", "two")
+    assert oldest_cursor([str(file)], fan.place("source").catalog) == (behind, "the destination three")

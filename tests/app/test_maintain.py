@@ -159,6 +159,7 @@ def test_the_oldest_cursor_of_a_readers_destinations_is_found(fan: Fan) -> None:
         oldest_cursor(files, "sqlite:/nowhere/else.sqlite", {})
 
 
+@pytest.mark.slow
 def test_a_destination_that_cannot_be_asked_is_an_error(fan: Fan) -> None:
     fan.poll()
     fan.places["two"] = fan.place("two").model_copy(
@@ -195,6 +196,7 @@ def test_the_service_and_the_command_exclude_each_other(fan: Fan) -> None:
         maintain_fanout(config, {})
 
 
+@pytest.mark.slow
 def test_destinations_take_turns(fan: Fan) -> None:
     """Each is maintained once an interval, a few at a time."""
     config = config_of(fan)
@@ -217,7 +219,7 @@ def test_a_fan_out_goes_on_after_maintenance_of_its_source(fan: Fan, tmp_path: P
     fan.poll()
     place = fan.place("source")
     seeds = 0
-    for i in range(3):
+    for i in range(2):
         fan.change(
             f"insert into lake.t select {1000 * (i + 1)} + i, 'a', i from range(20) r(i)",
             f"delete from lake.t where id % 7 = {i}",

@@ -24,6 +24,7 @@ POINTS = (
 )
 FILE_POINTS = ("bookmark.before_rename:2",)
 ROTATED_POINTS = ("sink.renamed",)
+POLL_POINTS = ("poll.before_advance", "poll.advanced")
 
 SETUP = """
 create table a (id int primary key, n int, v text);
@@ -69,6 +70,31 @@ def crash(flow: Flow, db: Database, point: str) -> None:
 def test_a_kill_loses_and_doubles_nothing_in_a_file(db: Database, flow_of: FlowOf, point: str) -> None:
     """P-E03: one file, with the bookmark in a file: exactly once, whatever the crash left behind."""
     flow = flow_of(more={"segment_bytes": "64KiB", "batch_bytes_max": "64KiB"})
+    crash(flow, db, point)
+    assert_complete(flow.lines(), 650)
+
+
+@pytest.mark.parametrize(
+    ("point", "pooled"),
+    [
+        ("sink.flushed", False),
+        ("poll.advanced", True),
+        *(
+            pytest.param(point, pooled, marks=pytest.mark.slow)
+            for point in ("capture.staged", "sink.flushed", "batch.committed", *POLL_POINTS)
+            for pooled in (False, True)
+        ),
+    ],
+)
+def test_a_kill_while_polling_loses_and_doubles_nothing(
+    db: Database, flow_of: FlowOf, pooler: Callable[..., str], point: str, pooled: bool
+) -> None:
+    """P-E09: peeked, delivered, then advanced; whatever lies between, the bookmark decides what comes next."""
+    way = {"connection_url": pooler()} if pooled else {}
+    flow = flow_of(
+        source={"capture": "poll", "poll_step_bytes": "64KiB", **way},
+        more={"segment_bytes": "64KiB", "batch_bytes_max": "64KiB"},
+    )
     crash(flow, db, point)
     assert_complete(flow.lines(), 650)
 

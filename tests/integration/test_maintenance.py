@@ -12,7 +12,7 @@ import pytest
 
 from tests.fix_postgres import Database, wait_until
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
 def test_a_running_service_maintains_its_lake_and_traces_its_batches(db: Database, sync_of: Any) -> None:
@@ -35,7 +35,10 @@ def test_a_running_service_maintains_its_lake_and_traces_its_batches(db: Databas
         sync.arguments = ("--log-format", "json")
         process = sync.started()
         for i in range(12):
-            db.execute("insert into t select n, 'a' from generate_series(%s, %s) n", (i * 100, i * 100 + 99))
+            db.execute(
+                "insert into t select n, 'a' from generate_series(%s::int, %s::int) n",
+                (i * 100, i * 100 + 99),
+            )
             db.execute("update t set v = v || 'b' where id %% 3 = %s", (i % 3,))
             db.execute("delete from t where id < %s", (i * 40,))
         sync.wait_same()

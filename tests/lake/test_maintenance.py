@@ -234,6 +234,19 @@ def test_a_rewrite_leaves_statistics_that_cover_the_past(lake: Lake) -> None:
     assert not widen_statistics(session, number, statistics_of_files(session, number))
 
 
+def test_a_table_that_was_emptied_keeps_its_past(lake: Lake) -> None:
+    """No row is left to have statistics, and the next insert must not narrow what is known of the past."""
+    session = lake.session
+    session.execute("create table lake.main.t (id bigint, v varchar, n bigint)")
+    session.execute("insert into lake.main.t values (1, null, -2)")
+    before = snapshot(session)
+    session.execute("delete from lake.main.t")
+    assert maintain(work_on(session, T), EAGER).totals.files_after == 0
+    session.execute("insert into lake.main.t select i, 'a', i from range(1000, 1100) r(i)")
+    assert rows_at(session, before) == [(1, None, -2)]
+    assert session.execute(f"select n from lake.main.t at (version => {before}) where v is null") == [(-2,)]
+
+
 def test_files_and_lake_snapshots_stay_few(lake: Lake) -> None:
     """P-S32: many small commits leave a bounded number of files, and with a retention, of lake snapshots."""
     session = lake.session

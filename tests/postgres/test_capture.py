@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -28,7 +29,13 @@ class Running:
     """A capture of the table `t` of a database, without Spark."""
 
     def __init__(
-        self, db: Database, directory: Path, *, dsn: str | None = None, bytes_max: int = 1 << 30
+        self,
+        db: Database,
+        directory: Path,
+        *,
+        dsn: str | None = None,
+        bytes_max: int = 1 << 30,
+        **settings: Any,
     ) -> None:
         db.execute(
             "create table if not exists t (id int primary key, v text); create table if not exists other (id int)"
@@ -52,6 +59,7 @@ class Running:
             durable_path=str(directory / "durable"),
             segment_bytes=64 << 10,
             slot_retries=1,
+            **settings,
         )
         write_tables(directory / "tables.json", [(table, None)])
         self.stage = Stage(

@@ -30,6 +30,8 @@ TABLE = EncodedTable(7, "public", "t", "d", (("id", True, 23, -1), ("v", False, 
 class Script:
     """A stream that says what it is told, then ends."""
 
+    ended = False
+
     def __init__(self, *frames: bytes) -> None:
         self._data = b"".join(frames)
         self._silences = 0

@@ -79,7 +79,7 @@ def test_lists_can_be_narrowed(client: Client) -> None:
         ("POST", "/groups/fast/disable", {}, ("disable_group", {0: "fast"})),
         ("POST", "/tables", {"source": "public.a", "group": "fast", "copy": False, "mode": "history", "source_column": "c"},
          ("add_table", {0: "public.a", "target": None, "group_name": "fast", "mode": "history", "copy": False,
-                        "source_column": "c", "source_value": None})),
+                        "source_column": "c", "source_value": None, "options": {}})),
         ("DELETE", "/tables/public.a?drop_target=true", None,
          ("remove_table", {0: "public.a", "drop_target": True, "group_name": None})),
         ("POST", "/tables/%22My%20Schema%22.%22a%2Fb%22/resync", None,

@@ -7,7 +7,8 @@ Each call has a connection of its own: they are rare, and a lost one hurts nobod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +65,7 @@ class RegistryActions:
         copy: bool = True,
         source_column: str | None = None,
         source_value: str | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> int:
         made = self._call(
             "add_table",
@@ -74,6 +76,7 @@ class RegistryActions:
             copy=copy,
             source_column=source_column,
             source_value=source_value,
+            options=json.dumps(dict(options or {})),
         )
         return int(made)
 

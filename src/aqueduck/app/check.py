@@ -9,22 +9,24 @@ exact statement that fixes it as the hint.  Nothing is created.  Checks of the l
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, ParamSpec
 
 import psycopg
 
 from aqueduck.app.check_lake import check_catalog, check_data_path, check_state_dir
+from aqueduck.app.options import with_projection
 from aqueduck.config import GroupConfig, SyncConfig, TableConfig
 from aqueduck.errors import (
     AqueduckError,
     PrivilegeError,
     SlotLimitError,
     SourceQueryError,
+    SourceUnreachableError,
     WalLevelError,
 )
-from aqueduck.postgres.connection import connect, translate_errors
+from aqueduck.postgres.connection import connect, is_pooled, translate_errors
 from aqueduck.postgres.failures import RAISE_SLOTS, RAISE_WALSENDERS, SET_WAL_LEVEL, THEN_RESTART
 from aqueduck.postgres.publications import publishes_exactly, refuse_without_identity, refuse_without_key
 from aqueduck.postgres.quoting import identifier, table_identifier
@@ -87,12 +89,15 @@ def _source_checks(config: SyncConfig) -> Iterator[CheckResult]:
         yield CheckResult("connection", True, f"database {server.database} as {server.role}")
         yield _result("server version", _check_version, server)
         yield _result("wal_level", _check_wal_level, server)
-        yield _result("replication", _check_replication, server, config.source.dsn)
+        captures = {group.capture for group in config.groups}
+        yield _result("replication", _check_replication, server, config.source.dsn, captures)
         yield _result("free slots", _check_slots, conn, server, config)
-        yield _result("free walsenders", _check_walsenders, conn, server, config)
+        if captures != {"poll"}:
+            yield _result("free walsenders", _check_walsenders, conn, server, config)
+        yield _result("pooler", _check_pooler, conn, captures)
         yield _registry_check(conn)
         for group in config.groups:
-            yield from _group_checks(conn, server, group)
+            yield from _group_checks(conn, server, config, group)
 
 
 def _check_version(server: ServerInfo) -> str:
@@ -117,26 +122,41 @@ def _check_wal_level(server: ServerInfo) -> str:
     return "logical"
 
 
-def _check_replication(server: ServerInfo, dsn: str) -> str:
+def _check_replication(server: ServerInfo, dsn: str, captures: Collection[str] = ("stream",)) -> str:
     if not server.has_replication:
         raise PrivilegeError(
             f"the role {server.role} may not replicate",
             hint=f"alter role {identifier(server.role)} replication",
         )
+    if set(captures) == {"poll"}:
+        return f"{server.role} may use slots; no replication connection is needed to poll"
     connect(dsn, replication="database").close()  # pg_hba.conf may still refuse it
     return f"{server.role} may replicate"
 
 
+def _check_pooler(conn: Connection, captures: Collection[str]) -> str:
+    if not is_pooled(conn):
+        return "none: the connection is the server's own"
+    if set(captures) != {"poll"}:
+        raise SourceUnreachableError(
+            "the connection goes through a pooler, which has no replication connections",
+            hint="set capture: poll, or let the connection string name the server itself",
+        )
+    return "polls through a pooler: steps peek, and each lock and copy keeps one of its connections"
+
+
 def _check_slots(conn: Connection, server: ServerInfo, config: SyncConfig) -> str:
     missing = [group for group in config.groups if slot_info(conn, group.slot_name) is None]
-    needed = len(missing) + (COPY_CONNECTIONS if any(map(_copies, missing)) else 0)
+    copies = any(_copies(group) and group.capture != "poll" for group in missing)
+    needed = len(missing) + (COPY_CONNECTIONS if copies else 0)
     return _within("slots", needed, server.slots_used, server.max_replication_slots, RAISE_SLOTS)
 
 
 def _check_walsenders(conn: Connection, server: ServerInfo, config: SyncConfig) -> str:
-    slots = [slot_info(conn, group.slot_name) for group in config.groups]
+    groups = [group for group in config.groups if group.capture != "poll"]
+    slots = [slot_info(conn, group.slot_name) for group in groups]
     needed = sum(slot is None or not slot.active for slot in slots)
-    needed += COPY_CONNECTIONS if any(map(_copies, config.groups)) else 0
+    needed += COPY_CONNECTIONS if any(map(_copies, groups)) else 0
     return _within("walsenders", needed, server.wal_senders_used, server.max_wal_senders, RAISE_WALSENDERS)
 
 
@@ -166,12 +186,17 @@ def _registry_check(conn: Connection) -> CheckResult:
 # -- Groups and their tables
 
 
-def _group_checks(conn: Connection, server: ServerInfo, group: GroupConfig) -> Iterator[CheckResult]:
+def _group_checks(
+    conn: Connection, server: ServerInfo, config: SyncConfig, group: GroupConfig
+) -> Iterator[CheckResult]:
     yield _result(f"slot {group.slot_name}", _check_slot, conn, server, group)
     tables: list[TableSchema] = []
     for table in group.tables:
-        yield _result(f"table {table.source}", _check_table, conn, table, tables)
+        yield _result(f"table {table.source}", _check_table, conn, config, group, table, tables)
     name = f"publication {group.publication}"
+    if group.users_publication:
+        yield CheckResult(name, True, "is used as it is")
+        return
     if len(tables) == len(group.tables) and publishes_exactly(conn, group.publication, tables):
         yield CheckResult(name, True, f"publishes all {len(tables)} tables")
         return
@@ -182,21 +207,25 @@ def _group_checks(conn: Connection, server: ServerInfo, group: GroupConfig) -> I
 
 def _check_slot(conn: Connection, server: ServerInfo, group: GroupConfig) -> str:
     info = slot_info(conn, group.slot_name)
-    check_slot(info, name=group.slot_name, database=server.database, position=None)
+    check_slot(info, name=group.slot_name, database=server.database, position=None, plugin=group.plugin)
     if info is None:
         return "will be created"
     return f"exists, keeps {info.retained_bytes / (1 << 20):.1f} MiB of WAL"
 
 
-def _check_table(conn: Connection, config: TableConfig, found: list[TableSchema]) -> str:
-    """Exists, has a key and an identity, and may be read; added to `found` where it exists."""
-    table = describe_table(conn, config.source, need_key=config.table_mode.needs_key)
+def _check_table(
+    conn: Connection, config: SyncConfig, group: GroupConfig, wanted: TableConfig, found: list[TableSchema]
+) -> str:
+    """Exists, has a key and an identity, fits its options, and may be read; added to `found` where it exists."""
+    mode = wanted.table_mode
+    table = describe_table(conn, wanted.source, need_key=mode.needs_key, publication=group.users_publication)
     found.append(table)
     needs_identity = not table.key and table.identity != "f"
-    if config.table_mode.needs_key:
+    if mode.needs_key:
         refuse_without_identity(table)
-    if config.table_mode.follows_keys:
-        refuse_without_key(table, config.table_mode.name)
+    if mode.follows_keys:
+        refuse_without_key(table, mode.name)
+    in_lake = with_projection(table, wanted, config.mask_salt_env).in_lake
     with translate_errors(f"read the rights on {table.qualified}", table.qualified, conn=conn):
         row = conn.execute(
             "select has_schema_privilege(c.relnamespace, 'usage'), has_table_privilege(c.oid, 'select'), "
@@ -212,9 +241,9 @@ def _check_table(conn: Connection, config: TableConfig, found: list[TableSchema]
         raise PrivilegeError(
             f"the role {role} may not read {table.qualified}", hint="; ".join(grants), table=table.qualified
         )
-    key = f"key {', '.join(table.key)}" if table.key else "no key"
+    key = f"key {', '.join(in_lake.key)}" if in_lake.key else "no key"
     note = ", its replica identity will be set to full" if needs_identity else ""
-    return f"{len(table.columns)} columns, {key}{note}"
+    return f"{len(in_lake.columns)} columns, {key}{note}"
 
 
 def _check_publication(conn: Connection, server: ServerInfo, group: GroupConfig) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from aqueduck.app.check import (
     CheckResult,
     Connection,
+    _check_pooler,
     _check_replication,
     _check_version,
     _check_wal_level,
@@ -54,7 +55,8 @@ def _source_checks(config: EventsConfig) -> Iterator[CheckResult]:
         yield CheckResult("connection", True, f"database {server.database} as {server.role}")
         yield _result("server version", _check_version, server)
         yield _result("wal_level", _check_wal_level, server)
-        yield _result("replication", _check_replication, server, dsn)
+        yield _result("replication", _check_replication, server, dsn, {config.source.capture})
+        yield _result("pooler", _check_pooler, conn, {config.source.capture})
         name = config.source.publication_name
         yield _result(f"publication {name}", check_publication, conn, name)
         yield _result(f"slot {config.source.slot_name}", _check_slot, conn, server, config, dsn)

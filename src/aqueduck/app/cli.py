@@ -196,9 +196,29 @@ def tables_add(
         str | None, typer.Option(help="What this source has there; by default its name.")
     ] = None,
     no_copy: Annotated[bool, typer.Option("--no-copy", help="Only changes from now on.")] = False,
+    columns: Annotated[
+        str | None, typer.Option(help="Only these columns, with commas between.", metavar="A,B")
+    ] = None,
+    exclude: Annotated[
+        str | None, typer.Option(help="All columns but these, with commas between.", metavar="A,B")
+    ] = None,
+    rename: Annotated[
+        list[str] | None, typer.Option(help="Another name in the lake.", metavar="COLUMN=NAME")
+    ] = None,
+    mask: Annotated[
+        list[str] | None, typer.Option(help="hash, redact or constant:VALUE.", metavar="COLUMN=MASK")
+    ] = None,
+    where: Annotated[
+        str | None, typer.Option(help="Only rows for which this is true.", metavar="CONDITION")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Add a table to a group; its rows are copied beside the stream."""
+    import json
+
+    from aqueduck.table_options import read_options
+
+    options = json.dumps(read_options(table, columns, exclude, rename or (), mask or (), where, mode))
     said = f"{table} will be {'followed' if no_copy else 'copied and followed'}"
     wanted = {
         "source": table,
@@ -208,6 +228,7 @@ def tables_add(
         "copy": not no_copy,
         "source_column": source_column,
         "source_value": source_value,
+        "options": options,
     }
     _call(config, as_json, said, "add_table", **wanted)
 
@@ -449,11 +470,14 @@ def bench(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
     rows: Annotated[int | None, typer.Option(help="Fewer or more rows than the standard run.")] = None,
+    capture: Annotated[
+        str | None, typer.Option(help="stream, poll or auto, for drain, mixed, big and events.")
+    ] = None,
 ) -> None:
     """Measure against PostgreSQL's own limit in the same run."""
     from aqueduck.app.bench import run_bench
 
-    run_bench(name, as_json=as_json, rows=rows)
+    run_bench(name, as_json=as_json, rows=rows, capture=capture)
 
 
 def main() -> None:

@@ -20,8 +20,9 @@ from aqueduck.errors import AqueduckError, ConfigError, PrivilegeError
 from aqueduck.lifecycle import ErrorClass, TableState
 from aqueduck.modes import MODES
 from aqueduck.postgres import registry
-from aqueduck.postgres.connection import connect
+from aqueduck.postgres.connection import connect, is_pooled
 from aqueduck.postgres.registry import GroupObservation, GroupRow, TableObservation, TableRow
+from aqueduck.table_options import check_options
 
 __all__ = ["Control", "Wanted", "open_control"]
 
@@ -51,12 +52,10 @@ class Wanted:
                 state=TableState.ERRORED,
                 error_code=ConfigError.code,
                 error_class=ErrorClass.CONFIGURATION,
-                error_message=str(
-                    ConfigError(f"mode {row.mode} is unknown here", hint="upgrade this Aqueduck")
-                ),
+                error_message=str(why),
             )
             for row in self.rows.values()
-            if not row.removed and row.mode not in MODES
+            if not row.removed and (why := _why_refused(row)) is not None
         ]
 
     @property
@@ -75,6 +74,8 @@ class Control:
 
     config: SyncConfig
     conn: psycopg.Connection[Any] | None
+    listens: bool = True
+    """Whether the server tells us of changes; through a pooler it does not."""
 
     def wanted(self) -> list[Wanted]:
         if self.conn is None:
@@ -86,7 +87,7 @@ class Control:
 
     def has_notice(self) -> bool:
         """Whether somebody changed what is wanted since the last call."""
-        return self.conn is not None and registry.wait_for_notice(self.conn, 0)
+        return self.conn is not None and self.listens and registry.wait_for_notice(self.conn, 0)
 
     def observe(self, tables: Sequence[TableObservation], groups: Sequence[GroupObservation]) -> None:
         if self.conn is not None:
@@ -116,7 +117,9 @@ def open_control(config: SyncConfig) -> Control:
     try:
         registry.install(conn)
         registry.reconcile_file(conn, config)
-        registry.listen(conn)
+        listens = not is_pooled(conn)
+        if listens:
+            registry.listen(conn)
     except PrivilegeError as exc:
         conn.close()
         log.warning("no registry in the source database, the file alone says what is wanted", reason=str(exc))
@@ -124,17 +127,29 @@ def open_control(config: SyncConfig) -> Control:
     except AqueduckError:
         conn.close()
         raise
-    return Control(config, conn)
+    return Control(config, conn, listens)
+
+
+def _why_refused(row: TableRow) -> ConfigError | None:
+    """Why a table of the registry cannot be synced, if that can be told without looking at it."""
+    if row.mode not in MODES:
+        return ConfigError(f"mode {row.mode} is unknown here", hint="upgrade this Aqueduck")
+    try:
+        check_options(str(row.source), row.options, row.mode)
+    except ConfigError as exc:
+        return exc
+    return None
 
 
 def _wanted(row: GroupRow) -> Wanted:
-    live = [t for t in row.tables if not t.removed and t.mode in MODES]
+    live = [t for t in row.tables if not t.removed and _why_refused(t) is None]
     settings = {name: getattr(row.settings, name) for name in _GROUP_SETTINGS}
     group = GroupConfig.model_validate(
         {
             "name": row.name,
             "slot_name": row.slot_name,
             "publication": row.publication,
+            "capture": "poll" if row.settings.plugin == "test_decoding" else row.capture,
             **settings,
             "tables": [_table(t) for t in live],
         }
@@ -152,4 +167,5 @@ def _table(row: TableRow) -> dict[str, Any]:
         "mode": mode.name,
         "source_column": mode.source_column,
         "source_value": mode.source_value,
+        **row.options,
     }

@@ -34,12 +34,21 @@ from aqueduck.lake.landing import land_copy, replay_parked
 from aqueduck.lake.landing_modes import SessionFiles, prepare_copy
 from aqueduck.lake.parking import parked_segments, remove_parked_files
 from aqueduck.lake.partition_marks import write_marks
+from aqueduck.lake.segments import columns_of
 from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.lifecycle import Lifecycle, fail, retry_is_due
 from aqueduck.lifecycle import TableState as Life
 from aqueduck.postgres.connection import connect
-from aqueduck.postgres.table_copy import ExportedSnapshot, export_snapshot, plan_chunks, snapshot_xmin
+from aqueduck.postgres.server import flush_wal
+from aqueduck.postgres.table_copy import (
+    ExportedSnapshot,
+    export_snapshot,
+    export_snapshot_by_sql,
+    plan_chunks,
+    snapshot_xmin,
+)
 from aqueduck.postgres.tables import describe_oid
+from aqueduck.projection import only_needed
 from aqueduck.schema import TableSchema, lsn_text
 from aqueduck.spark.copy_job import CopyItem, CopyJob
 
@@ -131,11 +140,13 @@ class Copier:
     on_ready: Callable[[list[int]], None]
     has_everything_before: Callable[[int], bool]
     """Whether the lake has (applied or parked) all that was committed before a position."""
-    version: Callable[[SegmentRef], TableSchema] = lambda s: TableSchema.from_json(s.schema_json)
+    version: Callable[[SegmentRef], TableSchema] = columns_of
     """The columns of a segment, with their numbers."""
     on_resync_needed: Callable[[int], None] = lambda oid: None
     concurrency: int = 2
     chunk_bytes: int = 64 << 20
+    by_sql: bool = False
+    """Whether snapshots are taken without a replication connection."""
 
     def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix=f"copy-{self.group}")
@@ -290,7 +301,7 @@ class Copier:
     def _copy(self, states: list[TableState]) -> None:
         began = datetime.now(UTC)
         time_us = self._source_time_us() if any(state.mode.keeps for state in states) else 0
-        snapshot = export_snapshot(self.dsn)
+        snapshot = export_snapshot_by_sql(self.dsn) if self.by_sql else export_snapshot(self.dsn)
         try:
             copies = self._begin(states, snapshot, began, time_us)
             prefix = f"{file_prefix(self.group)}{self.run_id}"
@@ -307,7 +318,7 @@ class Copier:
             self._check_undisturbed(copies)
         finally:
             snapshot.close()
-        if any(copy.beside or len(copy.journal.sessions) > 1 for copy in copies):
+        if self.by_sql or any(copy.beside or len(copy.journal.sessions) > 1 for copy in copies):
             self._wait_for_changes(snapshot.position)
         faults.point("copy.before_landing")
         rows = self._land(copies, again, snapshot.position)
@@ -340,7 +351,9 @@ class Copier:
         with connect(self.dsn) as conn:
             planned = []
             for state in states:
-                schema = describe_oid(conn, state.oid, need_key=state.mode.needs_key)
+                wanted = None if state.schema is None else state.schema.streamed.projection
+                described = describe_oid(conn, state.oid, need_key=state.mode.needs_key, projection=wanted)
+                schema = only_needed(described).in_lake
                 planned.append((state, schema, plan_chunks(conn, schema, chunk_bytes=self.chunk_bytes)))
         with self.commit_lock:
             places = []
@@ -352,9 +365,7 @@ class Copier:
                 places.append(table_directory(self.lake, state.target))
         for (state, schema, chunks), place in zip(planned, places, strict=True):
             journal = CopyJournal(self.journals / str(state.oid))
-            session = journal.begin(
-                schema, place, chunks, position=snapshot.position, xmin=xmin, time_us=time_us
-            )
+            session = journal.begin(schema, place, chunks, moment=snapshot.moment, xmin=xmin, time_us=time_us)
             copies.append(_Copy(state, schema, place, journal, session, state.oid in beside))
             self.progress[state.oid] = CopyProgress(journal, began)
             log.info(
@@ -376,7 +387,9 @@ class Copier:
                     )
 
     def _wait_for_changes(self, position: int) -> None:
-        """What was committed between two sessions has to be known before the rows are put together."""
+        """What was committed between two sessions, or around one, has to be known before the rows are put together."""
+        if self.by_sql:
+            flush_wal(self.dsn)
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not self.has_everything_before(position):
             if self._stopping.wait(0.1) or time.monotonic() > deadline:
@@ -396,7 +409,7 @@ class Copier:
                     files = copy.journal.files_by_session()
                     files[-1] += again[state.oid]
                     sessions = [
-                        SessionFiles(s.position, tuple(f.path for f in found if f.path), s.time_us)
+                        SessionFiles(s.moment, tuple(f.path for f in found if f.path), s.time_us)
                         for s, found in zip(copy.journal.sessions, files, strict=True)
                     ]
                     done, waiting = land_copy(self.lake, self.group, state, copy.schema, sessions)

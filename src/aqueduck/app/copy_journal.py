@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from aqueduck.lake.copy_files import ChunkFile
+from aqueduck.moments import Moment
 from aqueduck.notes import write_note
 from aqueduck.postgres.table_copy import Chunk
 from aqueduck.schema import TableSchema
@@ -31,6 +32,13 @@ class CopySession:
     position: int
     xmin: int
     time_us: int = 0
+    xmax: int | None = None
+    running: tuple[int, ...] = ()
+
+    @property
+    def moment(self) -> Moment:
+        """What its snapshot shows."""
+        return Moment(self.position, self.xmax, tuple(self.running))
 
 
 class CopyJournal:
@@ -47,7 +55,7 @@ class CopyJournal:
         place: str,
         chunks: Sequence[Chunk],
         *,
-        position: int,
+        moment: Moment,
         xmin: int,
         time_us: int = 0,
     ) -> CopySession:
@@ -57,7 +65,7 @@ class CopyJournal:
             self.clear()
             self.directory.mkdir(parents=True)
             self.chunks = tuple(replace(c, number=n) for n, c in enumerate(chunks))
-        session = CopySession(len(self.sessions), position, xmin, time_us)
+        session = CopySession(len(self.sessions), moment.position, xmin, time_us, moment.xmax, moment.running)
         self.sessions.append(session)
         plan = {
             "schema": schema.to_json(),

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import structlog
 
 from aqueduck import faults
@@ -28,9 +27,8 @@ from aqueduck.event_parts import EventPart
 from aqueduck.events_config import EventsConfig, PostgresStateConfig
 from aqueduck.notes import note_position
 from aqueduck.postgres.capture_settings import CaptureSettings
-from aqueduck.postgres.connection import connect
 from aqueduck.postgres.events_capture import EventsSettings
-from aqueduck.postgres.group_lock import lock_group
+from aqueduck.postgres.group_lock import GroupLocks
 from aqueduck.schema import lsn_text, parse_table_name
 from aqueduck.sinks import Sink
 from aqueduck.spark.events_query import EventsQuery
@@ -58,7 +56,7 @@ class EventsService:
         self.failures = 0
         self._changed_at = time.monotonic()
         self._rows_seen = 0
-        self._lock_conn: psycopg.Connection[Any] | None = None
+        self._lock: GroupLocks | None = None
         self._bookmarks: BookmarkStore | None = None
         self._sink: Sink | None = None
         self._source: PreparedSource | None = None
@@ -72,8 +70,8 @@ class EventsService:
 
     def prepare(self, *, trust_slot: bool = False) -> None:
         """Everything that can be refused is refused here, before Spark starts."""
-        self._lock_conn = connect(self.dsn, application_name="aqueduck lock")
-        lock_group(self._lock_conn, f"events {self.config.source.slot_name}")
+        self._lock = GroupLocks(self.dsn)
+        self._lock.take(f"events {self.config.source.slot_name}")
         self.directory.mkdir(parents=True, exist_ok=True)
         self._bookmarks = open_bookmarks(self.config, self.dsn)
         self._sink = open_sink(self.config, self._pause)
@@ -151,6 +149,11 @@ class EventsService:
             batch_bytes_max=min(c.batch_bytes_max, most or c.batch_bytes_max),
             flush_interval_seconds=c.flush_interval_ms / 1000,
             slot_retries=s.slot_acquire_retries,
+            capture=s.capture,
+            plugin=s.plugin,
+            poll_interval_seconds=s.poll_interval_ms / 1000,
+            poll_step_bytes=s.poll_step_bytes,
+            catchup_bytes=s.catchup_bytes,
         )
         own = c.state.table if isinstance(c.state, PostgresStateConfig) else None
         excluded = () if own is None else (parse_table_name(own, default_schema="public").qualified,)
@@ -270,10 +273,10 @@ class EventsService:
         if self._spark is not None:
             self._spark.stop()
             self._spark = None
-        for connection in (self._bookmarks, self._lock_conn):
+        for connection in (self._bookmarks, self._lock):
             if connection is not None:
                 connection.close()
-        self._bookmarks = self._lock_conn = None
+        self._bookmarks = self._lock = None
 
     # -- for the bench
 

@@ -82,14 +82,20 @@ def slots_list(
 
 
 @slots_app.command("create")
-def slots_create(name: SlotName, dsn: Dsn) -> None:
-    """Create a permanent slot for pgoutput; one that exists is left as it is."""
+def slots_create(
+    name: SlotName,
+    dsn: Dsn,
+    plugin: Annotated[
+        Literal["pgoutput", "test_decoding"], typer.Option(help="What decodes WAL on the server.")
+    ] = "pgoutput",
+) -> None:
+    """Create a permanent slot; one that exists for the same plugin is left as it is."""
     from aqueduck.postgres.connection import connect
     from aqueduck.postgres.slots import create_slot
     from aqueduck.schema import lsn_text
 
     with connect(dsn) as conn:
-        position = create_slot(conn, name)
+        position = create_slot(conn, name, plugin)
     print(
         f"slot {name} at {lsn_text(position)}: the server keeps all WAL from there until it is read or dropped"
     )

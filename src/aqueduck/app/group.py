@@ -26,12 +26,14 @@ from pyspark.sql import SparkSession
 from aqueduck import metrics
 from aqueduck.app.copies import Copier
 from aqueduck.app.copy_journal import forget_journal
+from aqueduck.app.options import is_other, known_projections
 from aqueduck.app.prepare import (
     PreparedGroup,
     PreparedTable,
     describe_tables,
     group_dir,
     prepare_tables,
+    publish,
     refuse_recreated,
 )
 from aqueduck.app.status import GroupStatus, Parked, TableCounts
@@ -52,10 +54,10 @@ from aqueduck.lake.units import UnitFiles, UnitWriter, parked_units, plan_batch,
 from aqueduck.notes import note_position, write_skips, write_tables
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.connection import connect
-from aqueduck.postgres.publications import ensure_publication
-from aqueduck.postgres.server import flushed_position
+from aqueduck.postgres.server import flushed_position, settled_position
 from aqueduck.postgres.table_copy import export_snapshot
 from aqueduck.postgres.tables import describe_oid
+from aqueduck.projection import is_clear
 from aqueduck.schema import TableName, TableSchema, lsn_text
 from aqueduck.spark.copy_job import run_copy
 from aqueduck.spark.sync_query import SyncQuery
@@ -131,7 +133,7 @@ class GroupRunner:
         self.copier = Copier(
             functools.partial(run_copy, spark), config.source.dsn, self.group.name, f"{self.run_id}c", lake, commit_lock,
             self.states, self.directory, self._on_ready, self.has_everything_before, self._version, self._resync_needed,
-            self.group.copy_concurrency, self.group.copy_chunk_bytes,
+            self.group.copy_concurrency, self.group.copy_chunk_bytes, self.group.capture == "poll",
         )  # fmt: skip
 
     # -- notes for capture and tasks
@@ -201,6 +203,11 @@ class GroupRunner:
             max_queued_changes=g.max_queued_changes,
             batch_bytes_max=g.batch_bytes_max,
             flush_interval_seconds=g.flush_interval_ms / 1000,
+            capture=g.capture,
+            plugin=g.plugin,
+            poll_interval_seconds=g.poll_interval_ms / 1000,
+            poll_step_bytes=g.poll_step_bytes,
+            catchup_bytes=g.catchup_bytes,
             stream_in_progress=g.large_transactions == "stream",
         )
 
@@ -318,16 +325,22 @@ class GroupRunner:
         """The columns of a segment, with their numbers in the catalog; asked once for each version."""
         key = (segment.table_oid, segment.version, segment.schema_json)
         if key not in self._versions:
-            state = self.states.get(segment.table_oid)
             schema = TableSchema.from_json(segment.schema_json)
-            now = None
-            try:
-                with connect(self.config.source.dsn) as conn:
-                    now = describe_oid(conn, segment.table_oid, need_key=False)
-            except AqueduckError:  # it is gone, or cannot be asked: names have to do
-                log.debug("table not described", table=schema.qualified)
-            self._versions[key] = schema.numbered(now, None if state is None else state.schema)
+            if schema.projection is None or not is_clear(schema):  # else the capture has asked
+                schema = self._numbered(schema)
+            self._versions[key] = schema.in_lake
         return self._versions[key]
+
+    def _numbered(self, schema: TableSchema) -> TableSchema:
+        state = self.states.get(schema.oid)
+        now = None
+        try:
+            with connect(self.config.source.dsn) as conn:
+                now = describe_oid(conn, schema.oid, need_key=False, projection=schema.projection)
+        except AqueduckError:  # it is gone, or cannot be asked: names have to do
+            log.debug("table not described", table=schema.qualified)
+        known = None if state is None or state.schema is None else state.schema.streamed
+        return schema.numbered(now, known)
 
     def _count(self, units: Units, position: int, time_us: int) -> None:
         status = self.status
@@ -367,6 +380,7 @@ class GroupRunner:
         status.streams_in_progress = streams
         status.paused = bool(report.get("paused", False))
         status.held = bool(report.get("held", False))
+        status.last_error = report.get("trouble") or status.last_error
         status.queued = {int(oid): (rows, size) for oid, (rows, size) in report.get("queued", {}).items()}
         waits = bool(report.get("pending", False))
         oldest = report.get("oldest_us")
@@ -393,7 +407,8 @@ class GroupRunner:
         """Follow more tables from now on; what cannot be added is in `refused`.  `renew` as for `prepare_group`."""
         dsn = self.config.source.dsn
         with connect(dsn) as conn:
-            found, refused = describe_tables(conn, tables)
+            options = known_projections(self.lake, self.group)
+            found, refused = describe_tables(conn, self.config, self.group, tables, options)
             now = flushed_position(dsn)
             with self.commit_lock:
                 known = read_states(self.lake, self.group.name)
@@ -431,7 +446,7 @@ class GroupRunner:
                     log.warning("table not added", group=self.group.name, table=name, error=str(error))
             self.refused.update(refused)
             # The capture knows them before the first change can come.
-            ensure_publication(conn, self.group.publication, [t.schema for t in self.tables.values()])
+            publish(conn, self.group, [t.schema for t in self.tables.values()])
         for oid in found:
             giver = handover(oid)
             if giver is not None and oid in self.states and not self.states[oid].ready:
@@ -443,7 +458,7 @@ class GroupRunner:
         gone, dropped = set(oids), set(drop)
         with connect(self.config.source.dsn) as conn:
             rest = [t.schema for oid, t in self.tables.items() if oid not in gone]
-            ensure_publication(conn, self.group.publication, rest)
+            publish(conn, self.group, rest)
         with self.commit_lock:
             with self.lake.transaction():
                 for oid in gone:
@@ -494,20 +509,24 @@ class GroupRunner:
         Both publish it by now.  A transaction that commits after the position below is published whole
         here, because whatever was open before has ended by then; everything before it, the giver has applied.
         """
-        snapshot = export_snapshot(self.config.source.dsn)
-        snapshot.close()
+        settled = self._settled_position()
         deadline = time.monotonic() + 600
-        while not giver.has_everything_before(snapshot.position):
+        while not giver.has_everything_before(settled):
             if time.monotonic() > deadline or not giver.query.active:
                 break  # the ordinary copy, then
             time.sleep(0.05)
         with self.commit_lock:
             theirs = giver.states.get(state.oid)
-            if theirs is None or not theirs.ready or not giver.has_everything_before(snapshot.position):
+            if (
+                theirs is None
+                or not theirs.ready
+                or is_other(theirs, self.tables[state.oid].schema)
+                or not giver.has_everything_before(settled)
+            ):
                 giver.leaving.discard(state.oid)
                 self.copier.handovers.pop(state.oid, None)
                 return
-            position = max(snapshot.position, giver.status.position)
+            position = max(settled, giver.status.position)
             ready = replace(state, ready=True, copy_position=position, error=None, schema=theirs.schema)
             self.copier.finish_locked(
                 ready,
@@ -518,8 +537,16 @@ class GroupRunner:
             giver._tell_tables()
             giver._tell_tasks()
         with connect(self.config.source.dsn) as conn:
-            ensure_publication(conn, giver.group.publication, [t.schema for t in giver.tables.values()])
+            publish(conn, giver.group, [t.schema for t in giver.tables.values()])
         log.info("table moved", table=state.source, group=self.group.name, came_from=giver.group.name)
+
+    def _settled_position(self) -> int:
+        """A position by which every transaction has ended that was open now."""
+        if self.group.capture == "poll":
+            return settled_position(self.config.source.dsn)
+        snapshot = export_snapshot(self.config.source.dsn)
+        snapshot.close()
+        return snapshot.position
 
     def _resync_needed(self, oid: int) -> None:
         if self.group.on_type_change == "resync":

@@ -24,7 +24,7 @@ from aqueduck.lake.destination import STATE
 from aqueduck.lake.engine import is_remote
 from aqueduck.lake.orphans import remove_old_orphans
 from aqueduck.lake.pool import LakePool, PooledLake
-from aqueduck.lake_place import LakePlace, resolve
+from aqueduck.lake_place import LakePlace
 from aqueduck.overview import to_plain
 from aqueduck.schema import TableName
 from aqueduck.upkeep import MaintenanceReport
@@ -135,7 +135,7 @@ def maintain_fanout(config: FanoutConfig, env: Mapping[str, str] = os.environ) -
 
 def _targets(config: FanoutConfig, env: Mapping[str, str]) -> Iterator[Target]:
     for destination in destinations_of(config, env):
-        place = resolve(destination, config.defaults.properties, env, f"destinations ({destination.id})")
+        place = config.place_of(destination, env)
         yield destination.id, place, config.target_of(destination)
 
 

@@ -9,7 +9,7 @@ created when a later step fails.  A table that cannot be prepared does not stop 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import structlog
 
 from aqueduck.app.control import open_control
 from aqueduck.app.copy_journal import forget_journal
+from aqueduck.app.options import is_other, known_projections, with_projection
 from aqueduck.config import GroupConfig, SyncConfig, TableConfig
 from aqueduck.errors import (
     AqueduckError,
@@ -58,6 +59,7 @@ from aqueduck.postgres.publications import (
 from aqueduck.postgres.server import ServerInfo, read_server
 from aqueduck.postgres.slots import check_slot, create_slot, drop_slot, slot_info
 from aqueduck.postgres.tables import describe_table
+from aqueduck.projection import Projection
 from aqueduck.schema import TableName, TableSchema, lsn_text
 
 __all__ = [
@@ -68,6 +70,7 @@ __all__ = [
     "prepare",
     "prepare_group",
     "prepare_tables",
+    "publish",
     "refuse_recreated",
 ]
 
@@ -141,7 +144,7 @@ def prepare_group(
             raise WalLevelError(
                 f"wal_level is {server.wal_level}, not logical", hint=SET_WAL_LEVEL + THEN_RESTART
             )
-        tables, refused = describe_tables(conn, group.tables)
+        tables, refused = describe_tables(conn, config, group, group.tables, known_projections(lake, group))
         if refused and not tables:
             raise next(iter(refused.values()))
         stored = read_position(lake, group.name)
@@ -153,8 +156,8 @@ def prepare_group(
             _drop_lost_slot(conn, group)
             stored = None
         with _undo_on_failure(conn, group):
-            ensure_publication(conn, group.publication, [t.schema for t in tables.values()])
-            start = create_slot(conn, group.slot_name)
+            publish(conn, group, [t.schema for t in tables.values()])
+            start = create_slot(conn, group.slot_name, group.plugin)
             position = start if stored is None else stored.position
             if stored is None:  # a new beginning, maybe in another cluster
                 renew = [table.source for table in group.tables]
@@ -168,21 +171,38 @@ def prepare_group(
     return PreparedGroup(group, tables, position, server.system_identifier, server.timeline, refused)
 
 
+def publish(conn: psycopg.Connection[Any], group: GroupConfig, tables: Sequence[TableSchema]) -> None:
+    """Have the group's publication send these tables; one that is not ours sends what it sends."""
+    if not group.users_publication:
+        ensure_publication(conn, group.publication, tables)
+
+
 def describe_tables(
-    conn: psycopg.Connection[Any], tables: Iterable[TableConfig]
+    conn: psycopg.Connection[Any],
+    config: SyncConfig,
+    group: GroupConfig,
+    tables: Iterable[TableConfig],
+    before: Mapping[int, Projection],
 ) -> tuple[dict[int, PreparedTable], dict[str, AqueduckError]]:
-    """Tables that can be published and applied, by oid; and what is wrong with the others, by source name."""
+    """
+    Tables that can be published and applied, by oid; and what is wrong with the others, by source name.
+
+    `before` are the projections that the lake's tables have.
+    """
     found: dict[int, PreparedTable] = {}
     refused: dict[str, AqueduckError] = {}
     for table in tables:
         try:
             mode = table.table_mode
-            schema = describe_table(conn, table.source, need_key=mode.needs_key)
+            schema = describe_table(
+                conn, table.source, need_key=mode.needs_key, publication=group.users_publication
+            )
             if mode.follows_keys:
                 refuse_without_key(schema, mode.name)
             if not mode.needs_key:
                 schema = give_identity(conn, schema)
             refuse_without_identity(schema)
+            schema = with_projection(schema, table, config.mask_salt_env, before.get(schema.oid))
         except (ConnectionLostError, SourceUnreachableError):
             raise
         except AqueduckError as exc:
@@ -227,13 +247,14 @@ def _make_tables(
 ) -> None:
     with lake.transaction():
         for oid, table in tables.items():
+            in_lake = table.schema.in_lake
             make = make_target if table.target in filled and table.initial_copy else ensure_target
-            make(lake, table.target, table.schema, table.mode)
+            make(lake, table.target, in_lake, table.mode)
             forget_marks(lake, group, oid)
             position = 0 if table.initial_copy else now
             ready = not table.initial_copy
             state = TableState(
-                oid, table.schema.qualified, table.target, ready, position, None, table.schema, table.mode
+                oid, table.schema.qualified, table.target, ready, position, None, in_lake, table.mode
             )
             write_state(lake, group, [state])
 
@@ -280,6 +301,7 @@ def _lost_slot(
                 database=server.database,
                 position=None if stored is None else stored.position,
                 confirmed=None if notes is None else read_note(notes / "confirmed"),
+                plugin=group.plugin,
             )
     except SlotLostError as exc:
         return exc
@@ -289,7 +311,7 @@ def _lost_slot(
 def _drop_lost_slot(conn: psycopg.Connection[Any], group: GroupConfig) -> None:
     """Only one that was made for us: another's is a conflict, and stays."""
     info = slot_info(conn, group.slot_name)
-    if info is not None and info.database != conn.info.dbname:
+    if info is not None and info.database != read_server(conn).database:
         raise SlotConflictError(f"the slot {group.slot_name} belongs to another database")
     drop_slot(conn, group.slot_name)
 
@@ -315,13 +337,27 @@ def _prepare_lake(
     others = {oid for oid, s in known.items() if oid in tables and not _is_for(s, tables[oid])}
     gone = [s for oid, s in known.items() if oid in others or (oid not in tables and s.target not in waiting)]
     known = {oid: s for oid, s in known.items() if oid not in others}
-    broken = [_broken(lake, known[oid], table) for oid, table in tables.items() if oid in known]
+    other = [
+        known[oid] for oid, table in tables.items() if oid in known and is_other(known[oid], table.schema)
+    ]
+    again = {state.oid for state in other}
+    broken = [
+        _broken(lake, known[oid], table) for oid, table in tables.items() if oid in known and oid not in again
+    ]
     with lake.transaction():
         for state in gone:
             forget_state(lake, group.name, state.oid)
             forget_parked(lake, group.name, state.oid)
             forget_marks(lake, group.name, state.oid)
         write_state(lake, group.name, [state for state in broken if state is not None])
+        for state in other:
+            log.warning("table is copied again: its options changed", group=group.name, table=state.source)
+            in_lake = tables[state.oid].schema.in_lake
+            write_state(
+                lake,
+                group.name,
+                [replace(state, ready=False, copy_position=0, error=None, schema=in_lake)],
+            )
     new = {oid: table for oid, table in tables.items() if oid not in known}
     filled = {s.target for s in gone if s.oid not in others}
     failed = prepare_tables(lake, group.name, new, now=0, filled=filled)
@@ -331,7 +367,7 @@ def _prepare_lake(
         schema = new[oid].schema
         refused[str(TableName(schema.schema, schema.name))] = error
         del tables[oid]
-    return [*new, *(state.oid for state in gone)]
+    return [*new, *again, *(state.oid for state in gone)]
 
 
 def _begin_at(
@@ -355,7 +391,7 @@ def _is_for(state: TableState, table: PreparedTable) -> bool:
 def _broken(lake: LakeSession, state: TableState, table: PreparedTable) -> TableState | None:
     """The state of a table that streamed and whose target was changed or dropped since by somebody else."""
     try:
-        check_target(lake, table.target, state.schema or table.schema, table.mode)
+        check_target(lake, table.target, state.schema or table.schema.in_lake, table.mode)
     except (SchemaChangeError, LakeWriteError) as exc:
         return replace(state, ready=False, error=str(exc)) if state.ready else None
     return None

@@ -80,7 +80,7 @@ def _first_position(source: PostgresCdcConfig, begin: int) -> int:
 
 
 def _ensure_slot(conn: Connection, source: PostgresCdcConfig, info: SlotInfo | None) -> int:
-    begin = create_slot(conn, source.slot_name)
+    begin = create_slot(conn, source.slot_name, source.plugin)
     if info is None:
         log.warning(
             "PERMANENT SLOT CREATED: the server keeps all WAL from here on until it is read, or the slot dropped",
@@ -107,12 +107,12 @@ def check_slot_position(
                 hint=_AGAIN,
             )
         if not source.create_slot_if_missing:
-            create = f"select pg_create_logical_replication_slot({literal(name)}, 'pgoutput')"
+            create = f"select pg_create_logical_replication_slot({literal(name)}, {literal(source.plugin)})"
             raise SlotLostError(
                 f"the slot {name} does not exist", hint=f"{create}; or set create_slot_if_missing: true"
             )
         return
-    check_slot(info, name=name, database=server.database, position=None)
+    check_slot(info, name=name, database=server.database, position=None, plugin=source.plugin)
     if bookmark is None or info.confirmed_flush_lsn is None:
         return
     if info.confirmed_flush_lsn > max(bookmark.position, confirmed or 0):

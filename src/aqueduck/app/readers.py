@@ -8,13 +8,20 @@ because it will be seeded from the rows of then.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from aqueduck.app.fanout_source import FanoutSource
 from aqueduck.app.maintenance import Kept
 from aqueduck.errors import AqueduckError, ConfigError, MaintenanceError
-from aqueduck.fanout_config import DestinationConfig, FanoutConfig, assigned, load_fanout
+from aqueduck.fanout_config import (
+    DestinationConfig,
+    FanoutConfig,
+    assigned,
+    listed_destinations,
+    load_fanout,
+)
 from aqueduck.lake.catalog import catalog_place
 from aqueduck.lake.destination import read_state
 from aqueduck.lake.pool import LakePool
@@ -42,7 +49,7 @@ def _cursors(config: FanoutConfig, env: Mapping[str, str]) -> Iterator[tuple[str
     pool = LakePool(max_open=1, threads=1)
     try:
         for destination in destinations_of(config, env):
-            place = resolve(destination, config.defaults.properties, env, f"destinations ({destination.id})")
+            place = config.place_of(destination, env)
             try:
                 with pool.use(place) as lake:
                     state = read_state(lake, destination.id)
@@ -57,15 +64,24 @@ def _cursors(config: FanoutConfig, env: Mapping[str, str]) -> Iterator[tuple[str
 
 
 def destinations_of(config: FanoutConfig, env: Mapping[str, str]) -> list[DestinationConfig]:
-    """Those of the file that its instance serves, and those that its pattern makes for values that the source has."""
-    mine = [d for d in config.destinations if assigned(config.instance.partition, d.id)]
-    if config.dynamic is not None:
+    """Those of the file that its instance serves, of its table, and those that its pattern makes for the source's values."""
+    named = list(config.destinations)
+    if config.destinations_table is not None or config.dynamic is not None:
         source = FanoutSource(config, env)
         try:
-            values = source.values(source.plan_scan())
+            named += _found_in_source(config, source)
         finally:
             source.close()
-        listed = {d.routing_value for d in config.destinations}
-        made = (config.dynamic.destination(value) for value in values if value not in listed)
-        mine += [d for d in made if assigned(config.instance.partition, d.id)]
-    return mine
+    return [d for d in named if assigned(config.instance.partition, d.id)]
+
+
+def _found_in_source(config: FanoutConfig, source: FanoutSource) -> list[DestinationConfig]:
+    plan = source.plan_scan()
+    canonical = functools.partial(source.canonical, plan)
+    found: list[DestinationConfig] = []
+    if config.destinations_table is not None:
+        found, _ = listed_destinations(config, source.listed(config.destinations_table, plan), canonical)
+    if config.dynamic is not None:
+        taken = set(canonical([d.routing_value for d in (*config.destinations, *found)]))
+        found += [config.dynamic.destination(v) for v in source.values(plan) if v and v not in taken]
+    return found

@@ -45,8 +45,8 @@ from aqueduck.lake.orphans import remove_orphans
 from aqueduck.lake.parking import remove_parking_orphans
 from aqueduck.lake.progress import progress_table
 from aqueduck.lake.table_states import forget_group
-from aqueduck.postgres.connection import connect, translate_errors
-from aqueduck.postgres.group_lock import lock_group, unlock_group
+from aqueduck.postgres.connection import connect
+from aqueduck.postgres.group_lock import GroupLocks
 from aqueduck.postgres.publications import drop_publication
 from aqueduck.postgres.slots import drop_slot
 from aqueduck.schema import lsn_text
@@ -59,7 +59,8 @@ log = structlog.get_logger()
 
 BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 WATCH_SECONDS = 5.0
-RECONCILE_SECONDS = 10.0  # also without a notice, which a pooler may swallow
+RECONCILE_SECONDS = 10.0  # also without a notice
+RECONCILE_SECONDS_POOLED = 1.0  # a pooler passes no notices on
 
 
 class SyncService:
@@ -73,8 +74,7 @@ class SyncService:
         self._wanted: dict[str, Wanted] = {}
         self._lake: LakeSession | None = None
         self._control: Control | None = None
-        self._locks: psycopg.Connection[Any] | None = None
-        self._locked: set[str] = set()
+        self._locks: GroupLocks | None = None
         self._spark: Any = None
         self._observed_at = 0.0
         self._reconciled_at = 0.0
@@ -100,7 +100,7 @@ class SyncService:
         """Everything that can be refused is refused here, before Spark starts."""
         self._traces = open_traces(self.config.tracing)
         self._lake = open_lake(self.config.lake)
-        self._locks = connect(self.config.source.dsn, application_name="aqueduck lock")
+        self._locks = GroupLocks(self.config.source.dsn)
         for (
             group
         ) in self.config.groups:  # before the file is written into the registry that another service follows
@@ -116,15 +116,11 @@ class SyncService:
 
     def _lock(self, name: str) -> None:
         assert self._locks is not None
-        if name not in self._locked:
-            lock_group(self._locks, name)
-            self._locked.add(name)
+        self._locks.take(name)
 
     def _unlock(self, name: str) -> None:
         assert self._locks is not None
-        if name in self._locked:
-            unlock_group(self._locks, name)
-            self._locked.discard(name)
+        self._locks.release(name)
 
     def _prepare_group(self, wanted: Wanted, *, trust_slot: bool = False) -> None:
         group = wanted.group
@@ -214,7 +210,8 @@ class SyncService:
 
     def _restart(self, runner: GroupRunner) -> None:
         try:
-            self._keep_locks()
+            assert self._locks is not None
+            self._locks.keep()
         except (ConnectionLostError, SourceUnreachableError) as exc:
             log.warning("group waits for the source", group=runner.group.name, error=str(exc))
             return  # the query stays as it is, and is looked at again
@@ -227,19 +224,6 @@ class SyncService:
         runner.start()
         log.info("group restarted", group=runner.group.name, position=lsn_text(runner.stored_position()))
 
-    def _keep_locks(self) -> None:
-        """The groups' locks went with a lost connection: take them again, unless another service was faster."""
-        assert self._locks is not None
-        try:
-            with translate_errors("keep the groups' locks"):
-                self._locks.execute("select 1")
-        except AqueduckError:
-            self._locks.close()
-            self._locks = connect(self.config.source.dsn, application_name="aqueduck lock")
-            self._locked.clear()
-            for name in self._runners:
-                self._lock(name)
-
     # -- the registry: what people want, and what is
 
     def _follow_registry(self) -> None:
@@ -247,7 +231,8 @@ class SyncService:
         assert self._control is not None
         try:
             now = time.monotonic()
-            if self._control.has_notice() or now - self._reconciled_at >= RECONCILE_SECONDS:
+            seconds = RECONCILE_SECONDS if self._control.listens else RECONCILE_SECONDS_POOLED
+            if self._control.has_notice() or now - self._reconciled_at >= seconds:
                 self._reconciled_at = now
                 self._reconcile(self._control)
             if now - self._observed_at >= 1.0:
@@ -427,7 +412,8 @@ class SyncService:
         self._forget_tables(control, wanted)
         with connect(self.config.source.dsn) as conn:
             _drop_slot_soon(conn, wanted.group.slot_name)
-            drop_publication(conn, wanted.group.publication)
+            if not wanted.group.users_publication:
+                drop_publication(conn, wanted.group.publication)
         forget_group(self.lake, name)
         control.forget(group=wanted)
         self._wanted.pop(name, None)
@@ -554,7 +540,10 @@ def _drop_slot_soon(conn: psycopg.Connection[Any], name: str, *, seconds: float 
 
 def _other_settings(running: GroupConfig, wanted: GroupConfig) -> bool:
     """Whether a group has to be started again to be what is wanted."""
-    return running.model_copy(update={"tables": ()}) != wanted.model_copy(update={"tables": ()})
+    options = {table.source: table.options for table in running.tables}
+    return running.model_copy(update={"tables": ()}) != wanted.model_copy(update={"tables": ()}) or any(
+        options.get(table.source, table.options) != table.options for table in wanted.tables
+    )
 
 
 def _wait(done: Any, seconds: float, complaint: str) -> None:

@@ -86,7 +86,8 @@ def verify_tables(
         works = _chosen(_works(config, lake, conn), tables)
         slots = _slots(config, conn, {work.group for work in works})
         say = progress or (lambda _table, _doing, _share: None)
-        comparison = Round(Sides(config.source.dsn, conn, lake, reader, say), slots, wait_seconds)
+        by_sql = any(group.capture == "poll" for group in config.groups)
+        comparison = Round(Sides(config.source.dsn, conn, lake, reader, say, by_sql), slots, wait_seconds)
         for _ in range(ROUNDS):
             left = [work for work in works if work.verdict is None]
             if not left:

@@ -20,6 +20,7 @@ from aqueduck.lake.table_states import TableState
 from aqueduck.lake.versions import KEYS
 from aqueduck.postgres.key_lookup import can_look_up, key_condition
 from aqueduck.postgres.table_copy import plan_chunks
+from aqueduck.projection import masks_key
 from aqueduck.schema import TableSchema
 from aqueduck.spark.verify_job import LakeRead, Reader, SourceRead
 
@@ -91,6 +92,8 @@ class Sides:
     lake: LakeSession
     reader: Reader
     progress: Progress
+    by_sql: bool = False
+    """Whether the source's snapshot is taken without a replication connection."""
 
     def answers(self, cut: Cut, wanted: Sequence[Wanted], doing: str) -> list[tuple[Answer, Answer]]:
         """What the source and the lake answer to each."""
@@ -126,8 +129,9 @@ class Sides:
     def _source_reads(self, part: int, w: Wanted, snapshot: str) -> list[SourceRead]:
         """The table's chunks; or, for few keys that can be looked up, one statement for each partition."""
         schema, condition, chunk_bytes = w.pair.schema, None, CHUNK_BYTES
-        if w.keys is not None and len(w.keys) <= LOOKUP_KEYS_MAX and can_look_up(schema):
-            condition, chunk_bytes = key_condition(schema, w.keys["key"].to_pylist()), WHOLE_RELATION
+        few = w.keys is not None and len(w.keys) <= LOOKUP_KEYS_MAX and not masks_key(schema)
+        if w.keys is not None and few and can_look_up(schema.streamed):
+            condition, chunk_bytes = key_condition(schema.streamed, w.keys["key"].to_pylist()), WHOLE_RELATION
         chunks = plan_chunks(self.conn, schema, chunk_bytes=chunk_bytes)
         return [SourceRead(part, self.dsn, snapshot, schema, c, w.question, condition) for c in chunks]
 

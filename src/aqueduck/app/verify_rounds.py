@@ -31,10 +31,12 @@ from aqueduck.lake.progress import read_position
 from aqueduck.lake.table_states import TableState
 from aqueduck.lake.versions import KEYS, changed_keys, current_version, tables_at, unsent_columns
 from aqueduck.postgres.group_lock import group_runs
+from aqueduck.postgres.server import flush_wal
 from aqueduck.postgres.slots import SlotInfo, slot_info
-from aqueduck.postgres.table_copy import ExportedSnapshot, export_snapshot
+from aqueduck.postgres.table_copy import ExportedSnapshot, export_snapshot, export_snapshot_by_sql
 from aqueduck.postgres.table_storage import read_storage
 from aqueduck.postgres.tables import describe_oid
+from aqueduck.projection import only_needed
 from aqueduck.schema import TableSchema, lsn_text
 
 __all__ = ["Round"]
@@ -67,7 +69,7 @@ class Round:
         before = current_version(self.lake)
         storage = self._storage(works)
         self._say(works, "waits for a snapshot of the source")
-        with contextlib.closing(_exported(self.sides.dsn)) as source:
+        with contextlib.closing(_exported(self.sides)) as source:
             self._say(works, f"waits for the lake to reach {lsn_text(source.position)}")
             behind = self._wait({w.group for w in works}, source.position)
             self._cut = Cut(source.name, current_version(self.lake))
@@ -128,9 +130,11 @@ class Round:
             return None
         work.state = state
         try:
-            schema = self._compared(
-                work, describe_oid(self.sides.conn, state.oid, need_key=state.mode.needs_key)
+            wanted = None if state.schema is None else state.schema.streamed.projection
+            described = describe_oid(
+                self.sides.conn, state.oid, need_key=state.mode.needs_key, projection=wanted
             )
+            schema = self._compared(work, only_needed(described).in_lake)
             moved = (
                 KEYS.empty_table()
                 if work.group in behind
@@ -264,7 +268,7 @@ class Round:
         for pair, differences in suspects:
             missing = [d for d in differences if d.kind == "missing"][:SUSPECTS_MAX]
             wanted.append(Wanted(pair, Question(listed=(0,)), key_table(missing)))
-        with contextlib.closing(_exported(self.sides.dsn)) as source:
+        with contextlib.closing(_exported(self.sides)) as source:
             answers = self.sides.source_answers(source.name, wanted)
         return {
             w.pair: set(zip(a.rows["k"].to_pylist(), a.rows["version"].to_pylist(), strict=True))
@@ -276,13 +280,17 @@ class Round:
             self.sides.progress(work.state.source, doing, 0.0)
 
 
-def _exported(dsn: str) -> ExportedSnapshot:
+def _exported(sides: Sides) -> ExportedSnapshot:
     """In a thread: it waits for open transactions of others, and a person may not want to."""
     made: Future[ExportedSnapshot] = Future()
 
     def export() -> None:
         try:
-            made.set_result(export_snapshot(dsn))
+            if sides.by_sql:
+                made.set_result(export_snapshot_by_sql(sides.dsn))
+                flush_wal(sides.dsn)
+            else:
+                made.set_result(export_snapshot(sides.dsn))
         except BaseException as exc:  # noqa: BLE001 - raised where it is waited for
             made.set_exception(exc)
 

@@ -19,9 +19,11 @@ from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.files import file_name, write_files
 from aqueduck.lake.fold import Fold
 from aqueduck.lake.keeping import current_rows, end_rows, own_rows, source_tag
+from aqueduck.lake.projected import lost_value
 from aqueduck.lake.sql import LAKE, ident, lake_table, literal, string_list
 from aqueduck.lake.storage import join, no_glob
 from aqueduck.modes import MODES, UPSERT, TableMode
+from aqueduck.projection import filters_rows
 from aqueduck.schema import Column, TableName, TableSchema
 from aqueduck.typemap import lake_type
 
@@ -211,6 +213,13 @@ def fetch_patches(
     session: LakeSession, target: TableName, schema: TableSchema, patches: str, mode: TableMode = UPSERT
 ) -> None:
     """Rows whose missing cells are read from the target, kept aside until the old rows are gone."""
+    if filters_rows(schema):
+        [[lost]] = session.execute(
+            f"select count(*) from {patches} p where not exists"
+            f" (select 1 from {lake_table(target)} t where {same_key(schema, 't', 'p.t')} and {current_rows(mode)})"
+        )
+        if lost:
+            raise lost_value(schema)
     cells = ", ".join(
         f"case when p.u{i} then t.{ident(c.name)} else p.v{i} end as {ident(c.name)}"
         for i, c in enumerate(schema.columns)

@@ -26,9 +26,11 @@ from aqueduck.lake.keeping import truncate_target
 from aqueduck.lake.kept_columns import keep_columns
 from aqueduck.lake.parking import record_parked
 from aqueduck.lake.progress import Position, move_position, progress_table, read_position
+from aqueduck.lake.projected import refuse_unclear
 from aqueduck.lake.sql import LAKE, ident, literal
 from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.modes import UPSERT, TableMode
+from aqueduck.moments import Moment, moment_of
 from aqueduck.schema import TableName, TableSchema, lsn_text
 
 __all__ = ["BatchPlan", "RunPlan", "TableFailed", "TablePlan", "apply_run", "commit_batch", "set_lineage"]
@@ -47,12 +49,14 @@ class RunPlan:
     patches: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
 
-    def truncate(self, skip_before: int, skip_from: int | None) -> SegmentRef | None:
+    def truncate(self, skip_before: int | Moment, skip_from: int | Moment | None) -> SegmentRef | None:
         """The truncate that comes before the rows, unless it is to be left out as rows would be."""
         first = self.segments[0] if self.segments else None
-        if first is None or first.kind != "truncate" or first.commit_lsn < skip_before:
+        if first is None or first.kind != "truncate":
             return None
-        return first if skip_from is None or first.commit_lsn < skip_from else None
+        if moment_of(skip_before).shows(first.commit_lsn, first.xid):
+            return None
+        return first if skip_from is None or moment_of(skip_from).shows(first.commit_lsn, first.xid) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +172,8 @@ def apply_run(
     run: RunPlan,
     *,
     current: TableSchema | None = None,
-    skip_before: int = 0,
-    skip_from: int | None = None,
+    skip_before: int | Moment = 0,
+    skip_from: int | Moment | None = None,
     group: str | None = None,
     mode: TableMode = UPSERT,
 ) -> TableSchema:
@@ -178,6 +182,7 @@ def apply_run(
 
     The target has the columns of `current`, and afterwards those of the run, which are returned.
     """
+    refuse_unclear(run.schema, current)
     check_target(session, target, current or run.schema, mode)
     if current is not None and not same_columns(current, run.schema):
         steps = plan_changes(current, run.schema)

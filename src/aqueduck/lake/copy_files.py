@@ -15,8 +15,10 @@ import pyarrow as pa
 
 from aqueduck.lake.engine import is_remote
 from aqueduck.lake.files import write_arrow, write_files
+from aqueduck.lake.projected import project_rows
 from aqueduck.lake.sql import ident
 from aqueduck.lake.units import task_engine
+from aqueduck.projection import copies_cells
 from aqueduck.schema import TableSchema
 from aqueduck.typemap import cast_sql
 
@@ -54,21 +56,26 @@ def write_chunk(
     if first is None:
         return ChunkFile(chunk, None, 0)
     cells = [
-        cast_sql(c, f"n{i}") if pa.types.is_string(first.schema.field(i).type) else f"n{i}"
-        for i, c in enumerate(schema.columns)
+        cast_sql(c, f"n{i}") if _is_text(first, schema, i) else f"n{i}" for i, c in enumerate(schema.columns)
     ]
-    if cells == first.schema.names and not more and not is_remote(data_path):
+    if cells == first.schema.names and not more and not is_remote(data_path) and copies_cells(schema):
         names = [c.name for c in schema.columns]
         file = write_arrow(rest, names, directory, f"{name}.parquet", table=schema.qualified)
         return ChunkFile(chunk, file.path, file.rows)
     typed = ", ".join(f"{cell} as {ident(c.name)}" for cell, c in zip(cells, schema.columns, strict=True))
     with task_engine(data_path, len(schema.columns)) as con:
         con.register("aqueduck_chunk", pa.RecordBatchReader.from_batches(first.schema, rest))
-        query = f"select {typed}{more} from aqueduck_chunk"
-        [file] = write_files(
+        query = f"select {typed}{more} from {project_rows(con, schema, 'aqueduck_chunk')}"
+        files = write_files(
             con, query, directory, f"{name}.parquet", columns=len(schema.columns), table=schema.qualified
         )
-    return ChunkFile(chunk, file.path, file.rows)
+    if not files:  # a row filter may leave none
+        return ChunkFile(chunk, None, 0)
+    return ChunkFile(chunk, files[0].path, files[0].rows)
+
+
+def _is_text(batch: pa.RecordBatch, schema: TableSchema, index: int) -> bool:
+    return not copies_cells(schema) or pa.types.is_string(batch.schema.field(index).type)
 
 
 def _peek(batches: Iterable[pa.RecordBatch]) -> tuple[pa.RecordBatch | None, Iterator[pa.RecordBatch]]:

@@ -21,6 +21,7 @@ from aqueduck.errors import AqueduckError
 from aqueduck.lake.engine import new_connection
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.keeping import present_rows
+from aqueduck.lake.projected import project_rows
 from aqueduck.lake.sql import ident, lake_table
 from aqueduck.modes import UPSERT, TableMode
 from aqueduck.schema import Column, TableName, TableSchema
@@ -92,6 +93,7 @@ class Difference:
 
 def with_version(schema: TableSchema) -> TableSchema:
     """The columns to read from the source: the table's, and the transaction that wrote the row."""
+    schema = schema.streamed
     return replace(schema, columns=(*schema.columns, Column("xmin", 25, -1, "text")))
 
 
@@ -103,14 +105,15 @@ def ask_stream(
 
     Only those whose key is among `keys`, if given.
     """
-    names = [f"n{i}" for i in range(len(schema.columns) + 1)]
+    names = [f"n{i}" for i in range(len(schema.streamed.columns) + 1)]
     source = _Source(batches)
     typed = ", ".join(f"{cast_sql(c, f'n{i}')} as v{i}" for i, c in enumerate(schema.columns))
     reader = pa.RecordBatchReader.from_batches(pa.schema([(n, pa.string()) for n in names]), source)
     con = new_connection(threads=1, memory_limit=MEMORY)
     try:
         con.register("aqueduck_chunk", reader)
-        rows = f"select {typed}, {names[-1]} as version from aqueduck_chunk"
+        read = f"(select * rename ({names[-1]} as version) from aqueduck_chunk)"
+        rows = f"select {typed}, version from {project_rows(con, schema, read, also=['version'])}"
         return _ask(con, rows, schema, question, keys)
     except AqueduckError:
         if source.error is not None:

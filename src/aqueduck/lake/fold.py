@@ -24,9 +24,12 @@ import duckdb
 
 from aqueduck.changes import OP_DELETE, OP_INSERT, SegmentRef
 from aqueduck.lake.failures import lake_errors
+from aqueduck.lake.projected import change_view, refuse_lost_values, refuse_unknown
 from aqueduck.lake.segments import Scans
 from aqueduck.lake.sql import ident
 from aqueduck.lake.unchanged import UnchangedCells, resolve_unchanged
+from aqueduck.moments import Moment
+from aqueduck.projection import filters_rows
 from aqueduck.schema import TableSchema
 from aqueduck.typemap import cast_sql, lake_type
 
@@ -84,8 +87,8 @@ def folded(
     bucket: int = 0,
     buckets: int = 1,
     overlap: bool = False,
-    skip_before: int = 0,
-    skip_from: int | None = None,
+    skip_before: int | Moment = 0,
+    skip_from: int | Moment | None = None,
     own: tuple[int, int] | None = None,
     how: Callable[[Work], Fold] | None = None,
 ) -> Iterator[Fold]:
@@ -99,13 +102,23 @@ def folded(
     `how` is another way to fold than by the net effect, see `fold_modes`.
     """
     rows = [s for s in segments if s.kind == "rows"]
+    view = change_view(con, schema, rows)
     work = Work(
-        con, Scans(con, rows, skip_before, skip_from), rows, schema, bucket, buckets, overlap, skip_before > 0
+        con,
+        Scans(con, rows, skip_before, skip_from, view),
+        rows,
+        schema,
+        bucket,
+        buckets,
+        overlap,
+        bool(skip_before) or filters_rows(schema),
     )
     if own is not None:
-        work.own_scans = Scans(con, segments[slice(*own)], skip_before, skip_from)
+        work.own_scans = Scans(con, segments[slice(*own)], skip_before, skip_from, view)
     try:
         with lake_errors("folding a batch", table=schema.qualified):
+            if work.unchanged and schema.source is not None:
+                refuse_unknown(con, schema, work.scans.scan(["_op", "_unchanged"], as_it_is=True))
             yield (how or net_effect)(work)
     finally:
         work.close()
@@ -251,6 +264,8 @@ def with_cells(work: Work, entries: str, live: str, extras: Sequence[Extra] = ()
     if cells is not None:
         patch_rows = work.value(f"select count(*) from {cells.table} where patch")
         if patch_rows:
+            if filters_rows(work.schema):
+                refuse_lost_values(work.con, work.schema, entries, cells.table, PRESENT)
             patches = _patch_query(work, cells, live, extras)
             live = work.table(
                 "live", f"from {live} where ord not in (select ord from {cells.table} where patch)"

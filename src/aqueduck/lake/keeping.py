@@ -135,14 +135,15 @@ def present_rows(mode: TableMode, schema: TableSchema, relation: str) -> str:
     own = f"{relation} as t where {own_rows(mode)}"
     void = f"select max({place}) from {own} and _op in ('truncate', 'resync')"
     since = f"select t.*, {place} as place from {own} and {place} > coalesce(({void}), (-1, -1))"
-    if schema.key:
+    if 0 < len(schema.key) < len(schema.columns):
         keys = ", ".join(ident(name) for name in schema.key)
         return (
             f"select * from (select *, row_number() over (partition by {keys} order by place desc) as nth"
             f" from ({since})) where nth = 1 and _op <> 'delete'"
         )
+    # The whole row is the key, or stands for one: rows that came and went are counted.
     cells = ", ".join(ident(c.name) for c in schema.columns)
-    signs = "sum(case when _op = 'delete' then -1 else 1 end)"
+    signs = "sum(case _op when 'delete' then -1 when 'update' then 0 else 1 end)"
     counted = f"select {cells}, {signs} as times from ({since}) group by all"
     return f"select * from ({counted}), unnest(range(cast(greatest(times, 0) as bigint)))"
 

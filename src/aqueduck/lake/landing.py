@@ -22,8 +22,10 @@ from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.keeping import own_rows
 from aqueduck.lake.landing_modes import SessionFiles, copied_keys, make_way
 from aqueduck.lake.parking import forget_parked, parked_segments
-from aqueduck.lake.segments import Scans
+from aqueduck.lake.projected import change_view
+from aqueduck.lake.segments import Scans, columns_of, read_batches
 from aqueduck.lake.table_states import TableState, write_state
+from aqueduck.moments import Moment
 from aqueduck.schema import TableSchema
 from aqueduck.typemap import cast_sql
 
@@ -41,12 +43,14 @@ def land_copy(
     Inside a transaction: fill the target and mark the table as ready.
 
     The lake must have (parked) every change that was committed before the last session's position,
-    if there are several.  Returns the state, and what was parked, for `remove_parked_files` after the transaction.
+    if there are several, or if that moment is more than a position.  Returns the state, and
+    what was parked, for `remove_parked_files` after the transaction.
     """
     parked = parked_segments(session, group, ready.oid)
+    moment = sessions[-1].moment
     for segment in parked:
-        known = TableSchema.from_json(segment.schema_json)
-        if segment.last_lsn >= ready.copy_position and not same_columns(known, schema):
+        known = columns_of(segment)
+        if not same_columns(known, schema) and _has_unseen(segment, moment):
             raise CopyDisturbedError(
                 "the table's columns changed while it was copied", table=schema.qualified
             )
@@ -54,14 +58,14 @@ def land_copy(
     if landed.mode.plain:
         empty_target(session, landed.target, schema)
     elif not make_way(session, group, landed, parked, sessions):
-        return replay_parked(session, group, landed, parked), parked
+        return replay_parked(session, group, landed, parked, moment=moment), parked
     for before, now in zip([None, *sessions], sessions, strict=False):
         if before is not None:
-            between = [s for s in parked if s.last_lsn >= before.position]
-            _remove_touched(session, landed, schema, between, before.position, now.position)
+            between = [s for s in parked if not _is_shown(s, before.moment)]
+            _remove_touched(session, landed, schema, between, before.moment, now.moment)
             _remove_read(session, landed, schema, now.paths)
         add_files(session, landed.target, now.paths, landed.mode)
-    return replay_parked(session, group, landed, parked), parked
+    return replay_parked(session, group, landed, parked, moment=moment), parked
 
 
 def replay_parked(
@@ -69,15 +73,19 @@ def replay_parked(
     group: str,
     ready: TableState,
     parked: Sequence[SegmentRef],
-    version: Callable[[SegmentRef], TableSchema] = lambda s: TableSchema.from_json(s.schema_json),
+    version: Callable[[SegmentRef], TableSchema] = columns_of,
+    *,
+    moment: Moment | None = None,
 ) -> TableState:
     """
     Inside a transaction: apply what was parked after the copy, and mark the table as ready.
 
-    `version` tells the columns of a segment.  Returns the state with the columns that the target has then.
+    `moment` is what the copy shows, by default everything before its position.  `version` tells the columns of a
+    segment.  Returns the state with the columns that the target has then.
     """
     current = ready.schema
-    left = [segment for segment in parked if segment.last_lsn >= ready.copy_position]
+    shown = moment or Moment(ready.copy_position)
+    left = [segment for segment in parked if not _is_shown(segment, shown)]
     for run in plan_runs(left, keeping=[ready.oid] if ready.mode.keeps else ()):
         plan = RunPlan(version(run.segments[0]), run.segments)
         current = apply_run(
@@ -85,7 +93,7 @@ def replay_parked(
             ready.target,
             plan,
             current=current,
-            skip_before=ready.copy_position,
+            skip_before=shown,
             group=group,
             mode=ready.mode,
         )
@@ -95,36 +103,58 @@ def replay_parked(
     return ready
 
 
+def _is_shown(segment: SegmentRef, moment: Moment) -> bool:
+    """Whether a copy surely has all of a segment's changes."""
+    if segment.kind == "truncate" and segment.commit_lsn:
+        return moment.shows(segment.commit_lsn, segment.xid)
+    return moment.xmax is None and segment.last_lsn < moment.position
+
+
+def _has_unseen(segment: SegmentRef, moment: Moment) -> bool:
+    """Whether a segment has changes that a copy does not have."""
+    if _is_shown(segment, moment):
+        return False
+    if segment.kind == "truncate" or moment.xmax is None:
+        return True
+    return any(batch.num_rows for batch in read_batches([segment.path], ["_lsn"], moment))
+
+
 def _remove_touched(
     session: LakeSession,
     state: TableState,
     schema: TableSchema,
     segments: Sequence[SegmentRef],
-    since: int,
-    before: int,
+    since: Moment,
+    before: Moment,
 ) -> None:
     """Rows whose key, old or new, appears in a change that was committed in between."""
     rows = [s for s in segments if s.kind == "rows"]
     if not rows:
         return
-    if any(_keys_differ(TableSchema.from_json(s.schema_json), schema) for s in rows):
+    if any(_keys_differ(columns_of(s), schema) for s in rows):
         # A journal is void after DDL; this one was made before the change was seen.
         raise LakeBusyError("the table's key changed while it was copied", table=state.target.qualified)
-    scans = Scans(session.con, rows, since, before)
-    key = schema.key_indexes
-    columns = schema.columns
+    for version in dict.fromkeys(s.schema_json for s in rows):
+        same = [s for s in rows if s.schema_json == version]
+        view = change_view(session.con, columns_of(same[0]), same, all_keys=True)
+        scans = Scans(session.con, same, since, before, view)
+        try:
+            _note_touched(session, state, schema, scans)
+        finally:
+            scans.close()
+        delete_keys(session, state.target, schema, "aqueduck_touched", own_rows(state.mode))
+
+
+def _note_touched(session: LakeSession, state: TableState, schema: TableSchema, scans: Scans) -> None:
+    key, columns = schema.key_indexes, schema.columns
     images = []
-    try:
-        with lake_errors("landing a copy", table=state.target.qualified):
-            for image in "no":
-                scan = scans.scan([f"{image}{k}" for k in key])
-                typed = (f"{cast_sql(columns[k], f'{image}{k}')} as k{i}" for i, k in enumerate(key))
-                known = " and ".join(f"{image}{k} is not null" for k in key)
-                images.append(f"select {', '.join(typed)} from {scan} where {known}")
-            session.con.execute(f"create or replace temp table aqueduck_touched as {' union '.join(images)}")
-    finally:
-        scans.close()
-    delete_keys(session, state.target, schema, "aqueduck_touched", own_rows(state.mode))
+    with lake_errors("landing a copy", table=state.target.qualified):
+        for image in "no":
+            scan = scans.scan([f"{image}{k}" for k in key])
+            typed = (f"{cast_sql(columns[k], f'{image}{k}')} as k{i}" for i, k in enumerate(key))
+            known = " and ".join(f"{image}{k} is not null" for k in key)
+            images.append(f"select {', '.join(typed)} from {scan} where {known}")
+        session.con.execute(f"create or replace temp table aqueduck_touched as {' union '.join(images)}")
 
 
 def _keys_differ(one: TableSchema, other: TableSchema) -> bool:

@@ -22,6 +22,7 @@ from aqueduck.lake.keeping import current_rows, end_rows, has_rows, own_rows, te
 from aqueduck.lake.kept_columns import fit_columns
 from aqueduck.lake.sql import ident, lake_table, string_list
 from aqueduck.lake.table_states import TableState
+from aqueduck.moments import Moment
 from aqueduck.schema import TableSchema
 
 __all__ = ["SessionFiles", "copied_keys", "make_way", "prepare_copy"]
@@ -29,12 +30,16 @@ __all__ = ["SessionFiles", "copied_keys", "make_way", "prepare_copy"]
 
 @dataclass(frozen=True, slots=True)
 class SessionFiles:
-    """What was read under one snapshot, and the snapshot's position."""
+    """What was read under one snapshot, and what the snapshot shows."""
 
-    position: int
+    moment: Moment
     paths: tuple[str, ...]
     time_us: int = 0
     """The server's time right before the snapshot was taken; 0 where nobody needs it."""
+
+    @property
+    def position(self) -> int:
+        return self.moment.position
 
 
 def prepare_copy(session: LakeSession, state: TableState, schema: TableSchema) -> bool:
@@ -74,7 +79,7 @@ def make_way(
         raise CopyDisturbedError("the table has rows of an earlier copy", table=schema.qualified)
     copy = sessions[-1]
     if mode.name == "append":
-        _write_parked(session, group, state, parked)
+        _write_parked(session, group, state, parked, copy.moment)
         tell_of_resync(session, target, mode, copy.position, copy.time_us)
     elif mode.name == "soft_delete":
         _end_missing(session, state, schema, copy, same_key(schema, "t", "c.k"))
@@ -99,7 +104,9 @@ def _rows(schema: TableSchema, paths: Sequence[str]) -> str:
     return f"(select {nothing} where false)"
 
 
-def _write_parked(session: LakeSession, group: str, state: TableState, parked: Sequence[SegmentRef]) -> None:
+def _write_parked(
+    session: LakeSession, group: str, state: TableState, parked: Sequence[SegmentRef], copy: Moment
+) -> None:
     """
     Changes from before the copy that the log does not have: it goes on without a gap.
 
@@ -120,7 +127,7 @@ def _write_parked(session: LakeSession, group: str, state: TableState, parked: S
             state.target,
             plan,
             skip_before=copied,
-            skip_from=state.copy_position,
+            skip_from=copy,
             group=group,
             mode=state.mode,
         )

@@ -19,11 +19,19 @@ import pyarrow.ipc
 
 from aqueduck.changes import SegmentRef
 from aqueduck.errors import LakeWriteError
+from aqueduck.lake.projected import ChangeView
 from aqueduck.lake.storage import open_input
+from aqueduck.moments import Moment, moment_of
+from aqueduck.schema import TableSchema
 
-__all__ = ["Scans", "read_batches"]
+__all__ = ["Scans", "columns_of", "read_batches"]
 
 _numbers = itertools.count(1)
+
+
+def columns_of(segment: SegmentRef) -> TableSchema:
+    """The table as the lake has it, in the version of a segment."""
+    return TableSchema.from_json(segment.schema_json).in_lake
 
 
 class Scans:
@@ -33,21 +41,26 @@ class Scans:
         self,
         con: duckdb.DuckDBPyConnection,
         segments: Sequence[SegmentRef],
-        skip_before: int = 0,
-        skip_from: int | None = None,
+        skip_before: int | Moment = 0,
+        skip_from: int | Moment | None = None,
+        view: ChangeView | None = None,
     ) -> None:
+        """With a `view`, what is scanned is what it makes of the segments."""
         self._con = con
+        self._view = view
         self._segments = segments
         self._range = (skip_before, skip_from)
         self._paths = tuple(s.path for s in segments if s.kind == "rows")
         self._names: list[str] = []
 
-    def scan(self, columns: Sequence[str]) -> str:
-        """The name of a new stream with these columns."""
+    def scan(self, columns: Sequence[str], *, as_it_is: bool = False) -> str:
+        """A new stream with these columns, as SQL has it after `from`; `as_it_is` leaves the view out."""
         name = f"aqueduck_scan_{next(_numbers)}"
-        self._con.register(name, read_batches(self._paths, columns, *self._range))
+        view = None if as_it_is else self._view
+        read = columns if view is None else view.columns(columns)
+        self._con.register(name, read_batches(self._paths, read, *self._range))
         self._names.append(name)
-        return name
+        return name if view is None else view.query(columns, name)
 
     @property
     def empty(self) -> bool:
@@ -55,7 +68,7 @@ class Scans:
 
     def some(self, part: slice) -> Scans:
         """Streams over some of the segments."""
-        return Scans(self._con, self._segments[part], *self._range)
+        return Scans(self._con, self._segments[part], *self._range, self._view)
 
     def close(self) -> None:
         """Forget the streams."""
@@ -66,13 +79,16 @@ class Scans:
 
 
 def read_batches(
-    paths: Sequence[str], columns: Sequence[str], skip_before: int = 0, skip_from: int | None = None
+    paths: Sequence[str],
+    columns: Sequence[str],
+    skip_before: int | Moment = 0,
+    skip_from: int | Moment | None = None,
 ) -> pa.RecordBatchReader:
     """
     One stream over the files, opened one after the other.
 
-    Changes whose transaction committed before `skip_before` are left out: the table's copy has them.
-    So are those from `skip_from` on, where it is given.
+    Changes whose transaction committed before `skip_before`, or that this moment shows, are left out: the table's copy
+    has them.  So are those from `skip_from` on, where it is given.
     """
     if not paths:
         raise ValueError("a run has at least one segment")
@@ -82,9 +98,9 @@ def read_batches(
 
 
 def _batches(
-    paths: Sequence[str], columns: Sequence[str], skip_before: int, skip_from: int | None
+    paths: Sequence[str], columns: Sequence[str], skip_before: int | Moment, skip_from: int | Moment | None
 ) -> Iterator[pa.RecordBatch]:
-    positions = ["_lsn"] if skip_before or skip_from is not None else []
+    positions = ["_lsn", "_xid"] if skip_before or skip_from is not None else []
     for path in paths:
         with _opened(path) as file:
             schema = pa.ipc.open_file(file).schema
@@ -96,9 +112,9 @@ def _batches(
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number)
                 if skip_before:
-                    batch = batch.filter(pc.greater_equal(batch["_lsn"], skip_before))
+                    batch = batch.filter(pc.invert(moment_of(skip_before).mask(batch)))
                 if skip_from is not None:
-                    batch = batch.filter(pc.less(batch["_lsn"], skip_from))
+                    batch = batch.filter(moment_of(skip_from).mask(batch))
                 yield batch.select(list(columns))
 
 

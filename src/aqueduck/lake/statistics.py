@@ -66,8 +66,15 @@ def statistics_of_files(lake: Lake, table: int) -> list[ColumnStatistics]:
     return [ColumnStatistics(int(c), _bool(null), _bool(nan), low, high) for c, null, nan, low, high in rows]
 
 
-def widen_statistics(lake: Lake, table: int, to_cover: Sequence[ColumnStatistics]) -> bool:
-    """Make them cover these as well; whether anything had to change."""
+def widen_statistics(
+    lake: Lake, table: int, to_cover: Sequence[ColumnStatistics], *, rewritten: bool = False
+) -> bool:
+    """
+    Make them cover these as well; whether anything had to change.
+
+    `rewritten`: the table's rows are among those of `to_cover`.  Where nothing is known of a column now, because no row is
+    left, it is then what was known before: the next insert would narrow it to its own values.  In general, unknown is left.
+    """
     if not to_cover:
         return False
     types = {
@@ -84,7 +91,12 @@ def widen_statistics(lake: Lake, table: int, to_cover: Sequence[ColumnStatistics
         by_column.setdefault(statistics.column, []).append(statistics)
     changed = False
     for current in now:
-        wide = _covering(lake, types.get(current.column), [current, *by_column.get(current.column, ())])
+        known = by_column.get(current.column, [])
+        if not known or (current.lowest is None and not rewritten):
+            continue
+        # What cannot be compared is what it was before a rewrite, and stays as it is otherwise.
+        several = [*known, current] if rewritten else [current, *known]
+        wide = _covering(lake, types.get(current.column), several)
         if wide != current:
             _write(lake, table, wide)
             changed = True
@@ -92,27 +104,26 @@ def widen_statistics(lake: Lake, table: int, to_cover: Sequence[ColumnStatistics
 
 
 def _covering(lake: Lake, kind: str | None, several: Sequence[ColumnStatistics]) -> ColumnStatistics:
+    """What covers all of them; where values cannot be compared, the first one's."""
     first = several[0]
-    if first.lowest is None or first.highest is None:
-        return first  # nothing is known of its values, so nothing is left out either
     lows = {s.lowest for s in several if s.lowest is not None}
     highs = {s.highest for s in several if s.highest is not None}
     return ColumnStatistics(
         first.column,
         _any(s.contains_null for s in several),
         _any(s.contains_nan for s in several),
-        _extreme(lake, kind, lows, "min") or first.lowest,
-        _extreme(lake, kind, highs, "max") or first.highest,
+        _extreme(lake, kind, lows, "min", first.lowest),
+        _extreme(lake, kind, highs, "max", first.highest),
     )
 
 
-def _extreme(lake: Lake, kind: str | None, values: set[str], which: str) -> str | None:
+def _extreme(lake: Lake, kind: str | None, values: set[str], which: str, otherwise: str | None) -> str | None:
     """The least or greatest of some texts, compared as the type that they are of."""
     if len(values) < 2:
         return next(iter(values), None)
     cast = _TYPES.get(kind or "", kind if _DECIMAL.fullmatch(kind or "") else None)
     if cast is None:
-        return None
+        return otherwise
     listed = ", ".join(f"({literal(value)})" for value in sorted(values))
     [[found]] = lake.execute(
         f"select arg_{which}(v, cast(v as {cast})) from (values {listed}) as t (v)",

@@ -113,7 +113,7 @@ def commit_parts(
             with pool.use(place) as lake:
                 kept = _commit(lake, order, target, parts, mark)
         except _WrittenBeforeError:
-            drop_parts(pool, place, target, [part.path for part in parts])
+            drop_parts(pool, place, target, _attempts(target, parts, mark))
             return False
         except LakeBusyError:
             if attempt == TRIES - 1:
@@ -254,8 +254,9 @@ def drop_parts(pool: LakePool, place: LakePlace, target: WriteTarget, paths: Ite
         names = [path.rsplit("/", 1)[-1] for path in unsure]
         known = {
             str(path).rsplit("/", 1)[-1]
+            for table in ("ducklake_data_file", "ducklake_files_scheduled_for_deletion")
             for (path,) in lake.execute(
-                f"select path from {lake.metadata}.ducklake_data_file"
+                f"select path from {lake.metadata}.{table}"
                 f" where list_contains({string_list(names)}, regexp_extract(path, '[^/]+$'))"
             )
         }
@@ -266,11 +267,14 @@ def drop_parts(pool: LakePool, place: LakePlace, target: WriteTarget, paths: Ite
 
 def _remove_rest(target: WriteTarget, parts: Sequence[PartFile], kept: set[str], mark: Mark | None) -> None:
     """Files whose rows went another way, and those of an earlier attempt at the same batch."""
-    rest = {part.path for part in parts}
-    if mark is not None:
-        rest |= set(list_files(target.directory, mark.prefix))
-    for path in rest - kept:
+    for path in _attempts(target, parts, mark) - kept:
         remove_file(path)
+
+
+def _attempts(target: WriteTarget, parts: Sequence[PartFile], mark: Mark | None) -> set[str]:
+    """The parts, and what an attempt at the same batch left that died before or after its commit."""
+    left = () if mark is None else list_files(target.directory, mark.prefix)
+    return {*(part.path for part in parts), *left}
 
 
 def check_mark(query: str | None, batch: int | None) -> Mark | None:

@@ -19,6 +19,7 @@ import duckdb
 
 from aqueduck.batches import Unit
 from aqueduck.changes import SegmentRef
+from aqueduck.errors import ConfigError, ResyncNeededError
 from aqueduck.lake.commit import BatchPlan, RunPlan, TablePlan
 from aqueduck.lake.engine import open_kernel
 from aqueduck.lake.failures import lake_errors
@@ -27,11 +28,13 @@ from aqueduck.lake.fold import folded
 from aqueduck.lake.fold_modes import fold_of
 from aqueduck.lake.object_stores import know_store
 from aqueduck.lake.progress import Position
+from aqueduck.lake.segments import columns_of
 from aqueduck.lake.sql import literal
 from aqueduck.lake.storage import join, make_directory, remove_file
 from aqueduck.lake.table_states import TableState
-from aqueduck.modes import UPSERT
+from aqueduck.modes import UPSERT, TableMode
 from aqueduck.notes import read_modes, read_skips, read_tables
+from aqueduck.projection import is_clear
 from aqueduck.schema import TableSchema
 
 __all__ = [
@@ -99,7 +102,17 @@ class UnitWriter:
         if skip_before is None or place is None:
             return None
         mode = read_modes(Path(self.tables_file)).get(unit.table_oid, UPSERT)
-        schema = TableSchema.from_json(unit.segments[0].schema_json)
+        schema = columns_of(unit.segments[0])
+        if not is_clear(schema):
+            return None
+        try:
+            return self._folded(unit, schema, place, skip_before, mode)
+        except (ResyncNeededError, ConfigError):
+            return None  # the driver knows what to do about it, or has the salt that this worker lacks
+
+    def _folded(
+        self, unit: Unit, schema: TableSchema, place: str, skip_before: int, mode: TableMode
+    ) -> UnitFiles:
         first = unit.segments[0].first_ord
         # Each attempt has a name of its own: what a lost or repeated task wrote is never taken for the result.
         attempt = uuid.uuid4().hex[:8]
@@ -196,7 +209,7 @@ def plan_batch(
     before: int,
     parked: Iterable[SegmentRef] = (),
     changed: Iterable[TableState] = (),
-    version: Callable[[SegmentRef], TableSchema] = lambda s: TableSchema.from_json(s.schema_json),
+    version: Callable[[SegmentRef], TableSchema] = columns_of,
 ) -> BatchPlan:
     """
     One batch as a plan: ready tables with their runs in order, and for each its segments or its files.

@@ -86,5 +86,5 @@ def do_step(lake: Lake, table: TableName, number: int, step: Step) -> int:
             f"call ducklake_rewrite_data_files({place}, delete_threshold => {max(step.share - 1e-9, 0.0)!r})",
             doing="rewriting files",
         )
-        widen_statistics(lake, number, before)
+        widen_statistics(lake, number, before, rewritten=True)
     return sum(int(row[2]) for row in rows)

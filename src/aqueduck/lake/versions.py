@@ -50,6 +50,7 @@ def tables_at(session: LakeSession, version: int) -> dict[str, dict[int, TableSt
             row["ready"],
             row["copy_position"],
             row["error"],
+            None if row["columns"] is None else TableSchema.from_json(row["columns"]),
             mode=TableMode.from_json(row.get("mode")),  # an older version of the lake has no modes
         )
     return groups

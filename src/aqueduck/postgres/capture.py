@@ -1,37 +1,50 @@
 """
 Capture: a thread that reads a slot, decodes it and stages the changes.
 
-The thread owns the replication connection.  It answers keepalives, reports how far the
-lake is, pauses reading while the stage is full, and lets go of the slot while it is held
-(a disabled group).  It confirms a position only when the lake has it, or when nothing
-before it is on its way.  Any failure ends the thread and is raised by `check()`: the
-service decides whether to start again, from the lake's position.  One is handled here: a server that
-cannot stream a transaction before it ends is asked for whole ones.
+The thread owns a reader of the slot (`readers`: the replication stream, or SQL).  It answers keepalives,
+reports how far the lake is, pauses reading while the stage is full, and lets go of the slot while it is
+held (a disabled group).  It confirms a position only when the lake has it, or when nothing
+before it is on its way.  A failure ends the thread and is raised by `check()`: the service decides whether to start
+again, from the lake's position.  Two are handled here: a connection that polls is made again, a few times; and a
+server that cannot stream a transaction before it ends is asked for whole ones.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from aqueduck.errors import SlotActiveError, SourceQueryError
+from aqueduck.errors import (
+    AqueduckError,
+    ConfigError,
+    ConnectionLostError,
+    PublicationError,
+    SlotActiveError,
+    SourceQueryError,
+    SourceUnreachableError,
+    TableMissingError,
+)
 from aqueduck.notes import note_position, read_note, read_tables
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.decoder import Commit, Decoder, warm_up
+from aqueduck.postgres.readers import open_reader
 from aqueduck.postgres.stage import Stage
-from aqueduck.postgres.tables import resolve_type
-from aqueduck.postgres.wire import READ_BYTES, ReplicationStream, other_message_error, start_stream
+from aqueduck.postgres.tables import describe_oid, resolve_type
+from aqueduck.postgres.wire import READ_BYTES, ReplicationStream, other_message_error
 from aqueduck.schema import Column, TableSchema
 
 STATUS_SECONDS = 1.0
 LINGER_SECONDS = 0.004  # after a short read, so that the next one is worth its cost
+POLL_RETRIES, POLL_RETRY_SECONDS = 3, 5.0
 
 
 class Capture(threading.Thread):
@@ -55,6 +68,8 @@ class Capture(threading.Thread):
         self._committed = settings.position
         self._paused = False
         self._held = False
+        self._failures = 0
+        self._trouble: AqueduckError | None = None
         self._in_progress = settings.stream_in_progress
         self._received_bytes = 0
         self._decode_seconds = 0.0
@@ -99,7 +114,7 @@ class Capture(threading.Thread):
                     self._report()
                     self._stopping.wait(0.05)
                 else:
-                    self._session_or_whole_ones()
+                    self._try_session()
         except BaseException as exc:  # noqa: BLE001 - handed to the planner, which raises it
             self._failure = exc
             with self._stage.changed:
@@ -109,36 +124,52 @@ class Capture(threading.Thread):
         self._held = Path(self._settings.hold_path).exists()
         return self._held
 
-    def _session_or_whole_ones(self) -> None:
-        """Some transactions (DDL after a rolled back one) PostgreSQL decodes only once they have ended."""
+    def _try_session(self) -> None:
+        """Whoever polls has many short conversations, and does not give up after one that failed."""
+        before = self._seen
         try:
             self._session()
+            self._failures = 0
         except SourceQueryError:
-            if not self._in_progress:
+            # Some transactions (DDL after a rolled back one) PostgreSQL decodes only once they have ended.
+            if not self._in_progress or self._settings.capture == "poll":
                 raise
             self._in_progress = False
+        except (ConnectionLostError, SourceUnreachableError, SlotActiveError) as exc:
+            self._failures = 1 if self._seen > before else self._failures + 1
+            if self._settings.capture != "poll" or self._failures > POLL_RETRIES:
+                raise
+            self._trouble = exc
+            self._report()
+            self._stopping.wait(POLL_RETRY_SECONDS)
+        else:
+            self._trouble = None
 
     def _session(self) -> None:
-        """One connection, until we stop, are held, or it fails."""
-        s = self._settings
-        start = max(self._committed, self._confirmed)
-        stream = self._acquire(
-            lambda: start_stream(s.dsn, s.slot, s.publication, start, in_progress=self._in_progress)
-        )
-        decoder = Decoder(
-            self._tables(),
-            first_ord=self._next_ord,
-            first_version=self._next_version,
-            more=self._tables,
-            resolve=self._resolve,
-            streams=self._in_progress,
-        )
+        """One reader, until we stop, are held, it has nothing more, or it fails."""
+        # Also after what held nothing for us, or a reader that ends there would begin there again.
+        stream = self._acquire(max(self._committed, self._confirmed, self._seen))
+        decoder = self._new_decoder()
         try:
             self._read(stream, decoder)
         finally:
             self._next_ord, self._next_version = decoder.next_ord, decoder.next_version
             self._stage.abandon_open()
             stream.close()
+
+    def _open(self, position: int) -> ReplicationStream:
+        return open_reader(self._settings, position, in_progress=self._in_progress)
+
+    def _new_decoder(self) -> Decoder:
+        return Decoder(
+            self._tables(),
+            first_ord=self._next_ord,
+            first_version=self._next_version,
+            more=self._tables,
+            resolve=self._resolve,
+            settle=self._settle,
+            streams=self._in_progress,
+        )
 
     def _tables(self) -> dict[int, TableSchema]:
         return {oid: schema for oid, (schema, _) in read_tables(Path(self._settings.tables_path)).items()}
@@ -147,12 +178,23 @@ class Capture(threading.Thread):
         with connect(self._settings.dsn) as conn:
             return resolve_type(conn, column)
 
-    def _acquire(self, start: Callable[[], ReplicationStream]) -> ReplicationStream:
+    def _settle(self, table: TableSchema) -> TableSchema:
+        """A version of a table with a projection: what the catalog says of it, if that still has these columns."""
+        with connect(self._settings.dsn) as conn:
+            try:
+                now = describe_oid(conn, table.oid, need_key=False, projection=table.projection)
+            except (TableMissingError, PublicationError, ConfigError):  # it is not like this any more
+                now = None
+        settled = table.settled(now)
+        # A publication of others may have another row filter by now.
+        return settled if now is None else replace(settled, projection=now.projection)
+
+    def _acquire(self, position: int) -> ReplicationStream:
         """The slot may still belong to a connection that is going away: wait for it, within bounds."""
         delay = 0.25
         for attempt in range(self._settings.slot_retries + 1):
             try:
-                return start()
+                return self._open(position)
             except SlotActiveError:
                 if attempt == self._settings.slot_retries or self._stopping.wait(delay):
                     raise
@@ -189,6 +231,17 @@ class Capture(threading.Thread):
                 self._decode(decoder)
             if not decoder.in_transaction and self._fill == 0:
                 self._seen = max(self._seen, decoder.wal_end)
+                if stream.ended:
+                    return
+        self._confirm_last(stream)
+
+    def _confirm_last(self, stream: ReplicationStream) -> None:
+        """Whoever only catches up may be done before a second has passed: what is durable by now is told."""
+        self._take_durable(math.inf)
+        if self._stage.durable > self._confirmed:
+            self._confirmed = self._stage.durable
+            with contextlib.suppress(ConnectionLostError):
+                stream.send_status(received=max(self._seen, self._confirmed), confirmed=self._confirmed)
 
     def _take_durable(self, now: float) -> None:
         """Spark tells a source that a batch is done only when the next one begins; the driver tells us at once."""
@@ -288,6 +341,7 @@ class Capture(threading.Thread):
             "decode_seconds": round(self._decode_seconds, 3),
             "paused": self._paused,
             "held": self._held,
+            "trouble": None if self._trouble is None else str(self._trouble),
         }
         path = Path(self._settings.report_path)
         temporary = path.with_suffix(".tmp")

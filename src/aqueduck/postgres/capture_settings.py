@@ -37,6 +37,14 @@ class CaptureSettings:
     slot_retries: int = 10
     stream_in_progress: bool = True
     """Whether large transactions are read while they are still going on."""
+    capture: str = "stream"
+    """`stream`, `poll` or `auto`: which reader, see `readers`."""
+    plugin: str = "pgoutput"
+    poll_interval_seconds: float = 0.1
+    poll_step_bytes: int = 64 << 20
+    """How much WAL one step of an SQL reader decodes at most."""
+    catchup_bytes: int = 64 << 20
+    """With `auto`, a backlog above this is read by SQL first."""
 
     def save(self, path: Path) -> None:
         """Write the settings where only we can read them: they hold the connection string."""

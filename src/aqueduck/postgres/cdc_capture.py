@@ -3,6 +3,7 @@ The capture behind `postgres_cdc`: what `events_capture` does, for a query whose
 
 `CdcDecoder` keeps the tables that are wanted and each change's own LSN, `CdcStage` cuts so that batches keep to the
 limits of a query and can begin and end anywhere, and `CdcCapture` confirms what Spark has committed and nothing else.
+Large transactions are read when they have ended: only then is it known which batch they belong to.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from aqueduck.postgres import pgoutput as wireformat
 from aqueduck.postgres import pgoutput_messages as messages
 from aqueduck.postgres.capture import Capture
 from aqueduck.postgres.capture_settings import CaptureSettings
-from aqueduck.postgres.decoder import Commit, Decoder, Layout, Rows, Run
+from aqueduck.postgres.decoder import Commit, Decoder, Layout, Place, Rows, Run, Truncate
 from aqueduck.postgres.events_capture import EventsDecoder
+from aqueduck.postgres.readers import open_reader
 from aqueduck.postgres.stage import Stage
-from aqueduck.postgres.wire import start_stream
+from aqueduck.postgres.wire import ReplicationStream
 from aqueduck.schema import Column, TableSchema
 
 __all__ = ["CdcCapture", "CdcDecoder", "CdcStage"]
@@ -52,12 +54,12 @@ class CdcDecoder(EventsDecoder):
 
     def _learn(self, relation: messages.WireRelation) -> None:
         if self._wanted and f"{relation.schema}.{relation.name}" not in self._wanted:
-            self._layouts[relation.oid] = None
+            self._here[relation.oid] = None
             return
         super()._learn(relation)
-        layout = self._layouts[relation.oid]
+        layout = self._here[relation.oid]
         if layout is not None:
-            self._layouts[relation.oid] = dataclasses.replace(layout, arrow=layout.arrow.append(OWN_LSN))
+            self._here[relation.oid] = dataclasses.replace(layout, arrow=layout.arrow.append(OWN_LSN))
 
     def _table_rows(
         self, buf: wireformat.Bytes, layout: Layout, rows: wireformat.Ints, ords: wireformat.Ints
@@ -71,23 +73,24 @@ class CdcDecoder(EventsDecoder):
             found, layout=layout, batch=pa.RecordBatch.from_arrays(arrays, schema=layout.arrow)
         )
 
-    def _runs(self, buf: wireformat.Bytes, rows: int, txs: int, controls: int) -> Iterator[Run]:
+    def _whole(self, buf: wireformat.Bytes, start: Place, stop: Place) -> Iterator[Run]:
         """With `rows_step`, a commit after every so many rows, instead of one after the last whole transaction."""
         if self._rows_step is None:
-            yield from Decoder._runs(self, buf, rows, txs, controls)
+            yield from super()._whole(buf, start, stop)
             return
         index = self._index
-        done = np.flatnonzero(index.tx_end[:txs] >= 0)
+        done = np.flatnonzero(index.tx_end[start[1] : stop[1]] >= 0) + start[1]
         last = int(done[-1]) if done.size else -1
-        at = committed = control = counted = 0
-        for tx in range(txs):
-            while control < controls and int(index.control_tx[control]) <= tx:
+        at, _, control = start
+        committed, counted = at, 0
+        for tx in range(start[1], stop[1]):
+            while control < stop[2] and int(index.control_tx[control]) <= tx:
                 yield from self._rows(buf, at, int(index.control_rows[control]))
                 at = int(index.control_rows[control])
                 yield from self._control(buf, control)
                 control += 1
             whole = bool(index.tx_end[tx] >= 0)
-            upto = int(index.tx_rows[tx]) if whole else rows
+            upto = int(index.tx_rows[tx]) if whole else stop[0]
             counted += whole
             if whole and tx != last and upto - committed < self._rows_step:
                 continue
@@ -136,9 +139,10 @@ class CdcStage(Stage):
                 if self._ready.has_rows():
                     self._ready_rows += self._open_rows
                 self._open_rows = 0
-            else:
+                return
+            if isinstance(run, Rows | Truncate):
                 self._open_rows += run.batch.num_rows if isinstance(run, Rows) else 1
-                super().add(run)
+            super().add(run)
 
     def _cut_before_too_much(self) -> None:
         rows, size = self._ready_rows + self._open_rows, self._ready.bytes + self._open.bytes
@@ -213,12 +217,13 @@ class CdcCapture(Capture):
         """Every transaction whose commit the server wrote before this position is in the stage."""
         return max(self.seen, self._stage.committed)
 
-    def _session(self) -> None:
-        s = self._settings
-        start = max(self._committed, self._confirmed)
-        stream = self._acquire(lambda: start_stream(s.dsn, s.slot, s.publication, start))
-        _remove_old_stages(Path(s.stage_dir))
-        decoder = CdcDecoder(
+    def _open(self, position: int) -> ReplicationStream:
+        stream = super()._open(position)
+        _remove_old_stages(Path(self._settings.stage_dir))
+        return stream
+
+    def _new_decoder(self) -> Decoder:
+        return CdcDecoder(
             self._known,
             wanted=self._wanted,
             rows_step=self._rows_step,
@@ -226,12 +231,6 @@ class CdcCapture(Capture):
             first_ord=self._next_ord,
             first_version=self._next_version,
         )
-        try:
-            self._read(stream, decoder)
-        finally:
-            self._next_ord, self._next_version = decoder.next_ord, decoder.next_version
-            self._stage.abandon_open()
-            stream.close()
 
     def _position_to_confirm(self, decoder: Decoder) -> int:
         """What Spark has committed; while nothing happens, its offsets move instead."""

@@ -18,7 +18,14 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from aqueduck.errors import AqueduckError, ConfigError, ConnectionLostError
 from aqueduck.postgres.failures import classify_connect_failure, classify_server_error, may_show
 
-__all__ = ["classify_connect_failure", "connect", "connection_parameters", "redact", "translate_errors"]
+__all__ = [
+    "classify_connect_failure",
+    "connect",
+    "connection_parameters",
+    "is_pooled",
+    "redact",
+    "translate_errors",
+]
 
 _HIDDEN = "***"
 _SECRET = ("password", "secret", "token")
@@ -50,6 +57,18 @@ def connect(
     except psycopg.Error as exc:
         # Not as a cause: it repeats the host, which in a mistyped URI is a part of the password.
         raise classify_connect_failure(str(exc), role=given.get("user")) from None
+
+
+def is_pooled(conn: psycopg.Connection[Any]) -> bool:
+    """
+    Whether somebody stands between us and the server, who may give each transaction another server connection.
+
+    A pooler answers with a process number of its own making when we connect.
+    """
+    with translate_errors("ask for the server's process", conn=conn):
+        row = conn.execute("select pg_backend_pid()").fetchone()
+    assert row is not None
+    return bool(row[0] != conn.info.backend_pid)
 
 
 def redact(dsn: str) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from aqueduck.errors import ProtocolError
@@ -21,6 +22,7 @@ from aqueduck.postgres import pgoutput as wireformat
 from aqueduck.postgres import pgoutput_messages as messages
 from aqueduck.postgres.layouts import Layout, make_layout, merged
 from aqueduck.postgres.streamed import Finish, Forget, StreamedTransaction
+from aqueduck.projection import only_needed
 from aqueduck.schema import Column, TableSchema
 
 __all__ = ["Commit", "Decoder", "Layout", "Place", "Rows", "Run", "Truncate", "make_layout", "warm_up"]
@@ -79,7 +81,8 @@ class Decoder:
     skipped, and keys of tables with a full replica identity come from here (the wire
     marks all their columns as key).  `more` is asked again when the stream describes one that is not
     among them: it may have been added meanwhile.  `resolve` completes a column that the catalog did not
-    have like this: what lies below a type that is not built in is not on the wire.  `streams` says that the
+    have like this: what lies below a type that is not built in is not on the wire.  `settle` gives the columns of a table with
+    a projection their numbers; without it, the driver has to find out which column is which.  `streams` says that the
     server was asked for transactions before they end.
     """
 
@@ -90,12 +93,14 @@ class Decoder:
         first_ord: int = 0,
         more: Callable[[], Mapping[int, TableSchema]] | None = None,
         resolve: Callable[[Column], Column] = lambda column: column,
+        settle: Callable[[TableSchema], TableSchema] = lambda table: table.settled(None),
         first_version: int = 0,
         streams: bool = False,
     ) -> None:
         self._known = dict(tables)
         self._more = more
         self._resolve = resolve
+        self._settle = settle
         self._layouts: dict[int, Layout | None] = {}
         self._asked_streams = streams
         self._streams: dict[int, StreamedTransaction] = {}
@@ -250,7 +255,7 @@ class Decoder:
         stream = self._streamed(end.xid)
         del self._streams[end.xid]
         tables = {
-            version: merged(self._known[relation.oid], relation, self._resolve)
+            version: self._finished(merged(self._known[relation.oid], relation, self._resolve))
             for version, relation in stream.unresolved.items()
         }
         for oid, layout in stream.layouts.items():
@@ -279,8 +284,21 @@ class Decoder:
         )
         # Also when it looks the same: the server describes a relation again after it was altered, and a
         # column that was dropped and added again has the same name.
-        self._here[relation.oid] = make_layout(table, self.next_version)
+        self._here[relation.oid] = make_layout(self._kept(table, relation), self.next_version, table)
         self.next_version += 1
+
+    def _finished(self, table: TableSchema) -> TableSchema:
+        return table if table.projection is None else self._settle(table)
+
+    def _kept(self, table: TableSchema, relation: messages.WireRelation) -> TableSchema:
+        """The columns that are staged: all of a table without a projection."""
+        if table.projection is None:
+            return table
+        if self._stream is None:
+            return only_needed(self._settle(table))
+        # What the transaction itself did to the columns cannot be seen before it has committed.
+        self._stream.unresolved[self.next_version] = relation
+        return table.settled(None)
 
     def _resolve_later(self, relation: messages.WireRelation) -> Callable[[Column], Column]:
         """A streamed transaction may use types that it made itself, and that we cannot see before it has committed."""
@@ -330,7 +348,7 @@ class Decoder:
         self, buf: wireformat.Bytes, layout: Layout, rows: wireformat.Ints, ords: wireformat.Ints
     ) -> Rows:
         index = self._index
-        cells = wireformat.locate_cells(buf, rows, index, len(layout.table.columns), layout.key_mask)
+        cells = wireformat.locate_cells(buf, rows, index, layout.key_mask.size, layout.key_mask)
         tx = index.row_tx[rows]
         stream = 0 if self._stream is None else self._stream.xid
         none = np.zeros(rows.size, np.int64) if stream else None
@@ -343,11 +361,10 @@ class Decoder:
             pa.array(index.tx_xid[tx] if none is None else np.full(rows.size, stream)),
             pa.array(cells.key_changed.view(np.bool_)),
             pa.array(cells.old),
-            _unchanged(cells),
+            _unchanged(cells, layout),
         ]
-        width = range(len(layout.table.columns))
-        arrays += [_strings(buf, cells.new_off[i], cells.new_len[i]) for i in width]
-        arrays += [_strings(buf, cells.old_off[i], cells.old_len[i]) for i in layout.old_columns]
+        arrays += [_column(buf, layout, i, cells.new_off, cells.new_len) for i in range(len(layout.sent))]
+        arrays += [_column(buf, layout, i, cells.old_off, cells.old_len) for i in layout.old_columns]
         counts = np.bincount(cells.op, minlength=4)
         return Rows(
             layout,
@@ -377,11 +394,33 @@ def _strings(buf: wireformat.Bytes, off: wireformat.Ints, length: wireformat.Int
     return pa.Array.from_buffers(pa.string(), length.size, buffers, nulls)
 
 
-def _unchanged(cells: wireformat.Cells) -> pa.Array:
+def _column(
+    buf: wireformat.Bytes, layout: Layout, index: int, off: wireformat.Ints, length: wireformat.Ints
+) -> pa.Array:
+    at = layout.sent[index]
+    if index in layout.blank:
+        return pa.nulls(length[at].size, pa.string())
+    return _strings(buf, off[at], length[at])
+
+
+def _unchanged(cells: wireformat.Cells, layout: Layout) -> pa.Array:
     if not cells.unchanged_total:
         return pa.nulls(cells.op.size, pa.list_(pa.int16()))
     offsets, values = wireformat.unchanged_lists(cells)
+    if len(layout.sent) < layout.key_mask.size:
+        offsets, values = _places(layout, offsets, values)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=pa.array(cells.unchanged == 0))
+
+
+def _places(
+    layout: Layout, offsets: npt.NDArray[np.int32], values: npt.NDArray[np.int16]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int16]]:
+    """Lists of columns of the stream as lists of the table's columns."""
+    place = np.full(layout.key_mask.size, -1, np.int16)
+    place[list(layout.sent)] = np.arange(len(layout.sent), dtype=np.int16)
+    moved = place[values]
+    kept = np.concatenate(([0], np.cumsum(moved >= 0)))
+    return kept[offsets].astype(np.int32), moved[moved >= 0]
 
 
 def warm_up() -> None:

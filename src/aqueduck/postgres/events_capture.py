@@ -23,6 +23,7 @@ from aqueduck.postgres.capture import Capture
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.decoder import Commit, Decoder, Place, Rows, Run, Truncate
 from aqueduck.postgres.quoting import identifier, literal
+from aqueduck.postgres.readers import open_reader
 from aqueduck.postgres.stage import Stage
 from aqueduck.postgres.streamed import Finish
 from aqueduck.postgres.wire import ReplicationStream, start_stream
@@ -192,26 +193,22 @@ class EventsCapture(Capture):
             before = (
                 f"CREATE_REPLICATION_SLOT {identifier(s.slot)} TEMPORARY LOGICAL pgoutput NOEXPORT_SNAPSHOT"
             )
+        if before is None:
+            return open_reader(s, position, in_progress=self._in_progress)
         return start_stream(
             s.dsn, s.slot, s.publication, position, in_progress=self._in_progress, before=before
         )
 
-    def _session(self) -> None:
+    def _open(self, position: int) -> ReplicationStream:
+        return self._start_stream(position)
+
+    def _new_decoder(self) -> Decoder:
         events = self._events_settings
-        start = max(self._committed, self._confirmed)
-        stream = self._acquire(lambda: self._start_stream(start))
-        known = {t.oid: t for t in map(TableSchema.from_json, events.tables)}
-        decoder = EventsDecoder(
-            known,
+        return EventsDecoder(
+            {t.oid: t for t in map(TableSchema.from_json, events.tables)},
             first_ord=self._next_ord,
             first_version=self._next_version,
             excluded=events.excluded,
             every_commit=events.max_messages is not None,
             streams=self._in_progress,
         )
-        try:
-            self._read(stream, decoder)
-        finally:
-            self._next_ord, self._next_version = decoder.next_ord, decoder.next_version
-            self._stage.abandon_open()
-            stream.close()

@@ -2,20 +2,30 @@
 One service for a group at a time: an advisory lock that lives as long as its connection.
 
 It needs no registry, only the source database.  A service that dies lets go of it: its
-connection ends, and where its machine has vanished the server notices within a minute.
+connection ends, and where its machine has vanished the server notices within a minute.  A pooler gives sessions to
+others between transactions: there each lock lives in a transaction that stays open, idle and without a snapshot.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from typing import Any
 
 import psycopg
 
-from aqueduck.errors import ServiceLockedError
-from aqueduck.postgres.connection import translate_errors
+from aqueduck.errors import AqueduckError, ServiceLockedError
+from aqueduck.postgres.connection import connect, is_pooled, translate_errors
 
-__all__ = ["group_runs", "lock_group", "lock_key", "try_lock_group", "unlock_group"]
+__all__ = [
+    "KEEPALIVES",
+    "GroupLocks",
+    "group_runs",
+    "lock_group",
+    "lock_key",
+    "try_lock_group",
+    "unlock_group",
+]
 
 Connection = psycopg.Connection[Any]
 
@@ -28,20 +38,98 @@ def lock_key(name: str) -> int:
 def try_lock_group(conn: Connection, name: str) -> bool:
     """Take the group for as long as `conn` lives; `False` if another connection has it."""
     with translate_errors(f"lock the group {name}", conn=conn):
-        conn.execute(_KEEPALIVES)
+        conn.execute(KEEPALIVES)
         row = conn.execute("select pg_try_advisory_lock(%s)", (lock_key(name),)).fetchone()
     assert row is not None
     return bool(row[0])
 
 
+class GroupLocks:
+    """The groups that one service has."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._names: set[str] = set()
+        self._shared = connect(dsn, application_name="aqueduck lock")
+        self._pooled = is_pooled(self._shared)
+        self._own: dict[str, Connection] = {}
+
+    def take(self, name: str) -> None:
+        """Raises `ServiceLockedError` if another service has the group; one that we have is fine."""
+        if name in self._names:
+            return
+        if self._pooled:
+            self._own[name] = self._open(name)
+        else:
+            lock_group(self._shared, name)
+        self._names.add(name)
+
+    def _open(self, name: str) -> Connection:
+        conn = connect(self._dsn, application_name="aqueduck lock")
+        try:
+            with translate_errors(f"lock the group {name}", conn=conn):
+                conn.execute("begin; set local idle_in_transaction_session_timeout = 0")
+                row = conn.execute("select pg_try_advisory_xact_lock(%s)", (lock_key(name),)).fetchone()
+            if row != (True,):
+                raise _locked(conn, name)
+        except BaseException:
+            conn.close()
+            raise
+        return conn
+
+    def release(self, name: str) -> None:
+        if name in self._names:
+            self._names.discard(name)
+            if self._pooled:
+                _end(self._own.pop(name))
+            else:
+                unlock_group(self._shared, name)
+
+    def keep(self) -> None:
+        """Locks went with a lost connection: take them again, unless another service was faster."""
+        try:
+            with translate_errors("keep the groups' locks"):
+                for conn in (self._shared, *self._own.values()):
+                    conn.execute("select 1")
+        except AqueduckError:
+            self._disconnect()
+            self._shared = connect(self._dsn, application_name="aqueduck lock")
+            names, self._names = self._names, set()
+            try:
+                for name in names:
+                    self.take(name)
+            except BaseException:
+                self._names = names  # whoever asks again tries them again
+                self._disconnect()
+                raise
+
+    def close(self) -> None:
+        self._disconnect()
+        self._names.clear()
+
+    def _disconnect(self) -> None:
+        for conn in (self._shared, *self._own.values()):
+            _end(conn)
+        self._own.clear()
+
+
+def _end(conn: Connection) -> None:
+    with contextlib.suppress(psycopg.Error):
+        conn.execute("rollback")
+    conn.close()
+
+
 def lock_group(conn: Connection, name: str) -> None:
     """Take the group, or raise `ServiceLockedError` that says who has it."""
-    if try_lock_group(conn, name):
-        return
+    if not try_lock_group(conn, name):
+        raise _locked(conn, name)
+
+
+def _locked(conn: Connection, name: str) -> ServiceLockedError:
     with translate_errors(f"look who runs the group {name}", conn=conn):
         row = conn.execute(_HOLDER, {"key": lock_key(name)}).fetchone()
     where = f" (process {row[0]} of the server, from {row[1]})" if row else ""
-    raise ServiceLockedError(
+    return ServiceLockedError(
         f"another service already runs the group {name}{where}",
         hint="stop that service, or leave out the group here; the lock goes with the service that has it",
     )
@@ -65,7 +153,7 @@ def unlock_group(conn: Connection, name: str) -> None:
 
 
 # The server's own keepalives: without them a lock outlives a machine that vanished by two hours.
-_KEEPALIVES = """
+KEEPALIVES = """
     select set_config('tcp_keepalives_idle', '30', false), set_config('tcp_keepalives_interval', '10', false),
            set_config('tcp_keepalives_count', '3', false)
 """

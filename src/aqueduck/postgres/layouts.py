@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from aqueduck.postgres.pgoutput import Bytes
 from aqueduck.postgres.pgoutput_messages import WireColumn, WireRelation
+from aqueduck.projection import blank_columns
 from aqueduck.schema import Column, TableSchema
 
 __all__ = ["Layout", "make_layout", "merged", "segment_schema"]
@@ -29,7 +30,12 @@ class Layout:
     version: int
     arrow: pa.Schema
     key_mask: Bytes
+    """By the columns of the stream, like all that is read of it."""
     old_columns: tuple[int, ...]
+    sent: tuple[int, ...]
+    """Where the table's columns are among those of the stream: a projection may need only some."""
+    blank: frozenset[int] = frozenset()
+    """Columns whose values nobody needs, and that are left empty."""
 
 
 def segment_schema(table: TableSchema, old_columns: tuple[int, ...]) -> pa.Schema:
@@ -49,11 +55,17 @@ def segment_schema(table: TableSchema, old_columns: tuple[int, ...]) -> pa.Schem
     return pa.schema(fields)
 
 
-def make_layout(table: TableSchema, version: int) -> Layout:
+def make_layout(table: TableSchema, version: int, streamed: TableSchema | None = None) -> Layout:
+    """`streamed` is the table as the stream has it, where that has more columns."""
     names = [c.name for c in table.columns]
-    mask = np.array([name in table.key for name in names], np.uint8)
-    old = tuple(range(len(names))) if table.identity == "f" else tuple(int(i) for i in np.flatnonzero(mask))
-    return Layout(table, version, segment_schema(table, old), mask, old)
+    full = table.identity == "f"
+    old = tuple(i for i, name in enumerate(names) if full or name in table.key)
+    places = {c.name: i for i, c in enumerate((streamed or table).columns)}
+    mask = np.array([name in table.key for name in places], np.uint8)
+    sent = tuple(places[name] for name in names)
+    return Layout(
+        table, version, segment_schema(table, old), mask, old, sent, frozenset(blank_columns(table))
+    )
 
 
 def _same_type(column: Column, wired: WireColumn) -> bool:

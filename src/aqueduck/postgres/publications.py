@@ -16,11 +16,13 @@ import structlog
 from psycopg.rows import class_row
 
 from aqueduck.errors import NoKeyError, PublicationError
-from aqueduck.postgres.connection import translate_errors
+from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.quoting import identifier, table_identifier
-from aqueduck.schema import TableSchema
+from aqueduck.postgres.tables import describe_oid
+from aqueduck.schema import TableName, TableSchema
 
 __all__ = [
+    "PublishedTables",
     "create_publication_sql",
     "drop_publication",
     "ensure_publication",
@@ -62,7 +64,8 @@ def ensure_publication(conn: Connection, name: str, tables: Sequence[TableSchema
         if found.all_tables:
             raise PublicationError(
                 f"the publication {name} is for all tables, not for those of the group",
-                hint=f"set another publication for the group, or run: drop publication {identifier(name)}",
+                hint="set another publication for the group, or publication_by: user to use it as it is,"
+                f" or run: drop publication {identifier(name)}",
             )
         if not found.options_fit:
             conn.execute(f"alter publication {identifier(name)} set ({_options(conn)})".encode())
@@ -126,6 +129,30 @@ def refuse_without_key(table: TableSchema, mode: str) -> None:
             hint=f"alter table {table_identifier(table)} add primary key (<columns>), or set mode: upsert or append",
             table=table.qualified,
         )
+
+
+class PublishedTables:
+    """The tables of a publication by name, as they are now; asked one by one, on a connection of its own."""
+
+    def __init__(self, dsn: str, publication: str) -> None:
+        self._dsn = dsn
+        self._publication = publication
+
+    def __call__(self, name: TableName) -> tuple[TableSchema, bool] | None:
+        """The table to which changes of `name` belong, and whether it is that itself, not a partition of it."""
+        with connect(self._dsn) as conn, translate_errors("look for a published table", conn=conn):
+            row = conn.execute(_PUBLISHED, (self._publication, name.schema, name.name)).fetchone()
+            return None if row is None else (describe_oid(conn, row[0], need_key=False), bool(row[1]))
+
+
+_PUBLISHED = """
+    select r.oid::int8, r.oid = c.oid
+    from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    join pg_class r on r.oid = c.oid or r.oid in (select pg_partition_ancestors(c.oid))
+    join pg_namespace s on s.oid = r.relnamespace
+    join pg_publication_tables p on p.pubname = %s and (p.schemaname, p.tablename) = (s.nspname, r.relname)
+    where n.nspname = %s and c.relname = %s order by 2 desc limit 1
+"""
 
 
 def _has_exactly(found: _Publication, tables: Sequence[TableSchema]) -> bool:

@@ -54,6 +54,11 @@ class Settings:
     on_partition_change: str = "resync"
     on_recreate: str = "stop"
     heartbeat_interval_ms: int = 0
+    publication_by: str = "aqueduck"
+    plugin: str = "pgoutput"
+    poll_interval_ms: int = 100
+    poll_step_bytes: int = 1 << 26
+    catchup_bytes: int = 1 << 26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +140,8 @@ class TableRow:
     source_column: str | None
     source_value: str | None
     copy: bool
+    options: dict[str, Any]
+    """Its columns, masks and row filter, as in the file."""
     enabled: bool
     settings: Settings
     created_by_file: bool
@@ -316,6 +323,7 @@ def _table_row(row: dict[str, Any]) -> TableRow:
         source_column=row["source_column"],
         source_value=row["source_value"],
         copy=row["copy"],
+        options=row["options"],
         enabled=row["enabled"],
         settings=_settings(row["effective"]),
         created_by_file=row["created_by_file"],

@@ -14,10 +14,11 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
+from aqueduck.errors import SourceQueryError
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.schema import parse_lsn
 
-__all__ = ["ServerInfo", "flushed_position", "read_server"]
+__all__ = ["ServerInfo", "flush_wal", "flushed_position", "read_server", "settled_position"]
 
 _FLUSH_SECONDS_MAX = 1.0
 
@@ -75,6 +76,35 @@ def flushed_position(dsn: str) -> int:
                 break
             time.sleep(0.02)
     return flushed
+
+
+def flush_wal(dsn: str) -> None:
+    """Commit a little something, so that everything written before it is flushed, and decoded soon."""
+    with connect(dsn) as conn, translate_errors("write a message to WAL", conn=conn):
+        conn.execute(_FLUSH)
+
+
+def settled_position(dsn: str, *, seconds: float = 600.0) -> int:
+    """A position by which every transaction has ended that is open now; raises if they do not end in time."""
+    with connect(dsn) as conn, translate_errors("wait for open transactions", conn=conn):
+        row = conn.execute("select pg_snapshot_xmax(pg_current_snapshot())::text").fetchone()
+        assert row is not None
+        ended = "select pg_snapshot_xmin(pg_current_snapshot()) >= %s::xid8"
+        deadline = time.monotonic() + seconds
+        while conn.execute(ended, row).fetchone() != (True,):
+            if time.monotonic() > deadline:
+                raise SourceQueryError("transactions that were open did not end in time")
+            time.sleep(0.1)
+        position = _lsn(conn, "pg_current_wal_insert_lsn()")
+        conn.execute(_FLUSH)
+    return position
+
+
+# Without waiting for standbys, whatever the server wants of others.
+_FLUSH = (
+    "begin; set local synchronous_commit = local;"
+    " select pg_logical_emit_message(true, 'aqueduck', 'flush'); commit"
+)
 
 
 def _lsn(conn: psycopg.Connection[Any], function: str) -> int:

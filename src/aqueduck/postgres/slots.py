@@ -79,7 +79,7 @@ def list_slots(conn: Connection) -> list[SlotInfo]:
     return [info for info in found if info is not None]
 
 
-def create_slot(conn: Connection, name: str) -> int:
+def create_slot(conn: Connection, name: str, plugin: str = PLUGIN) -> int:
     """
     Create the group's slot and return the position that it starts from.
 
@@ -91,11 +91,11 @@ def create_slot(conn: Connection, name: str) -> int:
         role = f"alter role {identifier(conn.info.user)} replication"
         with translate_errors(f"create the slot {name}", conn=conn, fix=role):
             row = conn.execute(
-                "select lsn::text from pg_create_logical_replication_slot(%s, %s)", (name, PLUGIN)
+                "select lsn::text from pg_create_logical_replication_slot(%s, %s)", (name, plugin)
             ).fetchone()
         assert row is not None
         return parse_lsn(row[0])
-    check_slot(found, name=name, database=conn.info.dbname, position=None)
+    check_slot(found, name=name, database=_database(conn), position=None, plugin=plugin)
     assert found.confirmed_flush_lsn is not None
     return found.confirmed_flush_lsn
 
@@ -105,7 +105,7 @@ def drop_slot(conn: Connection, name: str) -> None:
     found = slot_info(conn, name)
     if found is None:
         return
-    if found.database != conn.info.dbname:
+    if found.database != _database(conn):
         raise _conflict(name, f"belongs to {_of_database(found)}")
     with translate_errors(f"drop the slot {name}", conn=conn):
         try:
@@ -121,6 +121,7 @@ def check_slot(
     database: str,
     position: int | None,
     confirmed: int | None = None,
+    plugin: str = PLUGIN,
 ) -> None:
     """
     Raise if reading the slot from the lake's `position` on would leave changes out.
@@ -133,9 +134,9 @@ def check_slot(
         if position is not None:
             raise _lost(name, f"does not exist, but the lake is at {lsn_text(position)}")
         return
-    if info.plugin != PLUGIN or info.temporary:
+    if info.plugin != plugin or info.temporary:
         kind = "a temporary slot" if info.temporary else f"for {info.plugin or 'physical replication'}"
-        raise _conflict(name, f"is {kind}, not a permanent one for {PLUGIN}")
+        raise _conflict(name, f"is {kind}, not a permanent one for {plugin}")
     if info.database != database:
         raise _conflict(name, f"belongs to {_of_database(info)}, not to the database {database}")
     if info.two_phase:
@@ -170,6 +171,13 @@ def _slot_query(version: int) -> str:
                    restart_lsn), 0)::int8 as retained_bytes
         from pg_replication_slots where slot_name = %(name)s
     """
+
+
+def _database(conn: Connection) -> str:
+    """As the server calls it: a pooler may have another name for it."""
+    row = conn.execute("select current_database()::text").fetchone()
+    assert row is not None
+    return str(row[0])
 
 
 def _position(text: str | None) -> int | None:

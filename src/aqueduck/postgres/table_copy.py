@@ -2,7 +2,8 @@
 The initial copy of a table, chunk by chunk, under one exported snapshot.
 
 `export_snapshot` makes a temporary slot on a replication connection: the only way to get an MVCC
-snapshot together with the position that it corresponds to.  `plan_chunks` cuts a table into ranges
+snapshot together with the position that it corresponds to.  `export_snapshot_by_sql` needs no such connection,
+and says by transaction numbers what its snapshot shows.  `plan_chunks` cuts a table into ranges
 of pages.  `read_chunk` is what a task of the copy runs: COPY of one range, in binary where that is the
 shorter way to the lake's value.  `read_text` gives the same string columns that capture makes of the
 stream.  Writing files and committing them is in `lake` and `spark`.
@@ -23,17 +24,26 @@ import pyarrow as pa
 from psycopg import pq
 
 from aqueduck.errors import AqueduckError
+from aqueduck.moments import Moment
 from aqueduck.postgres import copybinary, copytext
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.pgoutput import gather
 from aqueduck.postgres.quoting import identifier, literal, table_identifier
-from aqueduck.postgres.wire import CopyOutStream, connect_replication, connect_wire, raise_failed
+from aqueduck.postgres.wire import (
+    SET_LOCAL_OUTPUT,
+    CopyOutStream,
+    connect_replication,
+    connect_wire,
+    raise_failed,
+)
+from aqueduck.projection import blank_columns
 from aqueduck.schema import TableName, TableSchema, parse_lsn
 
 __all__ = [
     "Chunk",
     "ExportedSnapshot",
     "export_snapshot",
+    "export_snapshot_by_sql",
     "plan_chunks",
     "read_chunk",
     "read_text",
@@ -48,14 +58,16 @@ EVEN = 4
 
 @dataclass(frozen=True, slots=True)
 class ExportedSnapshot:
-    """A snapshot that other sessions can use while this one stays open, and its position."""
+    """A snapshot that other sessions can use while this one stays open, and what it shows."""
 
     name: str
-    position: int
-    pgconn: pq.abc.PGconn
+    moment: Moment
+    close: Callable[[], None]
 
-    def close(self) -> None:
-        self.pgconn.finish()
+    @property
+    def position(self) -> int:
+        """Nothing that was committed at or after it is shown."""
+        return self.moment.position
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +114,29 @@ def export_snapshot(dsn: str) -> ExportedSnapshot:
     position, snapshot = result.get_value(0, 1), result.get_value(0, 2)
     assert position is not None
     assert snapshot is not None
-    return ExportedSnapshot(snapshot.decode(), parse_lsn(position.decode()), pgconn)
+    return ExportedSnapshot(snapshot.decode(), Moment(parse_lsn(position.decode())), pgconn.finish)
+
+
+def export_snapshot_by_sql(dsn: str) -> ExportedSnapshot:
+    """
+    A snapshot on an ordinary connection, in a transaction that stays open: also through a pooler.
+
+    Nobody is waited for.  The position is read after the snapshot was taken, so whatever is
+    committed later is not in it; for what was committed before, see `Moment`.
+    """
+    conn = connect(dsn, autocommit=False, application_name="aqueduck copy")
+    try:
+        with translate_errors("take a snapshot for the copy", conn=conn):
+            conn.execute(b"set transaction isolation level repeatable read read only")
+            conn.execute(b"set local idle_in_transaction_session_timeout = 0")
+            row = conn.execute(
+                b"select pg_export_snapshot(), pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text"
+            ).fetchone()
+        assert row is not None
+        return ExportedSnapshot(row[0], Moment.from_snapshot(row[1], parse_lsn(row[2])), conn.close)
+    except BaseException:
+        conn.close()
+        raise
 
 
 def snapshot_xmin(dsn: str, snapshot: str) -> int:
@@ -171,19 +205,29 @@ def read_chunk(
             begun = True
         return copybinary.decode_rows(buf, rows, row_at, row_end, kinds)
 
-    return _read(dsn, snapshot, copy_sql(columns, chunk, condition, " (format binary)"), batch)
+    command = copy_sql(columns, chunk, _published(table, condition), " (format binary)")
+    return _read(dsn, snapshot, command, batch)
 
 
 def read_text(
     dsn: str, snapshot: str, table: TableSchema, chunk: Chunk, condition: str | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one chunk, where `condition` holds, as string columns named n0, n1 and so on."""
-    columns = ", ".join(identifier(c.name) for c in table.columns)
+    blank = blank_columns(table)
+    columns = ", ".join("null" if i in blank else identifier(c.name) for i, c in enumerate(table.columns))
 
     def batch(buf: Any, rows: int, row_at: Any, row_end: Any) -> pa.RecordBatch:
         return _text_batch(buf, rows, row_at, row_end, len(table.columns))
 
-    return _read(dsn, snapshot, copy_sql(columns, chunk, condition), batch)
+    return _read(dsn, snapshot, copy_sql(columns, chunk, _published(table, condition)), batch)
+
+
+def _published(table: TableSchema, condition: str | None = None) -> str | None:
+    """`condition` and the row filter of the table's publication, if it has one."""
+    conditions = [condition] if condition is not None else []
+    if table.projection is not None and table.projection.published_where:
+        conditions.append(table.projection.published_where)
+    return " and ".join(conditions) or None
 
 
 def _read(
@@ -192,7 +236,8 @@ def _read(
     pgconn = connect_wire(dsn)
     with contextlib.closing(CopyOutStream(pgconn)) as stream:
         stream.execute(
-            f"begin isolation level repeatable read read only; set transaction snapshot {literal(snapshot)}"
+            "begin isolation level repeatable read read only;"
+            f" set transaction snapshot {literal(snapshot)}; {SET_LOCAL_OUTPUT}"
         )
         stream.start(command)
         yield from (found for found in _decode(stream, batch) if found.num_rows)

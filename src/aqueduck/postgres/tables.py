@@ -15,7 +15,9 @@ from psycopg.rows import dict_row
 
 from aqueduck.errors import NoKeyError, PublicationError, TableMissingError
 from aqueduck.postgres.connection import translate_errors
+from aqueduck.postgres.narrowed import as_published
 from aqueduck.postgres.quoting import identifier, table_identifier
+from aqueduck.projection import Projection, bind
 from aqueduck.schema import Column, TableName, TableSchema, parse_table_name
 
 __all__ = ["describe_oid", "describe_table", "resolve_type"]
@@ -33,29 +35,43 @@ _KINDS = {
 }
 
 
-def describe_table(conn: Connection, source: str, *, need_key: bool = True) -> TableSchema:
+def describe_table(
+    conn: Connection, source: str, *, need_key: bool = True, publication: str = ""
+) -> TableSchema:
     """
     Describe `schema.table`; either part may be quoted, and the schema is `public` by default.
 
-    Without a key it raises `NoKeyError`, or has an empty key where none is needed.
+    Without a key it raises `NoKeyError`, or has an empty key where none is needed.  With a `publication`, which is
+    not ours, only what that publishes of the table.
     """
     name = _parse(source)
     with translate_errors(f"describe {name.qualified}", name.qualified, conn=conn):
         row = _find(conn, "n.nspname = %(schema)s and c.relname = %(name)s", _names(name))
     if row is None:
         raise _missing(conn, name)
-    return _described(row, need_key)
+    return as_published(conn, _described(row, need_key, generated=bool(publication)), publication)
 
 
-def describe_oid(conn: Connection, oid: int, *, need_key: bool = True) -> TableSchema:
-    """Describe the table with this OID, whatever its name is by now."""
+def describe_oid(
+    conn: Connection, oid: int, *, need_key: bool = True, projection: Projection | None = None
+) -> TableSchema:
+    """
+    Describe the table with this OID, whatever its name is by now.
+
+    With a projection that was bound to it earlier, the table has it again.
+    """
     with translate_errors(f"describe the table with OID {oid}", conn=conn):
         row = _find(conn, "c.oid = %(oid)s", {"oid": oid})
     if row is None:
         raise TableMissingError(
             f"the table with OID {oid} does not exist", hint="remove it from the configuration"
         )
-    return _described(row, need_key)
+    if projection is None:
+        return _described(row, need_key)
+    table = _described(row, need_key, generated=bool(projection.publication))
+    found = as_published(conn, table, projection.publication)
+    published = found.projection.published_where if found.projection is not None else ""
+    return bind(found, replace(projection, published_where=published), projection)
 
 
 def resolve_type(conn: Connection, column: Column) -> Column:
@@ -69,12 +85,20 @@ def resolve_type(conn: Connection, column: Column) -> Column:
     return column if row is None else replace(column, **row)
 
 
-def _described(row: dict[str, Any], need_key: bool) -> TableSchema:
+def _described(row: dict[str, Any], need_key: bool, *, generated: bool = False) -> TableSchema:
+    """With `generated`, also the stored generated columns, which a publication of others may send."""
+    columns = [c for c in row["columns"] if not c.pop("generated") or generated]
+    if need_key and not row["columns"]:
+        raise NoKeyError(
+            f"{row['schema']}.{row['name']} has no columns",
+            hint="add columns and a primary key, or leave the table out",
+            table=f"{row['schema']}.{row['name']}",
+        )
     table = TableSchema(
         oid=row["oid"],
         schema=row["schema"],
         name=row["name"],
-        columns=tuple(Column(**column) for column in row["columns"]),
+        columns=tuple(Column(**column) for column in columns),
         key=tuple(row["key"]),
         identity=row["identity"],
     )
@@ -89,6 +113,16 @@ def _described(row: dict[str, Any], need_key: bool) -> TableSchema:
         raise PublicationError(
             f"{table.qualified} is unlogged or temporary: its changes are not in WAL",
             hint=f"alter table {table_identifier(table)} set logged",
+            table=table.qualified,
+        )
+    unsent = set(table.key) - {c.name for c in table.columns}
+    if unsent and not need_key:
+        return replace(table, key=())
+    if unsent:
+        raise NoKeyError(
+            f"the key of {table.qualified} has a generated column, which is not published: {', '.join(sorted(unsent))}",
+            hint="choose another replica identity index, or on PostgreSQL 18 publish it yourself"
+            " (publish_generated_columns = stored) and set publication_by: user",
             table=table.qualified,
         )
     if need_key and not table.key and table.identity != "f":
@@ -173,7 +207,7 @@ _COLUMN_QUERY = f"""
 """
 
 # A domain's columns have the domain's OID, as in the stream, but the name and modifier of the
-# type below it.  Generated columns are not published.
+# type below it.  Generated columns are not published, unless the publication is not ours.
 #
 # The key has to be in the old image of updates and deletes.  With the identity USING INDEX only
 # that index's columns are, not those of another primary key; a deferrable primary key counts for
@@ -204,11 +238,12 @@ _QUERY = """
                    'type_name', format_type(base.oid, base.typmod), 'not_null', a.attnotnull or base.not_null,
                    'base_oid', base.base_oid, 'element_oid', element.oid, 'delimiter', element.delimiter,
                    'number', a.attnum, 'missing', (a.attmissingval::text::text[])[1],
-                   'computed', (a.atthasdef or a.attidentity <> '') and not a.atthasmissing)
+                   'computed', (a.atthasdef or a.attidentity <> '') and not a.atthasmissing,
+                   'generated', a.attgenerated <> '')
                from pg_attribute a
                cross join lateral (select a.atttypid as oid, a.atttypmod as typmod) given
                {type_facts}
-               where a.attrelid = t.oid and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
+               where a.attrelid = t.oid and a.attnum > 0 and not a.attisdropped and a.attgenerated <> 'v'
                order by a.attnum
            ) as columns,
            coalesce((

@@ -28,10 +28,12 @@ from aqueduck.schema import lsn_text
 __all__ = [
     "OUTPUT_OPTIONS",
     "READ_BYTES",
+    "SET_LOCAL_OUTPUT",
     "CopyOutStream",
     "ReplicationStream",
     "connect_replication",
     "connect_wire",
+    "error_of",
     "other_message_error",
     "raise_failed",
     "server_error",
@@ -43,13 +45,23 @@ COPY_READ_BYTES = 1 << 20  # a good piece to decode: small enough for the cache
 CONNECT_SECONDS = 10
 
 #: how the server writes values: the same text whatever its own defaults are
-OUTPUT_OPTIONS = (
-    "-c datestyle=ISO -c intervalstyle=postgres -c extra_float_digits=1 -c timezone=UTC -c bytea_output=hex"
-)
+_OUTPUT = {
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "extra_float_digits": "1",
+    "timezone": "UTC",
+    "bytea_output": "hex",
+}
+OUTPUT_OPTIONS = " ".join(f"-c {name}={value}" for name, value in _OUTPUT.items())
+#: the same for one transaction: a pooler refuses options, and shares what a session sets with others
+SET_LOCAL_OUTPUT = "; ".join(f"set local {name} = '{value}'" for name, value in _OUTPUT.items())
 
 
 class ReplicationStream(Protocol):
-    """A started replication stream."""
+    """A started replication stream, or a reader that looks like one (`polling`)."""
+
+    ended: bool
+    """Whether it has nothing more, and another one goes on after what it gave."""
 
     def read_into(self, buf: Bytes, at: int, timeout: float) -> int:
         """Read what there is into ``buf[at:]``; waits at most `timeout` seconds; returns the bytes read."""
@@ -61,17 +73,24 @@ class ReplicationStream(Protocol):
 
 
 def connect_replication(dsn: str) -> pq.abc.PGconn:
-    """A connection that speaks the replication protocol, authenticated by libpq."""
-    return connect_wire(dsn, replication="database")
+    """A connection that speaks the replication protocol, and writes values as we want them."""
+    options = str(conninfo_to_dict(dsn).get("options") or "")
+    return connect_wire(dsn, replication="database", options=f"{options} {OUTPUT_OPTIONS}".strip())
 
 
 def connect_wire(dsn: str, **keywords: str) -> pq.abc.PGconn:
-    """A connection whose values come as the same text whatever the server's defaults are."""
+    """A connection to be read in bulk; who wants values as we do says so with `SET_LOCAL_OUTPUT`."""
     given = conninfo_to_dict(dsn)
-    options = str(given.get("options") or "")
-    defaults: dict[str, str | int] = {"application_name": "aqueduck", "connect_timeout": CONNECT_SECONDS}
+    defaults: dict[str, str | int] = {
+        "application_name": "aqueduck",
+        "connect_timeout": CONNECT_SECONDS,
+        # A peer that vanished is noticed within a minute, not after the system's two hours.
+        "keepalives_idle": 30,
+        "keepalives_interval": 10,
+        "keepalives_count": 3,
+    }
     conninfo = make_conninfo(
-        dsn, gssencmode="disable", client_encoding="UTF8", options=f"{options} {OUTPUT_OPTIONS}".strip(),
+        dsn, gssencmode="disable", client_encoding="UTF8",
         **{name: value for name, value in defaults.items() if name not in given}, **keywords,
     )  # fmt: skip
     return _connected(conninfo, float(given.get("connect_timeout") or CONNECT_SECONDS))
@@ -141,6 +160,11 @@ def _status_message(received: int, confirmed: int, ask_reply: bool) -> bytes:
     return struct.pack("!cQQQqB", b"r", received, confirmed, confirmed, now, int(ask_reply))
 
 
+def error_of(body: bytes) -> AqueduckError:
+    """The body of an ErrorResponse as one of our errors."""
+    return server_error(*_error_fields(body))
+
+
 def _error_fields(body: bytes) -> tuple[str, str]:
     fields = {f[:1]: f[1:] for f in body.split(b"\0") if f}
     return fields.get(b"C", b"").decode("ascii", "replace"), fields.get(b"M", b"").decode("utf-8", "replace")
@@ -148,6 +172,8 @@ def _error_fields(body: bytes) -> tuple[str, str]:
 
 class _SocketStream:
     """Reads the socket directly: one system call for megabytes of small messages."""
+
+    ended = False
 
     def __init__(self, pgconn: pq.abc.PGconn, command: str) -> None:
         self._pgconn = pgconn  # owns the descriptor
@@ -233,6 +259,8 @@ class _SocketStream:
 
 class _LibpqStream:
     """Reads through libpq, for connections that it encrypts."""
+
+    ended = False
 
     def __init__(self, pgconn: pq.abc.PGconn, command: str) -> None:
         self._pgconn = pgconn
@@ -369,7 +397,7 @@ class CopyOutStream:
         """A message that is not a row; whether the copy is over.  An error is raised."""
         kind = chr(buf[at])
         if kind == "E":
-            raise server_error(*_error_fields(bytes(buf[at + 5 : at + length])))
+            raise error_of(bytes(buf[at + 5 : at + length]))
         return kind == "Z"
 
     def close(self) -> None:

@@ -207,6 +207,7 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
             durable_path=nowhere,
             segment_bytes=min(32 << 20, max(o.bytes_max, 1 << 20)),
             stage_bytes_max=o.stage_bytes_max,
+            stream_in_progress=False,
         )
 
     def _start(self) -> tuple[CdcStage, CdcCapture]:

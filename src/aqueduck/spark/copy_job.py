@@ -24,7 +24,8 @@ from aqueduck.errors import AqueduckError, CopyDisturbedError, own_error
 from aqueduck.lake.copy_files import ChunkFile, write_chunk
 from aqueduck.lake.object_stores import know_store
 from aqueduck.notes import write_note
-from aqueduck.postgres.table_copy import Chunk, read_chunk
+from aqueduck.postgres.table_copy import Chunk, read_chunk, read_text
+from aqueduck.projection import copies_cells
 from aqueduck.schema import TableSchema
 
 __all__ = ["CopyItem", "CopyJob", "run_copy"]
@@ -62,7 +63,7 @@ class CopyJob:
         item = self.items[number]
         know_store(self.data_path, self.properties)
         done = write_chunk(
-            read_chunk(self.dsn, self.snapshot, item.schema, item.chunk),
+            self._rows(item),
             item.schema,
             data_path=self.data_path,
             directory=item.directory,
@@ -74,6 +75,10 @@ class CopyJob:
             write_note(Path(item.note), done.to_json(), sync=True)
         faults.point("copy.chunk_written")
         return done
+
+    def _rows(self, item: CopyItem) -> Iterator[pa.RecordBatch]:
+        read = read_chunk if copies_cells(item.schema) else read_text
+        return read(self.dsn, self.snapshot, item.schema.streamed, item.chunk)
 
     def tasks(self) -> list[list[int]]:
         """Which items share a task: in order, up to `TASK_BYTES`."""

@@ -123,6 +123,9 @@ class AddTable(Request):
         default=None, description="What this source has there; by default its name."
     )
     initial_copy: StrictBool = Field(default=True, alias="copy", description="Copy the rows that are there.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Its columns, masks and row filter, as in docs/columns.md."
+    )
 
 
 class MoveTable(Request):

@@ -162,6 +162,7 @@ def _add_table(served: Served, _: None, b: a.AddTable) -> a.Accepted:
         copy=b.initial_copy,
         source_column=b.source_column,
         source_value=b.source_value,
+        options=b.options,
     )
     return a.Accepted(message=f"{b.source} is added to the group {b.group}")
 

@@ -38,7 +38,9 @@ def test_every_function_is_documented_with_its_arguments_and_an_example(conn: Co
     assert {name for name, *_ in functions} == sections.keys()
     for name, arguments, returned, is_table in functions:
         text = " ".join(sections[name].split())
-        written = re.sub(r"DEFAULT ('?\w+'?)(::\w+)?", lambda found: f"default {found[1].lower()}", arguments)
+        written = re.sub(
+            r"DEFAULT ('?[\w{}]+'?)(::\w+)?", lambda found: f"default {found[1].lower()}", arguments
+        )
         assert f"`{name}({written}) returns {'table (…)' if is_table else returned}`" in text
         assert re.search(rf"```sql[^`]*aqueduck\.{name}\(", sections[name]), name
 
@@ -86,6 +88,7 @@ def test_every_example_runs(any_db: Database) -> None:
     roles = ("dashboard", "operator", "aqueduck_service")
     any_db.execute(
         "create table orders (id int primary key); create table items (id int primary key); create table audit (n int);"
+        "create table people (id int primary key, country text, notes text);"
         "create schema eu; create table eu.sales (id int primary key);"
         + "".join(f"create role {role};" for role in roles)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from aqueduck.errors import (
     ServiceLockedError,
 )
-from aqueduck.postgres.group_lock import lock_group, lock_key, try_lock_group, unlock_group
+from aqueduck.postgres.group_lock import GroupLocks, lock_group, lock_key, try_lock_group, unlock_group
 from aqueduck.postgres.registry import (
     call,
     rows_of,
@@ -65,3 +66,31 @@ def test_a_running_group_is_shown(any_db: Database, conn: Connection, name: str)
         assert [row["running"] for row in rows_of(conn, "status")] == [True]
         assert [(row["running"], row["note"]) for row in rows_of(conn, "groups")] == [(True, None)]
         assert "a service runs" in refused(conn, "release_group", name=name).message
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_service_keeps_its_groups_over_lost_connections(
+    db: Database, pooler: Callable[..., str], pooled: bool
+) -> None:
+    """P-E09: one service a group, also through a pooler, which would give a session's lock to others."""
+    dsn = pooler() if pooled else db.dsn
+    locks, others = GroupLocks(dsn), GroupLocks(dsn)
+    try:
+        locks.take("g")
+        locks.take("h")
+        for _ in range(5):  # a pooler has several server connections
+            with pytest.raises(ServiceLockedError):
+                others.take("g")
+        locks.release("h")
+        others.take("h")
+        db.execute("select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and granted")
+        wait_until(lambda: not db.query("select from pg_locks where locktype = 'advisory'"), "they are gone")
+        locks.keep()
+        others.keep()
+        with pytest.raises(ServiceLockedError):
+            others.take("g")
+        with pytest.raises(ServiceLockedError):
+            locks.take("h")
+    finally:
+        locks.close()
+        others.close()

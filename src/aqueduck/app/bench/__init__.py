@@ -8,6 +8,8 @@ Benchmarks: each starts its own PostgreSQL and measures the limit and us in the 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 from rich.console import Console
 
@@ -15,11 +17,13 @@ from aqueduck.errors import ConfigError
 
 __all__ = ["run_bench"]
 
+CAPTURES_OF = ("big", "drain", "events", "mixed")
 
-def run_bench(name: str, *, as_json: bool, rows: int | None) -> None:
+
+def run_bench(name: str, *, as_json: bool, rows: int | None, capture: str | None = None) -> None:
     from aqueduck.app.bench import events_bench, fanout_bench, sync_benches, table_benches
 
-    benches = {
+    benches: dict[str, Callable[..., dict[str, Any]]] = {
         "drain": sync_benches.bench_drain,
         "mixed": sync_benches.bench_mixed,
         "big": sync_benches.bench_big,
@@ -32,7 +36,11 @@ def run_bench(name: str, *, as_json: bool, rows: int | None) -> None:
     if name not in benches:
         raise ConfigError(f"there is no bench {name}", hint=f"choose one of: {', '.join(sorted(benches))}")
     console = Console(stderr=True)
-    result = benches[name](console, rows)
+    if capture is not None and name not in CAPTURES_OF:
+        raise ConfigError(
+            f"the bench {name} has no captures", hint=f"those that do: {', '.join(CAPTURES_OF)}"
+        )
+    result = benches[name](console, rows, **({"capture": capture} if capture is not None else {}))
     if as_json:
         print(json.dumps(result))
         return

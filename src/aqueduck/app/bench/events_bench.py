@@ -101,10 +101,10 @@ class _Bench:
         return seconds
 
 
-def bench_events(console: Console, rows: int | None) -> dict[str, Any]:
+def bench_events(console: Console, rows: int | None, *, capture: str = "stream") -> dict[str, Any]:
     """1 M inserts in transactions of 1 000."""
     n = rows or 1_000_000
-    with _bench() as bench:
+    with _bench(capture) as bench:
         console.print("warming up …")
         bench.conn.execute("insert into sbtest values (0, 0, 'first', 'row')")
         for first in (100_000_000, 200_000_000):
@@ -129,6 +129,7 @@ def bench_events(console: Console, rows: int | None) -> dict[str, Any]:
         _verify(bench, before, n)
         return {
             "bench": "events",
+            "capture": capture,
             "rows": n,
             "limit_rows_per_s": round(n / limit),
             "rows_per_s": round(n / meter.seconds),
@@ -170,7 +171,7 @@ def _verify(bench: _Bench, before: int, rows: int) -> None:
 
 
 @contextlib.contextmanager
-def _bench() -> Iterator[_Bench]:
+def _bench(capture: str) -> Iterator[_Bench]:
     with tempfile.TemporaryDirectory(prefix="aqueduck-bench-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
         directory.chmod(0o755)
@@ -185,6 +186,7 @@ def _bench() -> Iterator[_Bench]:
                         "connection_url": server.dsn,
                         "slot_name": SLOT,
                         "publication_name": PUBLICATION,
+                        "capture": capture,
                     },
                 },
                 "sink": {"type": "jsonl", "config": {"path": "changes.jsonl"}},

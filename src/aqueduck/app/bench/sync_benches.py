@@ -10,12 +10,14 @@ from rich.console import Console
 
 from aqueduck.app.bench.workbench import Meter, Workbench, workbench
 from aqueduck.app.verify import verify_tables
+from aqueduck.config import GroupConfig
 from aqueduck.errors import VerifyDifferenceError
 from aqueduck.schema import lsn_text
 
 __all__ = ["bench_big", "bench_drain", "bench_mixed", "warm_up"]
 
 WARM_UP_ROWS = 60_000
+DEFAULT = str(GroupConfig.model_fields["capture"].default)
 
 MIXED = """
 create procedure mix(changes int, per_tx int, top int) language plpgsql as $$
@@ -34,20 +36,20 @@ end $$;
 """
 
 
-def bench_drain(console: Console, rows: int | None) -> dict[str, Any]:
+def bench_drain(console: Console, rows: int | None, *, capture: str = DEFAULT) -> dict[str, Any]:
     """1 M inserts in transactions of 1 000."""
     n = rows or 1_000_000
-    with workbench() as bench:
+    with workbench(capture=capture) as bench:
         warm_up(bench, console)
         return _measure(
             bench, console, "drain", n, lambda: bench.conn.execute(f"call fill(1000000, {n}, 1000)")
         )
 
 
-def bench_mixed(console: Console, rows: int | None) -> dict[str, Any]:
+def bench_mixed(console: Console, rows: int | None, *, capture: str = DEFAULT) -> dict[str, Any]:
     """300 000 changes on a table of 1 M rows: 70 % updates, 20 % inserts, 10 % deletes, transactions of 100."""
     n = rows or 300_000
-    with workbench() as bench:
+    with workbench(capture=capture) as bench:
         bench.conn.execute(MIXED)
         warm_up(bench, console)
         console.print("filling the table …")
@@ -61,10 +63,10 @@ def bench_mixed(console: Console, rows: int | None) -> dict[str, Any]:
         )
 
 
-def bench_big(console: Console, rows: int | None) -> dict[str, Any]:
+def bench_big(console: Console, rows: int | None, *, capture: str = DEFAULT) -> dict[str, Any]:
     """One transaction of 5 M inserts: as a backlog, then the same again while the service reads."""
     n = rows or 5_000_000
-    with workbench() as bench:
+    with workbench(capture=capture) as bench:
         warm_up(bench, console)
         result = _measure(
             bench, console, "big", n, lambda: bench.conn.execute(f"call fill(1000000, {n}, {n})")
@@ -115,6 +117,7 @@ def _measure(
         raise VerifyDifferenceError("source and lake differ after the bench", table="public.sbtest")
     return {
         "bench": name,
+        "capture": bench.service.config.groups[0].capture,
         "rows": rows,
         "limit_rows_per_s": round(rows / limit),
         "rows_per_s": round(rows / meter.seconds),

@@ -129,13 +129,16 @@ source: {{ dsn: "{dsn}" }}
 lake: {{ catalog: "sqlite:{directory}/lake.sqlite", data_path: "{directory}/lake_data" }}
 groups:
   - name: bench
+    capture: {capture}
     tables: [{tables}]
 state_dir: "{directory}/state"
 """
 
 
 @contextlib.contextmanager
-def workbench(*, setup: str = TABLE, tables: Sequence[str] = ("sbtest",)) -> Iterator[Workbench]:
+def workbench(
+    *, setup: str = TABLE, tables: Sequence[str] = ("sbtest",), capture: str = "stream"
+) -> Iterator[Workbench]:
     """Everything started; everything gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="aqueduck-bench-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
@@ -143,7 +146,7 @@ def workbench(*, setup: str = TABLE, tables: Sequence[str] = ("sbtest",)) -> Ite
         settings = {"max_wal_size": "16GB", "shared_buffers": "256MB", "checkpoint_timeout": "1h"}
         with EmbeddedPostgres(directory / "pg", settings=settings) as server, connect(server.dsn) as conn:
             conn.execute(setup.encode())
-            service = SyncService(_config(server.dsn, directory, tables))
+            service = SyncService(_config(server.dsn, directory, tables, capture))
             service.prepare()
             service.start()
             try:
@@ -152,10 +155,12 @@ def workbench(*, setup: str = TABLE, tables: Sequence[str] = ("sbtest",)) -> Ite
                 service.stop()
 
 
-def _config(dsn: str, directory: Path, tables: Sequence[str]) -> SyncConfig:
+def _config(dsn: str, directory: Path, tables: Sequence[str], capture: str) -> SyncConfig:
     listed = ", ".join(f"{{ source: public.{table}, copy: false }}" for table in tables)
     return parse_config(
-        CONFIG.format(dsn=dsn, directory=directory, tables=listed), base_dir=directory, env={}
+        CONFIG.format(dsn=dsn, directory=directory, tables=listed, capture=capture),
+        base_dir=directory,
+        env={},
     )
 
 

@@ -32,7 +32,17 @@ language sql immutable as $$
         ('on_recreate', 'choice', '"stop"', null, null, '{stop,resync}', '{global,group}',
          'What happens after a source table was dropped and created anew: stop it with an error, or copy the new one.'),
         ('heartbeat_interval_ms', 'integer', '0', 0, 3600000, null, '{global,group}',
-         'How often a small message is written to WAL, so that the slot moves while only other databases are busy; 0 never.')
+         'How often a small message is written to WAL, so that the slot moves while only other databases are busy; 0 never.'),
+        ('publication_by', 'choice', '"aqueduck"', null, null, '{aqueduck,user}', '{global,group}',
+         'Who says what the publication sends: aqueduck makes it send the group''s tables whole, user leaves it as it is.'),
+        ('plugin', 'choice', '"pgoutput"', null, null, '{pgoutput,test_decoding}', '{global,group}',
+         'What decodes WAL on the server; test_decoding is read by polling.'),
+        ('poll_interval_ms', 'integer', '100', 10, 60000, null, '{global,group}',
+         'How often the capture poll looks for changes; less often while there are none.'),
+        ('poll_step_bytes', 'bytes', '67108864', 65536, 1::bigint << 40, null, '{global,group}',
+         'How much WAL one read by SQL decodes.'),
+        ('catchup_bytes', 'bytes', '67108864', 1, 1::bigint << 50, null, '{global,group}',
+         'With the capture auto, a backlog above this is read by SQL before the stream goes on.')
 $$;
 
 -- A number of bytes, written like 33554432, 512 MiB or 1GB.

@@ -70,11 +70,37 @@ begin
 end
 $$;
 
+-- Columns, masks and row filter: their form.  Whether they fit the table is for the service to say.
+create or replace function aqueduck._check_options(options jsonb) returns void
+language plpgsql as $$
+declare
+    item record;
+begin
+    if jsonb_typeof(options) is distinct from 'object' then
+        perform aqueduck._refuse('options must be an object', 'such as {"exclude": ["notes"]}');
+    end if;
+    for item in select * from jsonb_each(options) loop
+        if item.key not in ('columns', 'exclude', 'rename', 'mask', 'where') then
+            perform aqueduck._refuse(format('unknown option %s', item.key),
+                'known options: columns, exclude, rename, mask, where');
+        elsif jsonb_typeof(item.value) <> (case when item.key in ('columns', 'exclude') then 'array'
+                when item.key = 'where' then 'string' else 'object' end) then
+            perform aqueduck._refuse(format('the option %s has the wrong form', item.key), 'see docs/columns.md');
+        end if;
+    end loop;
+    if options ? 'columns' and options ? 'exclude' then
+        perform aqueduck._refuse('options has both columns and exclude', 'keep one of them');
+    end if;
+end
+$$;
+
 -- The same call again changes nothing; a different one about a table that is there is refused.
 drop function if exists aqueduck.add_table(text, text, text, text, boolean);
+drop function if exists aqueduck.add_table(text, text, text, text, boolean, text, text);
 create or replace function aqueduck.add_table(source text, target text default null, group_name text default 'default',
                                               mode text default 'upsert', copy boolean default true,
-                                              source_column text default null, source_value text default null)
+                                              source_column text default null, source_value text default null,
+                                              options jsonb default '{}')
 returns bigint language plpgsql as $$
 declare
     parts constant text[] := aqueduck._parse_name(source, 'public', true);
@@ -91,6 +117,7 @@ begin
     if source_column is null and source_value is not null or source_column = '' then
         perform aqueduck._refuse('source_value needs a source_column', 'name the column of the target that holds it');
     end if;
+    perform aqueduck._check_options(options);
     found_oid := aqueduck._check_source(parts, mode);
     if group_name = 'default' then
         perform aqueduck.create_group(group_name);
@@ -98,15 +125,15 @@ begin
     in_group := aqueduck._group(group_name);
     old := aqueduck._mapping_beside(in_group, found_oid, parts);
     if old.id is not null then
-        perform aqueduck._check_same(old, in_group, target is null, aim, mode, source_column, tag);
+        perform aqueduck._check_same(old, in_group, target is null, aim, mode, source_column, tag, options);
         perform aqueduck._follow_source(old, found_oid, parts);
         return old.id;
     end if;
     perform aqueduck._check_target(in_group, aim, mode, source_column, tag);
     insert into aqueduck.table_mappings as m (group_id, source_oid, source_schema, source_table, target_schema,
-        target_table, mode, copy, source_column, source_value)
+        target_table, mode, copy, source_column, source_value, options)
     values (in_group.id, found_oid, parts[1], parts[2], aim[1], aim[2], add_table.mode, add_table.copy,
-        add_table.source_column, tag)
+        add_table.source_column, tag, add_table.options)
     returning m.id into made;
     perform aqueduck._notify('add_table', group_name, format('%I.%I', parts[1], parts[2]));
     return made;
@@ -114,9 +141,11 @@ end
 $$;
 
 drop function if exists aqueduck._check_same(aqueduck.table_mappings, aqueduck.sync_groups, boolean, text[], text);
+drop function if exists aqueduck._check_same(aqueduck.table_mappings, aqueduck.sync_groups, boolean, text[], text, text,
+    text);
 create or replace function aqueduck._check_same(old aqueduck.table_mappings, in_group aqueduck.sync_groups,
                                                 any_target boolean, target text[], mode text, source_column text,
-                                                source_value text)
+                                                source_value text, options jsonb)
 returns void language plpgsql stable as $$
 declare
     shown constant text := format('%I.%I', old.source_schema, old.source_table);
@@ -129,6 +158,9 @@ begin
             or not any_target and (old.target_schema, old.target_table) <> (target[1], target[2]) then
         perform aqueduck._refuse(format('%s is already synced, to %I.%I with the mode %s', shown,
             old.target_schema, old.target_table, old.mode), format('first: select aqueduck.remove_table(%L)', shown));
+    elsif old.options <> options then
+        perform aqueduck._refuse(format('%s is already synced, with other options', shown),
+            format('first: select aqueduck.remove_table(%L)', shown));
     end if;
 end
 $$;

@@ -1,0 +1,59 @@
+"""
+Moments: which transactions of the source a snapshot shows.
+
+A snapshot that a replication slot exports has a position, and shows exactly what was committed before it.  One that
+was taken by SQL has none: a commit is in WAL a little before snapshots show it, or much before it where
+standbys have to confirm it.  There the numbers of the transactions decide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["Moment", "moment_of"]
+
+_NUMBERS = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a snapshot shows: nothing that was committed at or after `position`, and not all before it."""
+
+    position: int
+    xmax: int | None = None
+    """The first number that no transaction had yet; None if the position alone decides."""
+    running: tuple[int, ...] = ()
+    """Transactions with lower numbers that are not shown either."""
+
+    @classmethod
+    def from_snapshot(cls, text: str, position: int) -> Moment:
+        """From what `pg_current_snapshot` says, and a position that was read after it."""
+        _, xmax, running = text.split(":")
+        numbers = tuple(int(xid) % _NUMBERS for xid in running.split(",") if xid)
+        return cls(position, int(xmax) % _NUMBERS, numbers)
+
+    def shows(self, commit_lsn: int, xid: int) -> bool:
+        if commit_lsn >= self.position:
+            return False
+        if self.xmax is None:
+            return True
+        # Numbers are reused after four billion: of two, the one is older that is less than half of them behind.
+        return 0 < (self.xmax - xid) % _NUMBERS < _NUMBERS // 2 and xid not in self.running
+
+    def mask(self, batch: pa.RecordBatch) -> pa.Array:
+        """Which changes of a segment it shows, by the columns `_lsn` and `_xid`."""
+        shown = pc.less(batch["_lsn"], self.position)
+        if self.xmax is None:
+            return shown
+        behind = pc.bit_wise_and(pc.subtract(self.xmax, batch["_xid"]), _NUMBERS - 1)
+        older = pc.and_(pc.greater(behind, 0), pc.less(behind, _NUMBERS // 2))
+        ended = pc.invert(pc.is_in(batch["_xid"], value_set=pa.array(self.running, pa.int64())))
+        return pc.and_(shown, pc.and_(older, ended))
+
+
+def moment_of(position: int | Moment) -> Moment:
+    """A position as the moment that it stands for."""
+    return position if isinstance(position, Moment) else Moment(position)

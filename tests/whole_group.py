@@ -1,0 +1,152 @@
+"""
+A whole group without Spark: the service's own runner, its copies, its capture and its commits, in this process.
+
+What lies between two calls of `apply` becomes one batch.  `tasks=True` folds it as Spark's tasks do, into files; the
+default leaves it to the driver.  Options of tables are given as in a configuration file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from aqueduck.app.group import GroupRunner
+from aqueduck.app.prepare import prepare_group
+from aqueduck.app.verify import TableComparison, verify_tables
+from aqueduck.batches import plan_units
+from aqueduck.config import SyncConfig, load_config
+from aqueduck.lake.catalog import open_lake
+from aqueduck.postgres.capture import Capture
+from aqueduck.postgres.stage import Stage
+from aqueduck.schema import parse_lsn
+from tests.fix_postgres import Database, wait_until
+
+Options = Mapping[str, Any]
+
+
+class WholeGroup:
+    """The group `test`; `tables` are the options of each by its name."""
+
+    def __init__(
+        self,
+        db: Database,
+        directory: Path,
+        tables: Mapping[str, Options],
+        *,
+        group: Options | None = None,
+        salt_env: str | None = None,
+    ) -> None:
+        self.db = db
+        self.directory = directory
+        self._group, self._salt_env = dict(group or {}), salt_env
+        self.start(tables)
+
+    def start(self, tables: Mapping[str, Options]) -> None:
+        """Like a service that starts: prepare, capture, copy what is due."""
+        self.config = self._config(tables)
+        self.lake = open_lake(self.config.lake)
+        try:
+            ready = prepare_group(self.config, self.config.groups[0], self.lake)
+            self.runner = GroupRunner(self.config, None, self.lake, threading.Lock(), ready)  # type: ignore[arg-type]
+        except BaseException:
+            self.lake.close()
+            raise
+        self.refused = ready.refused
+        runner = self.runner
+        runner.copier.run_job = lambda job: [job.run(number) for number in range(len(job.items))]
+        runner._tell_tables()
+        runner._tell_tasks()
+        position = runner.stored_position()
+        self.stage = Stage(
+            runner.directory / "stage", segment_bytes=1 << 20, bytes_max=1 << 30, position=position
+        )
+        self.capture = Capture(runner.settings(position), self.stage)
+        self.capture.start()
+        self.copy()
+
+    def _config(self, tables: Mapping[str, Options]) -> SyncConfig:
+        values = {
+            "source": {"dsn": self.db.dsn},
+            "lake": {
+                "catalog": f"sqlite:{self.directory}/lake.sqlite",
+                "data_path": f"{self.directory}/data",
+                "inline_rows": 5,
+            },
+            "groups": [
+                {"name": "test", **self._group, "tables": [{"source": t, **o} for t, o in tables.items()]}
+            ],
+            "state_dir": f"{self.directory}/state",
+            "mask_salt_env": self._salt_env,
+        }
+        file = self.directory / "aqueduck.yaml"
+        file.write_text(json.dumps(values))  # JSON is YAML
+        return load_config(file)
+
+    def stop(self) -> None:
+        self.capture.stop()
+        self.runner.copier.stop()
+        self.lake.close()
+
+    def restart(self, tables: Mapping[str, Options]) -> None:
+        self.stop()
+        self.start(tables)
+
+    def copy(self) -> None:
+        """Copy what is due, and wait for it."""
+        copier = self.runner.copier
+        copier.start()
+        wait_until(lambda: not copier.busy, "the copies have ended", 60)
+        copier.raise_failures()
+
+    def apply(self, *, tasks: bool = False) -> None:
+        """Everything that is committed in the source now, as one batch; then new copies that it calls for."""
+        target = parse_lsn(self.db.value("select pg_current_wal_flush_lsn()::text"))
+
+        def seen() -> bool:
+            self.capture.check()
+            self.capture.ask_position()
+            return self.capture.seen >= target
+
+        wait_until(seen, "the capture has seen it", 60)
+        with self.stage.changed:
+            self.stage.cut()
+            cuts = self.stage.between(self.runner.status.position, 1 << 62)
+        if cuts:
+            planned = plan_units(
+                (s for cut in cuts for s in cut.segments), direct_bytes_max=-1 if tasks else 1 << 40
+            )
+            writer = self.runner.query._writer
+            units = [(unit, None if unit.direct else writer.write(unit)) for unit in planned]
+            self.runner.commit(units, cuts[-1].position, cuts[-1].time_us)
+            self.stage.release(cuts[-1].position)
+        self.copy()
+
+    def read(self, statement: str) -> list[tuple[Any, ...]]:
+        return self.lake.query(statement)[0]
+
+    def columns(self, table: str) -> list[str]:
+        return [name for (name,) in self.read(f"select column_name from (describe lake.main.{table})")]
+
+    def verify(self) -> list[TableComparison]:
+        return verify_tables(self.config, session=self.lake)
+
+    @property
+    def copies(self) -> int:
+        """How many copies have landed."""
+        rows = self.read("select commit_message from lake.snapshots() where commit_message like 'copy of %'")
+        return len(rows)
+
+
+@contextlib.contextmanager
+def whole_group(
+    db: Database, directory: Path, tables: Mapping[str, Options], **keywords: Any
+) -> Iterator[WholeGroup]:
+    group = WholeGroup(db, directory, tables, **keywords)
+    try:
+        yield group
+    finally:
+        group.stop()
