@@ -20,7 +20,16 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("README.md", "CHANGELOG.md", "LICENSE", "docs/*.md", "docs/adr/*.md", "docs/img/*", "examples/*", "examples/*/*")
+SOURCES = (
+    "README.md",
+    "CHANGELOG.md",
+    "LICENSE",
+    "docs/*.md",
+    "docs/adr/*.md",
+    "docs/img/*",
+    "examples/*",
+    "examples/*/*",
+)
 LINK = re.compile(r"(\]\()([^)\s:#]+)((?:#[^)]*)?\))")
 
 
@@ -52,12 +61,16 @@ def turned(markdown: str, repository_path: str) -> str:
 def decisions() -> list[tuple[str, str]]:
     """Title and page of each ADR."""
     paths = sorted((ROOT / "docs" / "adr").glob("0*.md"))
-    return [(p.read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("# "), f"adr/{p.name}") for p in paths]
+    return [
+        (p.read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("# "), f"adr/{p.name}") for p in paths
+    ]
 
 
 def configuration() -> dict[str, Any]:
     """`mkdocs.yml` with the decisions in its navigation."""
-    config: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "mkdocs.yml").read_text(encoding="utf-8"))
+    config: dict[str, Any] = yaml.safe_load(
+        (Path(__file__).parent / "mkdocs.yml").read_text(encoding="utf-8")
+    )
     [entry] = [item for item in config["nav"] if "Decisions" in item]
     entry["Decisions"] = ["adr/index.md", *({title: page} for title, page in decisions())]
     return config
@@ -95,7 +108,9 @@ def assemble(build: Path) -> None:
     lines = [f"* [{title}]({posixpath.basename(page)})" for title, page in decisions()]
     head = ["# Decisions", "", "Why things are as they are, for whoever wants to change them.", ""]
     (build / "docs" / "adr" / "index.md").write_text("\n".join(head + lines), encoding="utf-8")
-    (build / "mkdocs.yml").write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    (build / "mkdocs.yml").write_text(
+        yaml.safe_dump(config, sort_keys=False, allow_unicode=True), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

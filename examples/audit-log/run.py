@@ -22,7 +22,7 @@ from {lake}.main.accounts_log order by _commit_lsn, _seq"""
 
 
 def aqueduck(*arguments: str) -> None:
-    """What you would type: aqueduck …"""
+    """Run a command as you would type it."""
     print("$ aqueduck", *arguments, flush=True)
     subprocess.run([sys.executable, "-m", "aqueduck.app.cli", *arguments], check=True)
 

@@ -25,7 +25,7 @@ class Receiver(BaseHTTPRequestHandler):
     seen: set[str] = set()  # noqa: RUF012 - of all requests
     events: list[dict] = []  # noqa: RUF012
 
-    def do_POST(self) -> None:  # noqa: N802 - the name that http.server looks for
+    def do_POST(self) -> None:
         events = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if (key := self.headers["Idempotency-Key"]) not in self.seen:
             self.seen.add(key)
@@ -38,7 +38,7 @@ class Receiver(BaseHTTPRequestHandler):
 
 
 def aqueduck(*arguments: str) -> None:
-    """What you would type: aqueduck …"""
+    """Run a command as you would type it."""
     print("$ aqueduck", *arguments, flush=True)
     subprocess.run([sys.executable, "-m", "aqueduck.app.cli", *arguments], check=True)
 
@@ -53,7 +53,9 @@ def main() -> None:
         with psycopg.connect(server.dsn, autocommit=True) as shop:
             shop.execute(Path("shop.sql").read_bytes())
             aqueduck("init", "-c", "events.yaml")  # makes the slot: nothing is missed from here on
-            shop.execute("insert into orders select g, 'customer ' || g, g * 1.5 from generate_series(1, 25) g")
+            shop.execute(
+                "insert into orders select g, 'customer ' || g, g * 1.5 from generate_series(1, 25) g"
+            )
             shop.execute("update orders set total = 0 where id = 3")
             shop.execute("delete from orders where id = 4")
         aqueduck("run", "-c", "events.yaml", "--once")

@@ -20,7 +20,7 @@ TENANTS = ("quacksworth", "mallardine", "tealman")
 
 
 def aqueduck(*arguments: str) -> None:
-    """What you would type: aqueduck …"""
+    """Run a command as you would type it."""
     print("$ aqueduck", *arguments, flush=True)
     subprocess.run([sys.executable, "-m", "aqueduck.app.cli", *arguments], check=True)
 

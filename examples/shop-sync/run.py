@@ -23,7 +23,7 @@ group by all order by revenue desc"""
 
 
 def aqueduck(*arguments: str) -> None:
-    """What you would type: aqueduck …"""
+    """Run a command as you would type it."""
     print("$ aqueduck", *arguments, flush=True)
     subprocess.run([sys.executable, "-m", "aqueduck.app.cli", *arguments], check=True)
 
