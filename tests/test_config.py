@@ -319,13 +319,14 @@ def test_the_document_has_the_defaults_and_the_choices_of_the_models() -> None:
     assert len(documented) > 40
     for key, (default, meaning) in documented.items():
         field = models[key]
+        if key == "source.dsn":  # or `dsn_env`, from which it is filled in
+            continue
         assert (default == "required") == field.is_required(), key
         if value := re.fullmatch(r"`([^`<]+)`", default):
-            expected = TypeAdapter(field.annotation).validate_python(yaml.safe_load(value[1]))
-            actual = field.get_default(call_default_factory=True)
-            assert actual == expected, key
+            expected = TypeAdapter[Any](field.annotation).validate_python(yaml.safe_load(value[1]))
+            assert field.get_default(call_default_factory=True) == expected, key
         elif not default:
-            assert field.default in (None, ""), key
+            assert not field.get_default(call_default_factory=True), key
         for choice in get_args(field.annotation):
             if isinstance(choice, str):
                 assert f"`{choice}`" in f"{default} {meaning}", f"{key}: {choice}"
