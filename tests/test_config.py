@@ -319,11 +319,12 @@ def test_the_document_has_the_defaults_and_the_choices_of_the_models() -> None:
     assert len(documented) > 40
     for key, (default, meaning) in documented.items():
         field = models[key]
+        assert field.annotation is not None
         if key == "source.dsn":  # or `dsn_env`, from which it is filled in
             continue
         assert (default == "required") == field.is_required(), key
         if value := re.fullmatch(r"`([^`<]+)`", default):
-            expected = TypeAdapter[Any](field.annotation).validate_python(yaml.safe_load(value[1]))
+            expected = TypeAdapter(field.annotation).validate_python(yaml.safe_load(value[1]))
             assert field.get_default(call_default_factory=True) == expected, key
         elif not default:
             assert not field.get_default(call_default_factory=True), key
