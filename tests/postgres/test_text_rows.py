@@ -60,12 +60,15 @@ def test_odd_names_types_and_values_are_those_of_pgoutput(
         insert into nokey values ('only inserts')
     """)
     db.execute('truncate "full", nokey')
+    expected = positionless(streamed)
+    assert len(expected) == 15
+    assert positionless(texts) == expected  # before the catalog says something else
     db.execute('alter table "full" drop gone; alter table "full" add more int default 7')
     db.execute(
         """insert into "full" values (3, 'after'); select pg_logical_emit_message(true, 'x', 'table t: INSERT: ')"""
     )
     expected = positionless(streamed)
-    assert len(expected) == 16
+    assert len(expected) == 1
     assert positionless(texts) == expected
 
 
@@ -82,7 +85,7 @@ def test_random_histories_are_those_of_pgoutput(
     dice = random.Random(seed)
     for n in range(40):
         change(db, dice)
-        if n % 10 == 9:  # the catalog is asked for what the lines do not tell: not too late
+        if n % 4 == 3:
             expected = positionless(streamed)
             assert positionless(texts) == expected
 

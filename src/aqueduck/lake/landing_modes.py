@@ -20,9 +20,11 @@ from aqueduck.lake.commit import RunPlan, apply_run
 from aqueduck.lake.fold_modes import TIME
 from aqueduck.lake.keeping import current_rows, end_rows, has_rows, own_rows, tell_of_resync
 from aqueduck.lake.kept_columns import fit_columns
+from aqueduck.lake.segments import columns_of
 from aqueduck.lake.sql import ident, lake_table, string_list
 from aqueduck.lake.table_states import TableState
 from aqueduck.moments import Moment
+from aqueduck.projection import other_rules
 from aqueduck.schema import TableSchema
 
 __all__ = ["SessionFiles", "copied_keys", "make_way", "prepare_copy"]
@@ -117,7 +119,9 @@ def _write_parked(
         f" where {own_rows(state.mode)} and _op in ('copy', 'resync')"
     )
     for run in plan_runs(parked, keeping=[state.oid]):
-        plan = RunPlan(TableSchema.from_json(run.segments[0].schema_json), run.segments)
+        plan = RunPlan(columns_of(run.segments[0]), run.segments)
+        if state.schema is not None and other_rules(state.schema, plan.schema):
+            continue  # it came under other options, which may have shown more
         try:
             check_target(session, state.target, plan.schema, state.mode)
         except SchemaChangeError:

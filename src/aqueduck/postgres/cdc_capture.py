@@ -23,7 +23,6 @@ from aqueduck.postgres.capture import Capture
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.decoder import Commit, Decoder, Layout, Place, Rows, Run, Truncate
 from aqueduck.postgres.events_capture import EventsDecoder
-from aqueduck.postgres.readers import open_reader
 from aqueduck.postgres.stage import Stage
 from aqueduck.postgres.wire import ReplicationStream
 from aqueduck.schema import Column, TableSchema
