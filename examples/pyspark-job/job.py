@@ -27,7 +27,7 @@ def main() -> None:
     )
     orders = (
         spark.readStream.format("postgres_cdc")
-        .options(dsn_env="PG_DSN", slot="sales", publication="sales", table="orders", create="true")
+        .options(dsn_env="PG_DSN", slot="sales", publication="sales", table="orders")
         .load()
         .where("_op = 'insert'")
     )

@@ -62,7 +62,7 @@ def test_the_webhook_gets_every_event() -> None:
 
 
 def test_the_job_goes_on_where_it_stopped() -> None:
-    """P-E10: three runs, no order twice; a delete is none."""
+    """P-E10: two runs, no order twice; a delete is none."""
     assert [line.split(",")[0] for line in lines_of("pyspark-job")[-3:]] == [
         "CH: 200 orders",
         "FR: 200 orders",
