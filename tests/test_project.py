@@ -66,6 +66,7 @@ TARGETS = {
     "bench-drain",
     "bench-mixed",
     "soak",
+    "docs",
     "dist",
     "clean",
 }
