@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from aqueduck.app.asof import find_snapshot
+from aqueduck.app.cli import app
 from aqueduck.errors import ConfigError, NoSnapshotError
 from aqueduck.lake.lineage import SourceState
 from tests.fix_postgres import Database
