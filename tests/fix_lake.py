@@ -57,7 +57,7 @@ def catalog_of(kind: str, directory: Path, request: pytest.FixtureRequest) -> st
     )
 
 
-@pytest.fixture(params=[pytest.param(c, marks=pytest.mark.slow) if c == "duckdb" else c for c in CATALOGS])
+@pytest.fixture(params=[c if c == "sqlite" else pytest.param(c, marks=pytest.mark.slow) for c in CATALOGS])
 def lake_config(request: pytest.FixtureRequest, tmp_path: Path) -> LakeConfig:
     """Where a lake could be made."""
     catalog = catalog_of(request.param, tmp_path, request)
