@@ -191,7 +191,7 @@ def change(db: Database, dice: random.Random) -> None:
     db.execute(statement)
 
 
-@pytest.mark.parametrize("by", ["stream", "sql", "pooler"])
+@pytest.mark.parametrize("by", ["stream", "sql", pytest.param("pooler", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 12))])
 def test_a_copy_goes_on_where_it_was_interrupted(
     db: Database, make_world: Callable[..., World], pooler: Callable[..., str], by: str, seed: int

@@ -157,6 +157,7 @@ def test_check_names_what_is_wrong(fan: Fan, tmp_path: Path) -> None:
     assert any("no INTEGER" in r.detail for r in run_fanout_checks(numbers, env={}) if not r.ok)
 
 
+@pytest.mark.slow
 def test_check_and_verify_in_an_object_store(s3: S3, tmp_path: Path, fan: Fan) -> None:
     """A bucket that is not there is found before the first write; verify reads files in S3."""
     place = fan.place("one").model_copy(
@@ -175,6 +176,7 @@ def test_check_and_verify_in_an_object_store(s3: S3, tmp_path: Path, fan: Fan) -
     assert (failed.name, failed.error and failed.error.code) == ("destination one", "lake.data_path")
 
 
+@pytest.mark.slow
 def test_maintenance_knows_the_cursors_of_listed_destinations(fan: Fan, tmp_path: Path) -> None:
     """P-F16: lake snapshots that a destination of the table still needs are known to whoever expires them."""
     place = fan.place("three")

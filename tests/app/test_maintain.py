@@ -50,6 +50,7 @@ def at_random(db: Database, rnd: random.Random) -> None:
     db.execute(statement)
 
 
+@pytest.mark.slow
 def test_the_lake_equals_the_source_with_maintenance_in_between(db: Database, tmp_path: Path) -> None:
     """P-S32: batches, and maintenance between them on the committer's own session."""
     db.execute("create table public.t (id int primary key, v text)")
@@ -209,6 +210,7 @@ def test_destinations_take_turns(fan: Fan) -> None:
     assert DestinationUpkeep(config.maintenance).some(targets) == []  # an interval has to pass first
 
 
+@pytest.mark.slow
 def test_a_fan_out_goes_on_after_maintenance_of_its_source(fan: Fan, tmp_path: Path) -> None:
     """P-F16: flushes, merges, rewrites and expiry up to the oldest cursor lead to no gap and to no new seed."""
     from aqueduck.config import LakeConfig

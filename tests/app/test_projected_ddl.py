@@ -142,6 +142,7 @@ def test_options_follow_their_columns(db: Database, tmp_path: Path, case: str, t
         assert [r.verdict for r in group.verify()] == ["identical"]
 
 
+@pytest.mark.slow
 def test_a_change_that_the_catalog_no_longer_shows_is_not_guessed_about(db: Database, tmp_path: Path) -> None:
     """P-S12: a masked column that was renamed twice while nobody looked is copied again, and never shown."""
     db.execute(TABLE)

@@ -285,6 +285,7 @@ def test_other_options_copy_the_table_again_and_the_same_do_not(
         group.stop()
 
 
+@pytest.mark.slow
 def test_another_filter_copies_the_table_again(db: Database, tmp_path: Path) -> None:
     """P-S12: options that changed while the service was stopped are noticed at its start."""
     db.execute(PEOPLE)
@@ -295,6 +296,7 @@ def test_another_filter_copies_the_table_again(db: Database, tmp_path: Path) -> 
         assert "notes" not in group.columns("people")
 
 
+@pytest.mark.slow
 def test_columns_called_like_our_own_can_be_chosen_and_filtered(db: Database, tmp_path: Path) -> None:
     """No name of a source column is taken for one of ours."""
     names = [

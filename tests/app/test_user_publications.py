@@ -157,6 +157,7 @@ def test_another_list_or_filter_is_noticed(
         check(group, len(want))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tasks", TASKS)
 def test_a_row_that_a_publication_lets_in_without_its_large_value_is_copied(
     any_db: Database, tmp_path: Path, tasks: bool
@@ -213,6 +214,7 @@ def test_generated_columns_are_not_in_the_lake_and_identity_columns_are(
         assert group.copies == 1
 
 
+@pytest.mark.slow
 def test_stored_generated_columns_come_if_a_publication_sends_them(db: Database, tmp_path: Path) -> None:
     """P-S12: PostgreSQL 18 can; the copy computes what the stream brings. Virtual ones are sent by nobody."""
     table_of_every_kind(db)

@@ -118,7 +118,9 @@ def test_the_other_stores_are_as_exact(
     assert_complete(flow.lines(), 650)
 
 
-@pytest.mark.parametrize("point", [*POINTS, *ROTATED_POINTS])
+@pytest.mark.parametrize(
+    "point", [*(pytest.param(p, marks=pytest.mark.slow) for p in POINTS), *ROTATED_POINTS]
+)
 def test_rotated_files_are_whole_and_exact(db: Database, flow_of: FlowOf, point: str) -> None:
     """P-E10: a visible file has whole transactions and never changes; together they have every event once."""
     sink = {"type": "jsonl", "config": {"path": "./changes.jsonl", "rotate_bytes": "16KiB"}}

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,11 @@ from tests.fix_postgres import wait_until
 IDLE_SECONDS = 40
 POINTS = ("fanout.before_commit", "fanout.before_commit:2", "fanout.after_commit", "fanout.after_commit:2")
 SEED_POINTS = ("fanout.before_seed", "fanout.before_seed:2", "fanout.after_seed")
+
+
+def _first_in_the_normal_run(points: Sequence[str]) -> list[Any]:
+    return [points[0], *(pytest.param(point, marks=pytest.mark.slow) for point in points[1:])]
+
 
 POLL = """
 import json, sys
@@ -75,7 +80,7 @@ def poll_elsewhere(fan: Fan, fault: str) -> int:
     ).returncode
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", _first_in_the_normal_run(POINTS))
 def test_a_kill_in_a_cycle_loses_and_doubles_nothing(fan: Fan, point: str) -> None:
     """P-F01, P-F05: destinations that committed are left out by their cursors, the others get the same range again."""
     fan.change(*HISTORY)
@@ -87,7 +92,7 @@ def test_a_kill_in_a_cycle_loses_and_doubles_nothing(fan: Fan, point: str) -> No
     assert fan.differing() == {}
 
 
-@pytest.mark.parametrize("point", SEED_POINTS)
+@pytest.mark.parametrize("point", _first_in_the_normal_run(SEED_POINTS))
 def test_a_kill_in_a_seed_repeats_it_safely(fan: Fan, point: str) -> None:
     """P-F10: a seed is there as a whole or not at all; the next start repeats what is missing."""
     fan.change(*HISTORY)

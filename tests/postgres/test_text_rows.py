@@ -36,6 +36,7 @@ ODD = """
 """
 
 
+@pytest.mark.slow
 def test_odd_names_types_and_values_are_those_of_pgoutput(
     system_db: Database, watch: Callable[..., Watched]
 ) -> None:
