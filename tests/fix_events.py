@@ -217,6 +217,11 @@ class Flow:
         assert text == "" or text.endswith("\n"), "the file ends in half a line"
         return [json.loads(line) for line in text.split("\n")[:-1]]
 
+    def count(self, name: str = "changes.jsonl") -> int:
+        """How many whole lines there are; the last one may be on its way."""
+        file = self.directory / name
+        return file.read_bytes().count(b"\n") if file.exists() else 0
+
     def rotated(self) -> list[dict[str, Any]]:
         return [e for path in sorted(self.directory.glob("changes-*.jsonl")) for e in self.lines(path.name)]
 

@@ -65,6 +65,7 @@ def test_a_transaction_open_while_the_copy_starts_is_not_lost(shared: Sync) -> N
     sync.wait_same()
 
 
+@pytest.mark.slow
 def test_twenty_tables_are_added_while_all_are_under_load(shared: Sync) -> None:
     """P-S01, P-S04, P-S05: they are copied beside the stream, nothing is lost or doubled, the query is not restarted."""
     sync, db = shared, shared.db
@@ -143,6 +144,7 @@ def test_a_table_that_fails_does_not_hold_up_the_others(shared: Sync) -> None:
     sync.wait_same()
 
 
+@pytest.mark.slow
 def test_many_small_tables_start_and_stream(shared: Sync) -> None:
     """Small tables share snapshots, jobs and transactions; a thousand of them are in `make test-long`."""
     _many_tables(shared, 40)

@@ -26,6 +26,7 @@ def verify(directory: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, {result["table"]: result for result in json.loads(done.stdout)}
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_spark_reads_both_sides_while_the_source_is_busy(db: Database, tmp_path: Path) -> None:
     """Partitions are tasks, the busy table is identical, and the damaged one is different by its keys."""
