@@ -273,6 +273,7 @@ def test_a_truncate_under_the_reader_is_no_difference(
     assert (result.verdict, result.source_rows, result.lake_rows) == ("identical", 1, 1)
 
 
+@pytest.mark.slow
 def test_a_snapshot_waits_for_transactions_that_are_open(db: Database, items: SmallService) -> None:
     """Hazard 1: a transaction that was open when the comparison began, and ends meanwhile, is compared as well."""
     writer = db.connect()
@@ -298,6 +299,7 @@ def test_keys_that_cannot_be_looked_up_are_found_by_reading(db: Database, start:
     assert (result.verdict, result.source_rows, result.lake_rows) == ("identical", 500, 500)
 
 
+@pytest.mark.slow
 def test_a_busy_source_is_verified_without_false_differences(
     db: Database, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,6 +424,7 @@ def test_a_dropped_table_is_named_and_the_others_go_on(db: Database, start: Star
     assert "does not exist" in (a.note or "")
 
 
+@pytest.mark.slow
 def test_columns_that_differ_are_said_without_values(db: Database, items: SmallService) -> None:
     """Promise 8: a lake table without a column is not compared, and the reason holds no cell."""
     items.change_lake("alter table lake.main.items drop column n")

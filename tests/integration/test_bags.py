@@ -62,7 +62,7 @@ def test_equal_rows_are_kept_and_taken_one_by_one(db: Database, tmp_path: Path, 
         assert flow.read("select a, count(*) from lake.stream.bag group by a") == [(7, 2)]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 12))])
 def test_random_histories_end_with_the_sources_rows(db: Database, tmp_path: Path, seed: int) -> None:
     """Few values, so that most rows have equals; large ones that are not sent again; batches of any size."""
     chance = random.Random(seed)

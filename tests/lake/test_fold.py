@@ -127,6 +127,7 @@ def test_buckets_and_batches_do_not_change_the_result(
     assert target.rows == replay(stored, history)
 
 
+@pytest.mark.slow
 @given(data=st.data(), pieces=st.integers(1, 5))
 @SLOW
 def test_pieces_of_a_run_together_are_the_whole_run(

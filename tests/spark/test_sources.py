@@ -122,6 +122,7 @@ def test_the_examples_of_the_document_run(shop: Database, spark: SparkSession, t
     assert counts == [("customers", "delete", 1), ("customers", "insert", 1), ("orders", "update", 7)]
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_tables_are_read_and_written_in_every_mode(
     shop: Database, spark: SparkSession, tmp_path: Path
