@@ -36,6 +36,7 @@ from aqueduck.errors import ConfigError
 from aqueduck.schema import parse_lsn, parse_table_name
 
 __all__ = [
+    "DuckLakeSinkConfig",
     "EventsConfig",
     "FileStateConfig",
     "HttpSinkConfig",
@@ -43,6 +44,7 @@ __all__ = [
     "KafkaSinkConfig",
     "LakeStateConfig",
     "PostgresCdcConfig",
+    "PostgresSinkConfig",
     "PostgresStateConfig",
     "SinkConfig",
     "StateConfig",
@@ -194,6 +196,31 @@ class KafkaSinkConfig(Section):
     timeout: Seconds = 30.0
 
 
+class PostgresSinkConfig(Section):
+    """A table of a PostgreSQL database, which keeps the bookmark too."""
+
+    connection_url: str | None = Field(default=None, repr=False)
+    """By default the source's."""
+    connection_url_env: str | None = None
+    table: str
+
+    @field_validator("table")
+    @classmethod
+    def _is_a_table(cls, value: str) -> str:
+        return str(parse_table_name(value, default_schema="public"))
+
+
+class DuckLakeSinkConfig(LakeConfig):
+    """A table of a DuckLake, which keeps the bookmark too."""
+
+    table: str
+
+    @field_validator("table")
+    @classmethod
+    def _is_a_table(cls, value: str) -> str:
+        return str(parse_table_name(value, default_schema="main", fold_case=False))
+
+
 class FileStateConfig(Section):
     """The bookmark in a file of a directory."""
 
@@ -218,7 +245,14 @@ class LakeStateConfig(LakeConfig):
     """The bookmark in a table of a DuckLake."""
 
 
-SinkConfig = JsonlSinkConfig | StdoutSinkConfig | HttpSinkConfig | KafkaSinkConfig
+SinkConfig = (
+    JsonlSinkConfig
+    | StdoutSinkConfig
+    | HttpSinkConfig
+    | KafkaSinkConfig
+    | PostgresSinkConfig
+    | DuckLakeSinkConfig
+)
 StateConfig = FileStateConfig | PostgresStateConfig | LakeStateConfig
 
 _TYPES: Mapping[str, Mapping[str, type[Section]]] = {
@@ -228,6 +262,8 @@ _TYPES: Mapping[str, Mapping[str, type[Section]]] = {
         "stdout": StdoutSinkConfig,
         "http": HttpSinkConfig,
         "kafka": KafkaSinkConfig,
+        "postgres": PostgresSinkConfig,
+        "ducklake": DuckLakeSinkConfig,
     },
     "state": {"file": FileStateConfig, "postgres": PostgresStateConfig, "lake": LakeStateConfig},
 }
@@ -306,6 +342,9 @@ def parse_events(text: str, *, base_dir: Path, env: Mapping[str, str], name: str
     given = document.state or _Typed(type="file", config={"path": ".aqueduck"})
     state = _with_absolute(_section("state", given, env, name), base_dir)
     assert isinstance(source, PostgresCdcConfig)
+    if isinstance(sink, PostgresSinkConfig | DuckLakeSinkConfig) and not isinstance(state, FileStateConfig):
+        hint = "leave state out; of a state of type file only the directory is used"
+        raise ConfigError(f"{name}: a sink of type {document.sink.type} keeps the bookmark itself", hint=hint)
     if document.envelope and source.envelope:
         raise ConfigError(f"{name}: envelope stands twice, also under source.config", hint="keep one of them")
     state_dir = document.state_dir or (state.path if isinstance(state, FileStateConfig) else ".aqueduck")

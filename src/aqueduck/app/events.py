@@ -19,17 +19,17 @@ from typing import Any
 import structlog
 
 from aqueduck import faults
-from aqueduck.app.events_wiring import open_bookmarks, open_sink, source_dsn
+from aqueduck.app.events_wiring import open_flow, own_tables, source_dsn
 from aqueduck.app.prepare_events import PreparedSource, prepare_source
 from aqueduck.bookmarks import Bookmark, BookmarkStore
 from aqueduck.errors import AqueduckError, Retry, SinkUnreachableError
 from aqueduck.event_parts import EventPart
-from aqueduck.events_config import EventsConfig, PostgresStateConfig
+from aqueduck.events_config import EventsConfig
 from aqueduck.notes import note_position
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.events_capture import EventsSettings
 from aqueduck.postgres.group_lock import GroupLocks
-from aqueduck.schema import lsn_text, parse_table_name
+from aqueduck.schema import lsn_text
 from aqueduck.sinks import Sink
 from aqueduck.spark.events_query import EventsQuery
 from aqueduck.spark.local_events import LocalEventsQuery
@@ -73,8 +73,7 @@ class EventsService:
         self._lock = GroupLocks(self.dsn)
         self._lock.take(f"events {self.config.source.slot_name}")
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._bookmarks = open_bookmarks(self.config, self.dsn)
-        self._sink = open_sink(self.config, self._pause)
+        self._sink, self._bookmarks = open_flow(self.config, self.dsn, self._pause)
         self._recover(trust_slot=trust_slot)
 
     def _pause(self, seconds: float) -> None:
@@ -155,8 +154,8 @@ class EventsService:
             poll_step_bytes=s.poll_step_bytes,
             catchup_bytes=s.catchup_bytes,
         )
-        own = c.state.table if isinstance(c.state, PostgresStateConfig) else None
-        excluded = () if own is None else (parse_table_name(own, default_schema="public").qualified,)
+        assert self._bookmarks is not None
+        excluded = own_tables(self._bookmarks, self._source.system_identifier, self._source.database)
         return EventsSettings(
             capture,
             tables=tuple(t.to_json() for t in self._source.tables),
