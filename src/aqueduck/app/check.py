@@ -24,14 +24,13 @@ from aqueduck.errors import (
     SlotLimitError,
     SourceQueryError,
     SourceUnreachableError,
-    WalLevelError,
 )
 from aqueduck.postgres.connection import connect, is_pooled, translate_errors
-from aqueduck.postgres.failures import RAISE_SLOTS, RAISE_WALSENDERS, SET_WAL_LEVEL, THEN_RESTART
+from aqueduck.postgres.failures import RAISE_SLOTS, RAISE_WALSENDERS, THEN_RESTART
 from aqueduck.postgres.publications import publishes_exactly, refuse_without_identity, refuse_without_key
 from aqueduck.postgres.quoting import identifier, table_identifier
 from aqueduck.postgres.registry import check_registry
-from aqueduck.postgres.server import ServerInfo, read_server
+from aqueduck.postgres.server import ServerInfo, read_server, require_logical_wal
 from aqueduck.postgres.slots import check_slot, slot_info
 from aqueduck.postgres.tables import describe_table
 from aqueduck.schema import TableSchema
@@ -115,11 +114,8 @@ def _check_version(server: ServerInfo) -> str:
 
 
 def _check_wal_level(server: ServerInfo) -> str:
-    if server.wal_level != "logical":
-        raise WalLevelError(
-            f"wal_level is {server.wal_level}, not logical", hint=SET_WAL_LEVEL + THEN_RESTART
-        )
-    return "logical"
+    require_logical_wal(server)
+    return server.wal_level
 
 
 def _check_replication(server: ServerInfo, dsn: str, captures: Collection[str] = ("stream",)) -> str:
