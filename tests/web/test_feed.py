@@ -48,7 +48,7 @@ def test_the_first_event_is_everything() -> None:
         "head", "lake", "errors", "table:shop/public.orders", "table:shop/public.items", "table:shop/public.prices",
         "destination:tenants/acme", "destination:tenants/bolt",
     }  # fmt: skip
-    assert set(first["points"]) == {"group:shop", "flow:tenants"}
+    assert set(first["points"]) == {"group:shop", "flow:tenants", "group:faucet_slot"}
 
 
 def test_only_what_changed_is_sent_again() -> None:
