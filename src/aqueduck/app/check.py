@@ -28,6 +28,7 @@ from aqueduck.errors import (
 from aqueduck.postgres.connection import connect, is_pooled, translate_errors
 from aqueduck.postgres.failures import RAISE_SLOTS, RAISE_WALSENDERS, THEN_RESTART
 from aqueduck.postgres.publications import publishes_exactly, refuse_without_identity, refuse_without_key
+from aqueduck.postgres.published import refuse_narrowed
 from aqueduck.postgres.quoting import identifier, table_identifier
 from aqueduck.postgres.registry import check_registry
 from aqueduck.postgres.server import ServerInfo, read_server, require_logical_wal
@@ -191,7 +192,7 @@ def _group_checks(
         yield _result(f"table {table.source}", _check_table, conn, config, group, table, tables)
     name = f"publication {group.publication}"
     if group.users_publication:
-        yield CheckResult(name, True, "is used as it is")
+        yield _result(name, _check_users_publication, conn, group)
         return
     if len(tables) == len(group.tables) and publishes_exactly(conn, group.publication, tables):
         yield CheckResult(name, True, f"publishes all {len(tables)} tables")
@@ -240,6 +241,11 @@ def _check_table(
     key = f"key {', '.join(in_lake.key)}" if in_lake.key else "no key"
     note = ", its replica identity will be set to full" if needs_identity else ""
     return f"{len(in_lake.columns)} columns, {key}{note}"
+
+
+def _check_users_publication(conn: Connection, group: GroupConfig) -> str:
+    refuse_narrowed(conn, group.publication, group.plugin)
+    return "is used as it is"
 
 
 def _check_publication(conn: Connection, server: ServerInfo, group: GroupConfig) -> str:

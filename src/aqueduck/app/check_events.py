@@ -35,7 +35,7 @@ from aqueduck.lake.events_lake import check_events_lake
 from aqueduck.notes import read_note
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.events_table import check_events_table
-from aqueduck.postgres.published import check_publication
+from aqueduck.postgres.published import check_publication, refuse_narrowed
 from aqueduck.postgres.server import ServerInfo, read_server
 from aqueduck.postgres.slots import slot_info
 
@@ -65,8 +65,14 @@ def _source_checks(config: EventsConfig) -> Iterator[CheckResult]:
         yield _result("replication", _check_replication, server, dsn, {config.source.capture})
         yield _result("pooler", _check_pooler, conn, {config.source.capture})
         name = config.source.publication_name
-        yield _result(f"publication {name}", check_publication, conn, name)
+        yield _result(f"publication {name}", _check_publication, conn, name, config.source.plugin)
         yield _result(f"slot {config.source.slot_name}", _check_slot, conn, server, config, dsn)
+
+
+def _check_publication(conn: Connection, name: str, plugin: str) -> str:
+    said = check_publication(conn, name)
+    refuse_narrowed(conn, name, plugin)
+    return said
 
 
 def _check_slot(conn: Connection, server: ServerInfo, config: EventsConfig, dsn: str) -> str:

@@ -54,6 +54,7 @@ from aqueduck.postgres.publications import (
     refuse_without_identity,
     refuse_without_key,
 )
+from aqueduck.postgres.published import refuse_narrowed
 from aqueduck.postgres.server import ServerInfo, read_server, require_logical_wal
 from aqueduck.postgres.slots import check_slot, create_slot, drop_slot, slot_info
 from aqueduck.postgres.tables import describe_table
@@ -168,7 +169,9 @@ def prepare_group(
 
 def publish(conn: psycopg.Connection[Any], group: GroupConfig, tables: Sequence[TableSchema]) -> None:
     """Have the group's publication send these tables; one that is not ours sends what it sends."""
-    if not group.users_publication:
+    if group.users_publication:
+        refuse_narrowed(conn, group.publication, group.plugin)
+    else:
         ensure_publication(conn, group.publication, tables)
 
 

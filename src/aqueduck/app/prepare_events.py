@@ -15,7 +15,7 @@ from aqueduck.errors import BookmarkError, SlotLostError
 from aqueduck.events_config import PostgresCdcConfig
 from aqueduck.notes import read_note
 from aqueduck.postgres.connection import connect
-from aqueduck.postgres.published import published_tables
+from aqueduck.postgres.published import published_tables, refuse_narrowed
 from aqueduck.postgres.server import ServerInfo, read_server, require_logical_wal
 from aqueduck.postgres.slots import SlotInfo, announced_slot, check_slot, missing_slot, slot_info
 from aqueduck.schema import TableSchema, lsn_text, parse_lsn
@@ -49,6 +49,7 @@ def prepare_source(
                 hint=f"point to that cluster, or {_AGAIN}",
             )
         tables = published_tables(conn, source.publication_name)
+        refuse_narrowed(conn, source.publication_name, source.plugin)
         if source.slot_type == "temporary":
             position = server.current_lsn
         else:

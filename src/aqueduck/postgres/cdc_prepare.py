@@ -16,7 +16,7 @@ import psycopg
 from aqueduck.errors import ConfigError, PublicationError, SlotConflictError, SlotLostError
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.publications import create_publication_sql, refuse_without_identity
-from aqueduck.postgres.published import publication_exists, published_tables
+from aqueduck.postgres.published import publication_exists, published_tables, refuse_narrowed
 from aqueduck.postgres.quoting import identifier, table_identifier
 from aqueduck.postgres.server import ServerInfo, read_server, require_logical_wal
 from aqueduck.postgres.slots import announced_slot, check_slot, missing_slot, slot_info
@@ -59,7 +59,7 @@ def prepare_cdc(
             raise missing_slot(slot, plugin, "create: true")
         if create and not publication_exists(conn, publication):
             _create_publication(conn, publication, tables)
-        known = _wanted(conn, publication, tables)
+        known = _wanted(conn, publication, tables, plugin)
         begin = announced_slot(conn, slot, plugin)
         return CdcSource(server.database, server.system_identifier, max(begin, start or 0), known)
 
@@ -101,7 +101,7 @@ def resume_cdc(
                 f"the slot {slot} stands at {stands}, beyond the checkpoint's {ours}: it was re-created or moved",
                 hint=_AGAIN,
             )
-        known = _wanted(conn, publication, tables)
+        known = _wanted(conn, publication, tables, plugin)
         return CdcSource(server.database, server.system_identifier, position, known)
 
 
@@ -124,8 +124,11 @@ def _create_publication(conn: Connection, name: str, tables: Sequence[str]) -> N
         conn.execute(create_publication_sql(name, described).encode())
 
 
-def _wanted(conn: Connection, publication: str, tables: Sequence[str]) -> tuple[TableSchema, ...]:
+def _wanted(
+    conn: Connection, publication: str, tables: Sequence[str], plugin: str
+) -> tuple[TableSchema, ...]:
     published = published_tables(conn, publication)
+    refuse_narrowed(conn, publication, plugin)
     if not tables:
         return published
     described = [describe_table(conn, table, need_key=False) for table in tables]
