@@ -30,7 +30,7 @@ SHOP = (
 
 @pytest.fixture
 def wire(db: Database) -> Iterator[BadWire]:
-    with bad_wire(int(conninfo_to_dict(db.dsn)["port"])) as made:
+    with bad_wire(int(str(conninfo_to_dict(db.dsn)["port"]))) as made:
         yield made
 
 

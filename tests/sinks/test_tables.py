@@ -45,7 +45,7 @@ def sink_of(kind: str) -> dict[str, Any]:
 
 
 def stored(flow: Flow, kind: str) -> list[dict[str, Any]]:
-    """What an independent reader finds, in the order in which it was written."""
+    """What an independent reader finds; in PostgreSQL in the order in which it was written, in a lake in that of the changes."""
     names = ", ".join(c.name for c in EVENT_COLUMNS)
     if kind == "postgres":
         with flow.db.connect() as conn, conn.cursor(row_factory=psycopg.rows.dict_row) as cursor:
@@ -54,7 +54,7 @@ def stored(flow: Flow, kind: str) -> list[dict[str, Any]]:
         catalog=f"sqlite:{flow.directory / 'lake.sqlite'}", data_path=str(flow.directory / "lake")
     )
     with open_lake(config, read_only=True) as lake:
-        rows, columns = lake.query(f"select {names} from lake.log.events order by rowid")
+        rows, columns = lake.query(f"select {names} from lake.log.events order by commit_lsn, seq")
     found = [dict(zip(columns, row, strict=True)) for row in rows]
     for row in found:
         row["commit_lsn"] = lsn_text(row["commit_lsn"])
