@@ -56,7 +56,7 @@ def sync(*groups: GroupOverview) -> FlowOverview:
     return FlowOverview(name="sync", kind="sync", source="shop", target="lake", groups=tuple(groups))
 
 
-def events(name: str = "faucet_slot", **fields: Any) -> FlowOverview:
+def events_flow(name: str = "faucet_slot", **fields: Any) -> FlowOverview:
     delivery = DeliveryOverview(
         sink="jsonl /data/changes.jsonl", events=1200, bytes=240_000, events_total=51_200
     )
@@ -124,7 +124,7 @@ FULL = overview(
         seed=SeedOverview(destinations=1, rows=250, rows_total=1000, share=0.25, seconds=3.0),
         pool=PoolOverview(open=2, created=3, evicted=1),
     ),
-    events(),
+    events_flow(),
     lake=LAKE,
     errors=(FAILED,),
     processes=(ProcessUsage(name="driver", memory_bytes=300 * MIB, cpu_seconds=4.2),),

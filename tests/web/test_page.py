@@ -27,7 +27,7 @@ from tests.web.made_up import (
     FAILED,
     Stage,
     destination,
-    events,
+    events_flow,
     fanout,
     group,
     many_destinations,
@@ -109,7 +109,7 @@ def test_a_healthy_service_is_shown_live(client: Client, open_page: Callable[...
 
 def test_an_events_flow_shows_its_place_and_its_sink(client: Client, open_page: Callable[..., Any]) -> None:
     """Events that were delivered, the bookmark, where they go; no list of tables that it does not have."""
-    client.stage.now = overview(events())
+    client.stage.now = overview(events_flow())
     page = open_page(client.address)
     verdict(page, "Everything flows")
     card = page.get_by_role("article").filter(has_text="faucet_slot")
