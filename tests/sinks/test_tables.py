@@ -21,6 +21,7 @@ from aqueduck.errors import AqueduckError, BookmarkError, SinkTableError
 from aqueduck.event_parts import EventPart
 from aqueduck.event_table import EVENT_COLUMNS
 from aqueduck.events_config import load_events
+from aqueduck.lake import inlined
 from aqueduck.lake.catalog import open_lake
 from aqueduck.lake.change_rows import EVENT_SCHEMA
 from aqueduck.lake.events_lake import LakeEvents
@@ -197,6 +198,35 @@ def test_a_second_writer_of_the_slot_is_refused(db: Database, tmp_path: Path, ki
     else:
         with open_lake(lake, read_only=True) as observer:
             assert observer.query("select count(*) from lake.log.events")[0] == [(1,)]
+
+
+@pytest.mark.slow
+def test_the_catalog_does_not_grow_with_every_bookmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P-S32 for events: old bookmarks and small batches are moved out of the catalog now and then; a restart counts them."""
+    monkeypatch.setattr(inlined, "ROWS_MAX", 8)
+    lake = LakeConfig(catalog=f"sqlite:{tmp_path / 'l.sqlite'}", data_path=str(tmp_path / "d"))
+    number = 0
+    for _ in range(2):
+        with contextlib.closing(LakeEvents(lake, TableName("main", "events"), "s")) as sink:
+            sink.recover(sink.load())
+            for _ in range(11):
+                number += 1
+                sink.write([part(tmp_path, number)], number)
+                sink.save(Bookmark(number, "c", events=number))
+            assert all(count <= 9 for count in sink._lake.memory.inlined_rows.values())
+    with open_lake(lake, read_only=True) as observer:
+        assert observer.query("select seq from lake.main.events order by 1")[0] == [
+            (n,) for n in range(1, 23)
+        ]
+        tables = observer.query(
+            "select table_name from __ducklake_metadata_lake.ducklake_inlined_data_tables"
+        )[0]
+        counts = [
+            observer.query(f"select count(*) from __ducklake_metadata_lake.{t}")[0][0][0] for (t,) in tables
+        ]
+    assert max(counts) <= 10
 
 
 def checked(flow: Flow) -> dict[str, tuple[bool, str]]:

@@ -8,16 +8,19 @@ from aqueduck.lake.catalog import OWN_SCHEMA, LakeSession, open_lake
 from aqueduck.lake.sql import LAKE, lake_table
 from aqueduck.schema import TableName
 
-__all__ = ["LakeBookmarks", "read_lake_bookmark"]
+__all__ = ["BOOKMARKS", "LakeBookmarks", "read_lake_bookmark"]
 
-TABLE = lake_table(TableName(OWN_SCHEMA, "bookmarks"))
+BOOKMARKS = TableName(OWN_SCHEMA, "bookmarks")
+TABLE = lake_table(BOOKMARKS)
 
 
 def read_lake_bookmark(config: LakeConfig, slot: str) -> Bookmark | None:
     """The bookmark in a lake that exists, for those who only look."""
     with open_lake(config, read_only=True) as lake:
         there = "select 1 from duckdb_tables() where database_name = ? and schema_name = ? and table_name = ?"
-        if not lake.execute(there, (LAKE, OWN_SCHEMA, "bookmarks"), doing="looking for the bookmark"):
+        if not lake.execute(
+            there, (LAKE, BOOKMARKS.schema, BOOKMARKS.name), doing="looking for the bookmark"
+        ):
             return None
         return _read(lake, slot)
 

@@ -16,13 +16,14 @@ import pyarrow as pa
 from aqueduck import faults
 from aqueduck.bookmarks import Bookmark
 from aqueduck.config import LakeConfig
-from aqueduck.errors import BookmarkError, LakeBusyError
+from aqueduck.errors import BookmarkError, CatalogUnreachableError, LakeBusyError, LakeWriteError
 from aqueduck.event_parts import EventPart, PartFormat
 from aqueduck.event_table import EVENT_COLUMNS, check_columns
-from aqueduck.lake.bookmark_lake import LakeBookmarks
+from aqueduck.lake.bookmark_lake import BOOKMARKS, LakeBookmarks
 from aqueduck.lake.catalog import LakeSession, open_lake
 from aqueduck.lake.change_rows import EVENT_SCHEMA
 from aqueduck.lake.failures import lake_errors
+from aqueduck.lake.inlined import count_inlined, flush_where_due
 from aqueduck.lake.json_events import segment_batches
 from aqueduck.lake.sql import LAKE, ident, idents, lake_table
 from aqueduck.schema import TableName
@@ -78,10 +79,17 @@ class LakeEvents(LakeBookmarks):
 
     def load(self) -> Bookmark | None:
         if self._failed:
-            self._lake.reopen()  # whatever state it is in
-            self._failed = False
+            self._reopen()
         self._known = super().load()
         return self._known
+
+    def _reopen(self) -> None:
+        """A new connection after a failure; what was reached before may be reached again, so that is tried."""
+        try:
+            self._lake.reopen()
+        except CatalogUnreachableError as exc:
+            raise LakeWriteError(f"the lake is lost: {exc.message}", hint=exc.hint) from exc
+        self._failed = False
 
     def save(self, bookmark: Bookmark) -> None:
         """The batch and the bookmark, in one transaction; other writers of the lake may commit in between."""
@@ -98,7 +106,18 @@ class LakeEvents(LakeBookmarks):
                 if attempt == TRIES - 1:
                     raise
                 time.sleep(0.05 * 2**attempt)
+        self._tidy()
         self._known, self._parts, self._failed = bookmark, (), False
+
+    def _tidy(self) -> None:
+        """Dead bookmarks and inlined events do not pile up in the catalog."""
+        inlined = self._lake.memory.inlined_rows
+        if BOOKMARKS not in inlined:
+            count_inlined(self._lake, (BOOKMARKS, self._table))
+        rows = sum(part.events for part in self._parts)
+        inlined[BOOKMARKS] += 1
+        inlined[self._table] += rows if rows <= self._lake.config.inline_rows else 0
+        flush_where_due(self._lake, (BOOKMARKS, self._table))
 
     def _check_nobody_else(self) -> None:
         """Two services of one slot would both deliver: the second one to get here finds another bookmark."""
