@@ -61,7 +61,8 @@ def half_a_number(data: bytes) -> bytes:
     return data.replace(b"7777005", b"77x7005")
 
 
-@pytest.mark.parametrize("spoil", [unknown_message, pytest.param(garbage, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("spoil", [unknown_message, garbage])
 def test_a_spoiled_stream_is_read_again(db: Database, flow_of: FlowOf, wire: BadWire, spoil: Spoil) -> None:
     """P-E05: the flow notices, starts again from the bookmark by itself, and every event is there once."""
     db.execute(SHOP)

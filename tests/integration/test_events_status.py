@@ -138,6 +138,7 @@ def test_status_works_without_a_service(db: Database, flow_of: FlowOf) -> None:
     assert "1,000" in shown.stdout
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_stops_only_who_asked_for_it(
     db: Database, flow_of: FlowOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,7 @@ def load(db: Database, first: int, last: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_connection_that_breaks_loses_and_doubles_nothing(db: Database, flow_of: FlowOf) -> None:
     """P-E03, hazard 3: the sink's session is ended while events flow; the flow goes on by itself."""
     flow = flow_of(sink=sink_of("postgres"), more={"flush_interval_ms": 10})
