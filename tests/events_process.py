@@ -11,6 +11,7 @@ import atexit
 import functools
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -22,8 +23,12 @@ from typing import Any, NoReturn
 class Forked:
     """One process of the server."""
 
-    def __init__(self, config_file: Path, log: Path, *, once: bool, fault: str | None) -> None:
-        self.pid = _ask(config=str(config_file), log=str(log), once=once, fault=fault or "")
+    def __init__(
+        self, config_file: Path, log: Path, *, once: bool, fault: str | None, file_bytes: int | None = None
+    ) -> None:
+        """`file_bytes` is the most that a file of it may have: a disk that is full sooner."""
+        request = {"config": str(config_file), "log": str(log), "once": once, "fault": fault or ""}
+        self.pid = _ask(**request, file_bytes=file_bytes)
         self._code: int | None = None
 
     def wait(self) -> int:
@@ -88,6 +93,9 @@ def run(request: dict[str, Any]) -> NoReturn:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    if request["file_bytes"] is not None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_bytes"], resource.RLIM_INFINITY))
     name, _, how = request["fault"].partition(":")
     vars(faults).update(_name=name, _how=how, _left=int(how) if how.isdigit() else 1)
     stopping = threading.Event()

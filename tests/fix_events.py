@@ -173,15 +173,16 @@ class Flow:
         self.processes.append(process)
         return process
 
-    def fork(self, *, once: bool = False, fault: str | None = None) -> Forked:
+    def fork(self, *, once: bool = False, fault: str | None = None, file_bytes: int | None = None) -> Forked:
         """The same without Spark, within a moment."""
         self.write_config()
-        self.forked.append(Forked(self.config_file, self.log_file, once=once, fault=fault))
-        return self.forked[-1]
+        forked = Forked(self.config_file, self.log_file, once=once, fault=fault, file_bytes=file_bytes)
+        self.forked.append(forked)
+        return forked
 
-    def once(self, *, fault: str | None = None) -> int:
+    def once(self, *, fault: str | None = None, file_bytes: int | None = None) -> int:
         """Catch up without Spark; the exit code."""
-        code = self.fork(once=True, fault=fault).wait()
+        code = self.fork(once=True, fault=fault, file_bytes=file_bytes).wait()
         self.wait_free()
         return code
 

@@ -10,11 +10,13 @@ import pytest
 
 from aqueduck.errors import ConfigError
 from aqueduck.events_config import (
+    DuckLakeSinkConfig,
     EventsConfig,
     FileStateConfig,
     HttpSinkConfig,
     JsonlSinkConfig,
     KafkaSinkConfig,
+    PostgresSinkConfig,
     is_events,
     parse_events,
     setting_names,
@@ -95,6 +97,20 @@ def test_every_option_of_the_source_is_taken() -> None:
     )
 
 
+def test_a_table_sink_keeps_the_bookmark_and_takes_the_directory_of_a_file_state() -> None:
+    """P-E03: a file whose sink becomes a table runs with the state that it had; names are as the database spells them."""
+    state = {"type": "file", "config": {"path": "./state"}}
+    config = parse(sink={"type": "postgres", "config": {"table": "Log.Events"}}, state=state)
+    assert isinstance(config.sink, PostgresSinkConfig)
+    assert (config.sink.table, config.sink.connection_url) == ("log.events", None)
+    assert config.state_dir == "/base/state"
+    lake = {"catalog": "sqlite:lake.sqlite", "data_path": "lake", "table": "Events"}
+    config = parse(sink={"type": "ducklake", "config": lake})
+    assert isinstance(config.sink, DuckLakeSinkConfig)
+    assert (config.sink.table, config.sink.catalog) == ('main."Events"', "sqlite:/base/lake.sqlite")
+    assert config.state_dir == "/base/.aqueduck"
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"source": {"slot_nam": "x"}}, r"source\.config\.slot_nam: unknown key \(did you mean slot_name\?\)"),
     ({"source": {"slot_name": "Bad-Name"}}, r"source\.config\.slot_name: .*a-z"),
@@ -107,13 +123,20 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"source": {"max_messages": 0}}, r"source\.config\.max_messages"),
     ({"source": {"connection_url_env": "NOT_SET", "connection_url": None}}, "the variable NOT_SET is not set"),
     ({"source": {"connection_url_env": "A"}}, "has both connection_url and connection_url_env"),
-    ({"sink": {"type": "ftp"}}, r"sink\.type: must be one of jsonl, stdout, http, kafka"),
+    ({"sink": {"type": "ftp"}}, r"sink\.type: must be one of jsonl, stdout, http, kafka, postgres, ducklake"),
     ({"sink": {"type": "jsonl"}}, r"sink\.config\.path: is missing"),
     ({"sink": {"type": "jsonl", "config": {"path": "x", "rotate_byte": 1}}}, "did you mean rotate_bytes"),
     ({"sink": {"type": "jsonl", "config": {"path": "x", "rotate_bytes": 0}}}, "rotate_bytes"),
     ({"sink": {"type": "http", "config": {"url": "ftp://x"}}}, r"sink\.config\.url: must be a URL"),
     ({"sink": {"type": "http", "config": {"url": "http://x", "headers": {"A\nB": "c"}}}}, "headers"),
     ({"sink": {"type": "kafka", "config": {"brokers": "x"}}}, r"sink\.config\.topic: is missing"),
+    ({"sink": {"type": "postgres"}}, r"sink\.config\.table: is missing"),
+    ({"sink": {"type": "postgres", "config": {"table": "a.b.c"}}}, r"sink\.config\.table: must be a table name"),
+    ({"sink": {"type": "ducklake", "config": {"table": "t", "data_path": "d"}}}, r"sink\.config\.catalog: is missing"),
+    (
+        {"sink": {"type": "postgres", "config": {"table": "t"}}, "state": {"type": "postgres"}},
+        "a sink of type postgres keeps the bookmark itself",
+    ),
     ({"state": {"type": "redis"}}, r"state\.type: must be one of file, postgres, lake"),
     ({"state": {"type": "file"}}, r"state\.config\.path: is missing"),
     ({"state": {"type": "postgres", "config": {"table": "a.b.c"}}}, r"state\.config\.table"),

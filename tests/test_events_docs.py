@@ -22,7 +22,7 @@ class Documented(Flow):
     """A flow whose file is the document's, with the test's database."""
 
     def write_config(self) -> None:
-        [text] = blocks("yaml")
+        text = blocks("yaml")[0]
         assert URL in text
         self.config_file.write_text(text.replace(URL, f'"{self.db.dsn}"'))
 

@@ -28,6 +28,8 @@ class Bookmark:
     """Time of that commit; None before the first batch."""
     place: dict[str, Any] = field(default_factory=dict)
     """What the sink wants to know at the next start."""
+    events: int = 0
+    """How many the sink was given, since there is a bookmark."""
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "position": lsn_text(self.position)}, sort_keys=True)

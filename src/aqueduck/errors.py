@@ -48,6 +48,7 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── TransactionTooLargeError events.too_large
     │   ├── BookmarkError            events.bookmark
     │   ├── SinkPathError            sink.path
+    │   ├── SinkTableError           sink.table
     │   ├── SinkWriteError           sink.write          retried
     │   ├── SinkRejectedError        sink.rejected
     │   └── SinkUnreachableError     sink.unreachable    retried
@@ -108,6 +109,7 @@ __all__ = [
     "ServiceLockedError",
     "SinkPathError",
     "SinkRejectedError",
+    "SinkTableError",
     "SinkUnreachableError",
     "SinkWriteError",
     "SlotActiveError",
@@ -476,6 +478,12 @@ class SinkPathError(EventError):
     """A file of the sink or the state cannot be opened or made."""
 
     code = "sink.path"
+
+
+class SinkTableError(EventError):
+    """The table of the sink has other columns than events need."""
+
+    code = "sink.table"
 
 
 class SinkWriteError(EventError):

@@ -19,8 +19,11 @@ __all__ = ["EventPart", "PartFormat", "piece_stretches", "plan_pieces", "stretch
 
 PIECE_BYTES = 24 << 20
 
-PartFormat = Literal["text", "rows"]
-"""JSON lines as they are written, or an Arrow file of lines with their keys and names."""
+PartFormat = Literal["text", "rows", "table"]
+"""
+JSON lines as they are written, an Arrow file of lines with their keys and names, or one with a column for everything
+that `event_table` has.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,27 +3,26 @@ The configuration of the flow `events`: a source, a sink, a state, as users of J
 
 `parse_events` is pure, `load_events` adds the file and the environment.  The keys and words of `source` and
 `state` are those of such tools, so that their files run unchanged; every mistake is a `ConfigError` that
-names the key.  The flow `sync` is in `config`, whose helpers are used here.
+names the key.  The sections are in `events_sections`; the flow `sync` is in `config`, whose helpers are used here.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, ByteSize, Field, ValidationError, field_validator, model_validator
+from pydantic import ByteSize, Field, ValidationError
 
 from aqueduck.config import (
-    _SLOT_NAME,
     _VARIABLE,
     MIB,
     Bytes,
     LakeConfig,
     Section,
     Sections,
+    ServerConfig,
     SparkConfig,
     Text,
     _absolute,
@@ -33,9 +32,24 @@ from aqueduck.config import (
 )
 from aqueduck.envelope import Envelope
 from aqueduck.errors import ConfigError
-from aqueduck.schema import parse_lsn, parse_table_name
+from aqueduck.events_sections import (
+    DuckLakeSinkConfig,
+    FileStateConfig,
+    HttpSinkConfig,
+    JsonlSinkConfig,
+    KafkaSinkConfig,
+    LakeStateConfig,
+    PostgresCdcConfig,
+    PostgresSinkConfig,
+    PostgresStateConfig,
+    SinkConfig,
+    StateConfig,
+    StdoutSinkConfig,
+    TlsConfig,
+)
 
 __all__ = [
+    "DuckLakeSinkConfig",
     "EventsConfig",
     "FileStateConfig",
     "HttpSinkConfig",
@@ -43,6 +57,7 @@ __all__ = [
     "KafkaSinkConfig",
     "LakeStateConfig",
     "PostgresCdcConfig",
+    "PostgresSinkConfig",
     "PostgresStateConfig",
     "SinkConfig",
     "StateConfig",
@@ -54,172 +69,6 @@ __all__ = [
 ]
 
 _HINT = "see docs/events.md for every key"
-_URL = re.compile(r"https?://([^\s/?#@]+@)?(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(:\d{1,5})?([/?][^\s#]*)?")
-_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-
-Seconds = Annotated[float, Field(gt=0)]
-
-
-class TlsConfig(Section):
-    """How the connection is encrypted; without it, as the connection string says."""
-
-    mode: Literal["disable", "require", "verify_ca", "verify_full"]
-    ca_path: str | None = None
-
-
-class PostgresCdcConfig(Section):
-    """The slot to read."""
-
-    connection_url: Text = Field(repr=False)
-    connection_url_env: str | None = None
-    slot_name: str
-    publication_name: Text
-    create_slot_if_missing: bool = True
-    slot_type: Literal["permanent", "temporary"] = "permanent"
-    tls: TlsConfig | None = None
-    start_lsn: str | None = None
-    proto_version: Literal[1] = 1
-    capture: Literal["stream", "poll", "auto"] = "stream"
-    plugin: Literal["pgoutput", "test_decoding"] = "pgoutput"
-    poll_interval_ms: int = Field(default=100, ge=10, le=60_000)
-    poll_step_bytes: Bytes = ByteSize(64 * MIB)
-    catchup_bytes: Bytes = ByteSize(64 * MIB)
-    envelope: Envelope | None = None
-    idle_timeout: Seconds | None = None
-    max_messages: int | None = Field(default=None, gt=0)
-    max_staged_records: int | None = Field(default=None, gt=0)
-    status_update_interval: Seconds = 10.0
-    tcp_keepalive: int = Field(default=60, ge=0)
-    slot_acquire_retries: int = Field(default=10, ge=0)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in(cls, values: Any) -> Any:
-        if isinstance(values, dict) and isinstance(values.get("tls"), str):
-            values = {**values, "tls": {"mode": values["tls"]}}
-        if isinstance(values, dict) and values.get("plugin") == "test_decoding":
-            values = {"capture": "poll", **values}
-        return values
-
-    @field_validator("slot_name")
-    @classmethod
-    def _is_a_slot_name(cls, value: str) -> str:
-        if not _SLOT_NAME.fullmatch(value):
-            raise ValueError("must be 1 to 63 of the characters a-z, 0-9 and _")
-        return value
-
-    @field_validator("start_lsn")
-    @classmethod
-    def _is_a_position(cls, value: str | None) -> str | None:
-        if value is not None:
-            parse_lsn(value)
-        return value
-
-    @model_validator(mode="after")
-    def _speaks_before_it_gives_up(self) -> PostgresCdcConfig:
-        given = "status_update_interval" in self.model_fields_set
-        if given and self.idle_timeout is not None and self.status_update_interval >= self.idle_timeout:
-            raise ValueError("status_update_interval must be less than idle_timeout")
-        return self
-
-    @model_validator(mode="after")
-    def _can_be_read(self) -> PostgresCdcConfig:
-        if self.plugin != "pgoutput" and self.capture != "poll":
-            raise ValueError(f"plugin {self.plugin} needs capture: poll")
-        if self.capture != "stream" and self.slot_type == "temporary":
-            raise ValueError("a temporary slot can only be read with capture: stream")
-        return self
-
-
-class JsonlSinkConfig(Section):
-    """JSON lines in a file, or in files that are rotated."""
-
-    path: Text
-    rotate_bytes: Bytes | None = None
-    rotate_seconds: Seconds | None = None
-
-    @property
-    def rotates(self) -> bool:
-        return self.rotate_bytes is not None or self.rotate_seconds is not None
-
-
-class StdoutSinkConfig(Section):
-    """JSON lines on standard output."""
-
-
-class HttpSinkConfig(Section):
-    """A webhook that takes batches of events."""
-
-    url: Text = Field(repr=False)
-    url_env: str | None = None
-    headers: dict[str, str] = Field(default_factory=dict, repr=False)
-    headers_env: dict[str, str] = Field(default_factory=dict)
-    """Headers whose value is in an environment variable."""
-    batch_size: int = Field(default=100, ge=1, le=500)
-    timeout: Seconds = 10.0
-    retries: int = Field(default=5, ge=0)
-    backoff: Seconds = 0.5
-    dead_letter_path: str | None = None
-
-    @field_validator("url")
-    @classmethod
-    def _is_a_url(cls, value: str) -> str:
-        if not _URL.fullmatch(value):
-            raise ValueError("must be a URL such as https://host/path")
-        return value
-
-    @field_validator("headers")
-    @classmethod
-    def _are_headers(cls, value: dict[str, str]) -> dict[str, str]:
-        for name, text in value.items():
-            if not _HEADER.fullmatch(name) or "\n" in text or "\r" in text:
-                raise ValueError("must be names and values of HTTP headers")
-        return value
-
-
-def _option(value: Any) -> Any:
-    return str(value).lower() if isinstance(value, bool) else value
-
-
-class KafkaSinkConfig(Section):
-    """A Kafka topic."""
-
-    brokers: Text
-    topic: Text
-    options: dict[str, Annotated[str | int | float, BeforeValidator(_option)]] = Field(
-        default_factory=dict, repr=False
-    )
-    """Settings of librdkafka, such as security.protocol."""
-    options_env: dict[str, str] = Field(default_factory=dict)
-    timeout: Seconds = 30.0
-
-
-class FileStateConfig(Section):
-    """The bookmark in a file of a directory."""
-
-    path: Text
-
-
-class PostgresStateConfig(Section):
-    """The bookmark in a PostgreSQL table."""
-
-    connection_url: str | None = Field(default=None, repr=False)
-    """By default the source's."""
-    connection_url_env: str | None = None
-    table: str = "aqueduck_bookmarks"
-
-    @field_validator("table")
-    @classmethod
-    def _is_a_table(cls, value: str) -> str:
-        return str(parse_table_name(value, default_schema="public"))
-
-
-class LakeStateConfig(LakeConfig):
-    """The bookmark in a table of a DuckLake."""
-
-
-SinkConfig = JsonlSinkConfig | StdoutSinkConfig | HttpSinkConfig | KafkaSinkConfig
-StateConfig = FileStateConfig | PostgresStateConfig | LakeStateConfig
 
 _TYPES: Mapping[str, Mapping[str, type[Section]]] = {
     "source": {"postgres-cdc": PostgresCdcConfig},
@@ -228,6 +77,8 @@ _TYPES: Mapping[str, Mapping[str, type[Section]]] = {
         "stdout": StdoutSinkConfig,
         "http": HttpSinkConfig,
         "kafka": KafkaSinkConfig,
+        "postgres": PostgresSinkConfig,
+        "ducklake": DuckLakeSinkConfig,
     },
     "state": {"file": FileStateConfig, "postgres": PostgresStateConfig, "lake": LakeStateConfig},
 }
@@ -250,6 +101,7 @@ class _Document(Section):
     state: _Typed | None = None
     envelope: Envelope | None = None
     spark: SparkConfig = SparkConfig()
+    server: ServerConfig | None = None
     state_dir: Text | None = None
     flush_interval_ms: int = Field(default=200, ge=0, le=3_600_000)
     segment_bytes: Bytes = ByteSize(32 * MIB)
@@ -260,6 +112,7 @@ class _Document(Section):
 _SECTIONS: Sections = {
     (): _Document,
     ("spark",): SparkConfig,
+    ("server",): ServerConfig,
     **dict.fromkeys([(n,) for n in _TYPES], _Typed),
 }
 
@@ -272,6 +125,8 @@ class EventsConfig(Section):
     state: StateConfig
     envelope: Envelope
     spark: SparkConfig
+    server: ServerConfig | None
+    """Without one, the page is where it is by default, if nobody else is there."""
     state_dir: str
     """Where stage, checkpoint and notes are, in a directory of the slot's name."""
     flush_interval_ms: int
@@ -306,6 +161,9 @@ def parse_events(text: str, *, base_dir: Path, env: Mapping[str, str], name: str
     given = document.state or _Typed(type="file", config={"path": ".aqueduck"})
     state = _with_absolute(_section("state", given, env, name), base_dir)
     assert isinstance(source, PostgresCdcConfig)
+    if isinstance(sink, PostgresSinkConfig | DuckLakeSinkConfig) and not isinstance(state, FileStateConfig):
+        hint = "leave state out; of a state of type file only the directory is used"
+        raise ConfigError(f"{name}: a sink of type {document.sink.type} keeps the bookmark itself", hint=hint)
     if document.envelope and source.envelope:
         raise ConfigError(f"{name}: envelope stands twice, also under source.config", hint="keep one of them")
     state_dir = document.state_dir or (state.path if isinstance(state, FileStateConfig) else ".aqueduck")
@@ -315,6 +173,7 @@ def parse_events(text: str, *, base_dir: Path, env: Mapping[str, str], name: str
         sink=_with_absolute(sink, base_dir),
         state=state,
         envelope=document.envelope or source.envelope or "default",
+        server=_with_absolute(document.server, base_dir),
         state_dir=_absolute(state_dir, base_dir),
         **values,
     )
@@ -386,7 +245,7 @@ def _variable(where: str, variable: Any, env: Mapping[str, str], name: str) -> s
 
 def _with_absolute(section: Any, base_dir: Path) -> Any:
     update: dict[str, Any] = {}
-    for key in ("path", "dead_letter_path"):
+    for key in ("path", "dead_letter_path", "tls_cert", "tls_key"):
         if getattr(section, key, None):
             update[key] = _absolute(getattr(section, key), base_dir)
     if isinstance(section, LakeConfig):

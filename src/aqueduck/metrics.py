@@ -106,6 +106,9 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("aqueduck_copy_rows", "gauge", _T, "Rows that the last copy has read."),
     MetricSpec("aqueduck_copy_bytes", "gauge", _T, "Bytes of the source table that the last copy has read."),
     MetricSpec("aqueduck_copy_ratio", "gauge", _T, "Share of the copy that is done, from 0 to 1."),
+    # -- events
+    MetricSpec("aqueduck_events_delivered_total", "counter", _G, "Change events that the sink has taken."),
+    MetricSpec("aqueduck_events_delivered_bytes_total", "counter", _G, "Size of those events, as they were handed to the sink."),
     # -- the lake
     MetricSpec("aqueduck_lake_snapshot_id", "gauge", (), "The newest lake snapshot."),
     MetricSpec("aqueduck_lake_snapshots", "gauge", (), "Lake snapshots that are kept."),
@@ -309,6 +312,9 @@ def _of_group(group: GroupOverview) -> Iterator[Sample]:
     yield "aqueduck_lag_seconds", g, group.lag_seconds
     last = group.last_sync_at
     yield "aqueduck_last_sync_timestamp_seconds", g, None if last is None else last.timestamp()
+    if group.delivery is not None:
+        yield "aqueduck_events_delivered_total", g, group.delivery.events
+        yield "aqueduck_events_delivered_bytes_total", g, group.delivery.bytes
     for table in group.tables:
         yield from _of_table(table)
 

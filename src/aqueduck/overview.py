@@ -24,6 +24,7 @@ from aqueduck.lifecycle import TableState
 __all__ = [
     "Actions",
     "CopyOverview",
+    "DeliveryOverview",
     "DestinationOverview",
     "DestinationState",
     "FanoutCounts",
@@ -107,8 +108,24 @@ class TableOverview:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryOverview:
+    """Where the events of a slot go, and how many went there."""
+
+    sink: str
+    """What it is, in words without secrets, such as `jsonl /data/changes.jsonl`."""
+    events: int = 0
+    bytes: int = 0
+    events_total: int = 0
+    """Also before this start, as the bookmark counts them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOverview:
-    """Tables that share a slot and commit together; counters are since the service started."""
+    """
+    Tables that share a slot and commit together; counters are since the service started.
+
+    A slot whose changes become events is one too: what it says of the lake holds for its sink.
+    """
 
     name: str
     state: GroupState
@@ -139,6 +156,8 @@ class GroupOverview:
     last_sync_at: datetime | None = None
     error: Problem | None = None
     tables: tuple[TableOverview, ...] = ()
+    delivery: DeliveryOverview | None = None
+    """Only of an events flow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,7 +94,8 @@ def _stream(flow: FlowOverview, group: GroupOverview) -> Iterator[_Work]:
     # What is not streaming cannot know whether there is work: the source may be out of reach.
     mark = (group.position, group.batches, group.transactions, group.received_bytes)
     waiting = tuple(t.source for t in group.tables if t.queued_changes or t.lag_bytes)
-    why = f"is {group.state}" if group.state != "streaming" else "has changes that do not reach the lake"
+    target = "lake" if group.delivery is None else "sink"
+    why = f"is {group.state}" if group.state != "streaming" else f"has changes that do not reach the {target}"
     error = f": [{group.error.code}] {group.error.message}" if group.error else ""
     yield _Work(flow.name, group.name, "stream", mark, f"the group {group.name} {why}{error}", waiting)
 

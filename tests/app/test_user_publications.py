@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 
 from aqueduck.app.check import run_checks
+from aqueduck.app.prepare_events import prepare_source
 from aqueduck.errors import AqueduckError, NoKeyError, PublicationError
+from aqueduck.events_config import PostgresCdcConfig
+from aqueduck.postgres.cdc_prepare import prepare_cdc
+from aqueduck.postgres.published import refuse_narrowed
 from aqueduck.postgres.tables import describe_table
 from tests.fix_postgres import Database
 from tests.whole_group import WholeGroup, whole_group
@@ -49,6 +53,51 @@ def test_lists_and_filters_of_a_publication_apply_to_the_copy(
     assert db.query(
         "select attnames::text[], rowfilter from pg_publication_tables where pubname = 'theirs'"
     ) == [(["id", "b", "c"], "(id > 3)")]
+
+
+@pytest.mark.parametrize(
+    "what", ["table t (id, b, c)", "table t where (id > 3)", "table t with (publish = 'insert, update')"]
+)
+def test_test_decoding_does_not_send_what_a_publication_keeps_back(
+    db: Database, tmp_path: Path, what: str
+) -> None:
+    """P-E09: only pgoutput keeps to lists and filters; with the other plugin such a publication is refused, by all flows."""
+    db.execute(TABLE)
+    db.execute(f"create publication theirs for {what}")
+    with db.connect() as conn:
+        refuse_narrowed(conn, "theirs", "pgoutput")
+        with pytest.raises(PublicationError, match="of which test_decoding knows nothing"):
+            refuse_narrowed(conn, "theirs", "test_decoding")
+        with pytest.raises(PublicationError, match="not every kind of change"):
+            prepare_cdc(
+                db.dsn, slot="s", publication="theirs", tables=(), create=True, plugin="test_decoding"
+            )
+    source = PostgresCdcConfig(
+        connection_url=db.dsn, slot_name="s", publication_name="theirs", plugin="test_decoding"
+    )
+    with pytest.raises(PublicationError, match="knows nothing"):
+        prepare_source(source, db.dsn, None, tmp_path / "confirmed")
+    with (
+        pytest.raises(PublicationError),
+        whole_group(db, tmp_path, {"t": {}}, group={**GROUP, "plugin": "test_decoding"}),
+    ):
+        pass
+    assert db.query("select from pg_replication_slots where database = %s", [db.name]) == []
+
+
+@pytest.mark.slow
+def test_a_plain_publication_of_a_user_works_with_test_decoding(system_db: Database, tmp_path: Path) -> None:
+    """P-E09: `publication_by: user` and the plugin go together where tables are published whole."""
+    db = system_db
+    db.execute(TABLE)
+    db.execute("create table other (id int primary key); create publication theirs for table t")
+    with whole_group(db, tmp_path, {"t": {}}, group={**GROUP, "plugin": "test_decoding"}) as group:
+        db.execute(
+            "update t set a = 'it''s' where id = 1; delete from t where id = 2; insert into other values (1)"
+        )
+        db.execute("update t set id = 20, c = null where id = 3; insert into t values (8, null, 8, 'x')")
+        group.apply()
+        assert group.read("from lake.main.t order by id") == db.query("select * from t order by id")
 
 
 @pytest.mark.slow

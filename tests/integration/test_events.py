@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 from aqueduck.app.check_events import run_event_checks
+from aqueduck.config import LakeConfig
 from aqueduck.errors import (
     AqueduckError,
     BookmarkError,
@@ -26,6 +29,7 @@ from aqueduck.errors import (
     TransactionTooLargeError,
 )
 from aqueduck.events_config import load_events
+from aqueduck.lake.catalog import open_lake
 from aqueduck.schema import parse_lsn
 from tests.fix_events import Flow
 from tests.fix_postgres import Database, wait_until
@@ -89,6 +93,44 @@ def test_a_kill_of_the_whole_family_on_spark(db: Database, flow_of: FlowOf, poin
     flow.kill(process)
     assert flow.start("--once").wait(timeout=180) == 0, flow.log()
     assert [e["after"]["id"] for e in flow.lines()] == list(range(1, 10001))
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_lake_sink_on_spark_is_exact_and_shows_itself(db: Database, flow_of: FlowOf) -> None:
+    """P-E03 with Spark and a lake that keeps the bookmark; the page is beside it, and gone with it."""
+    db.execute(SHOP)
+    lake = {"catalog": "sqlite:./lake.sqlite", "data_path": "./lake", "table": "events"}
+    flow = flow_of(
+        sink={"type": "ducklake", "config": lake},
+        more={"segment_bytes": "256KiB", "batch_bytes_max": "256KiB", "server": {"port": 0}},
+    )
+    assert flow.once() == 0, flow.log()
+    for i in range(20):
+        db.execute(
+            f"insert into orders select {i} * 500 + g, repeat('x', 100) from generate_series(1, 500) g"
+        )
+    process = flow.start(fault="bookmark.saved:3")
+    wait_until(lambda: process.poll() is not None, f"it dies\n{flow.log()}", 180)
+    flow.kill(process)
+    process = flow.start()
+    wait_until(lambda: flow.log().count("serving") == 2, f"it serves\n{flow.log()}", 180)
+    [*_, address] = re.findall(r"http://127.0.0.1:\d+/", flow.log())
+
+    def delivered() -> int:
+        with urllib.request.urlopen(f"{address}api/v1/status", timeout=30) as answer:
+            [group] = json.load(answer)["flows"][0]["groups"]
+        return int(group["delivery"]["events_total"])
+
+    wait_until(lambda: delivered() == 10_000, f"all are delivered\n{flow.log()}", 180)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 0, flow.log()
+    place = LakeConfig(
+        catalog=f"sqlite:{flow.directory / 'lake.sqlite'}", data_path=str(flow.directory / "lake")
+    )
+    with open_lake(place, read_only=True) as observer:
+        query = "select (event::json -> 'after' ->> 'id')::int from lake.main.events order by commit_lsn, seq"
+        assert [i for (i,) in observer.query(query)[0]] == list(range(1, 10_001))
 
 
 def test_a_run_ends_after_max_messages_at_a_commit(db: Database, flow_of: FlowOf) -> None:

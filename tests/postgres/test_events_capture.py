@@ -80,6 +80,10 @@ DESYNCS = {
     "an unknown relation": (begin(200, 0, 8), insert(8, ["1", "a"]), commit(200, 220, 0)),
     "a tuple of the wrong width": (begin(200, 0, 8), insert(7, ["1"]), commit(200, 220, 0)),
     "a row outside a transaction": (insert(7, ["2", "b"]),),
+    "noise": (bytes(b ^ 0xA5 for b in b"".join(GOOD)),),
+    "a message of no kind": (b"!" + (1000).to_bytes(4, "big"),),
+    "a message without an end": (b"d" + (1 << 31).to_bytes(4, "big") + b"w",),
+    "data of no kind": (b"d" + (1 << 29).to_bytes(4, "big") + b"x",),
     "garbage": (b"d" + (44).to_bytes(4, "big") + bytes(range(160, 200)),),
 }
 

@@ -1,5 +1,5 @@
 """
-Spark's protocol with a source and a sink, without Spark: `python -m tests.spark.micro_batches DIRECTORY DSN`.
+Spark's protocol with a source and a sink, without Spark: `python -m tests.spark.micro_batches DIRECTORY DSN CAPTURE`.
 
 An offset log before a batch, a commit log after it, and a batch that has the first and not the second is run again with the
 same offsets.  The process runs until nothing more is committed in the source, or until a fault point kills it.
@@ -42,10 +42,10 @@ class Log:
         temporary.rename(self._directory / str(batch))
 
 
-def run(directory: Path, dsn: str) -> None:
+def run(directory: Path, dsn: str, capture: str) -> None:
     source = PostgresCdcSource(
         {"dsn": dsn, "slot": "s", "publication": "p", "table": "t", "create": "true", "max_rows_per_trigger": "500",
-         "stage_dir": str(directory / "stage")}
+         "stage_dir": str(directory / "stage"), "capture": capture}
     )  # fmt: skip
     schema = StructType([field for field in source.schema().fields if field.name != "_commit_time"])
     reader = source.streamReader(schema)
@@ -81,4 +81,4 @@ def run(directory: Path, dsn: str) -> None:
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]), sys.argv[2])
+    run(Path(sys.argv[1]), *sys.argv[2:4])

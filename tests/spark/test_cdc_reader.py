@@ -24,7 +24,7 @@ from aqueduck.errors import (
     SlotLostError,
     TableMissingError,
 )
-from aqueduck.schema import parse_lsn
+from aqueduck.schema import lsn_text, parse_lsn
 from aqueduck.spark.cdc_source import CdcReader, PostgresCdcSource
 from aqueduck.spark.spark_types import arrow_of
 from tests.fix_postgres import Database, wait_until
@@ -89,19 +89,29 @@ def orders(db: Database) -> Database:
     return db
 
 
+@pytest.fixture(params=["stream", "poll", pytest.param("auto", marks=pytest.mark.slow)])
+def way(request: pytest.FixtureRequest, orders: Database) -> dict[str, str]:
+    """Options that say how the slot of `orders` is read; with `auto` it has a backlog."""
+    if request.param == "auto":
+        orders.execute(
+            "create table other (v text); insert into other select repeat('x', 1000) from generate_series(1, 4000)"
+        )
+    return {"capture": request.param, "catchup_bytes": "1m"}
+
+
 def confirmed(db: Database) -> int:
     return parse_lsn(
         db.value("select confirmed_flush_lsn::text from pg_replication_slots where slot_name = 's'")
     )
 
 
-def test_changes_of_all_tables_have_one_shape(orders: Database, drive: Drive) -> None:
-    """P-E10: rows with both images as JSON, in the order of the stream, across tables and with truncates."""
+def test_changes_of_all_tables_have_one_shape(orders: Database, drive: Drive, way: dict[str, str]) -> None:
+    """P-E09, P-E10: however the slot is read, rows with both images as JSON, in the order of the stream, across tables."""
     orders.execute("insert into orders values (1, 9.50, 'ä\"b'); insert into items values (7, null)")
     orders.execute("update orders set note = null; delete from items; truncate orders, items")
     orders.execute("alter table items replica identity full; insert into items values (8, 'x')")
     orders.execute("update items set name = 'y'")
-    driver = drive()
+    driver = drive(tables="orders, items", **way)
     [rows], end = driver.drain()
     assert [(r["op"], r["table"]) for r in rows] == [
         ("insert", "orders"), ("insert", "items"), ("update", "orders"), ("delete", "items"),
@@ -126,6 +136,37 @@ def test_changes_of_all_tables_have_one_shape(orders: Database, drive: Drive) ->
     assert rows[0]["commit_lsn"] == rows[1]["commit_lsn"] < rows[2]["commit_lsn"]
     age = datetime.datetime.now(datetime.UTC) - rows[0]["commit_time"]
     assert datetime.timedelta() <= age < datetime.timedelta(minutes=5)
+
+
+@pytest.mark.slow
+def test_a_slot_of_test_decoding_gives_the_same_rows(system_db: Database, tmp_path: Path) -> None:
+    """P-E09: its lines become rows like those of pgoutput, batch by batch, also of batches that are read again."""
+    db = system_db
+    db.execute("create table items (id int primary key, name text); create publication p for table items")
+    options = {"dsn": db.dsn, "publication": "p", "max_rows_per_trigger": "5", "create": "true"}
+    wire = Driver(tmp_path / "wire", {**options, "slot": "wire"})
+    texts = Driver(tmp_path / "text", {**options, "slot": "text", "plugin": "test_decoding"})
+    again = Driver(tmp_path / "text", {**options, "slot": "text", "plugin": "test_decoding"})
+    try:
+        starts = [driver.reader.initialOffset() for driver in (wire, texts)]
+        for n in range(1, 30):
+            db.execute(
+                f"insert into items values ({n}, E'it''s\\n{n}'); update items set name = null where id = {n - 1}"
+            )
+        db.execute("delete from items where id = 3; truncate items")
+        expected = [row for batch in wire.drain(starts[0])[0] for row in batch]
+        batches, _ = texts.drain(starts[1])
+        rows = [row for batch in batches for row in batch]
+        assert len(rows) == 59
+        members = ("op", "schema", "table", "xid", "seq", "commit_time", "before", "after")
+        assert [[r[m] for m in members] for r in rows] == [[r[m] for m in members] for r in expected]
+        assert max(len(batch) for batch in batches) <= 5
+        texts.reader.stop()
+        middle = {**starts[1], "lsn": lsn_text(batches[4][-1]["commit_lsn"] + 1)}
+        assert again.batch(starts[1], middle) == [row for batch in batches[:5] for row in batch]
+    finally:
+        for driver in (wire, texts, again):
+            driver.reader.stop()
 
 
 def test_an_envelope_gives_whole_events_with_their_keys(orders: Database, drive: Drive) -> None:
@@ -219,24 +260,24 @@ def test_all_available_ignores_the_limits(orders: Database, drive: Drive) -> Non
     assert len(driver.batch(start, end)) == 6
 
 
-def test_a_repeated_batch_has_the_same_rows(orders: Database, drive: Drive) -> None:
+def test_a_repeated_batch_has_the_same_rows(orders: Database, drive: Drive, way: dict[str, str]) -> None:
     """Offsets are replayable: after a restart, a batch that was not committed is read again exactly, whatever came since."""
     orders.execute("insert into items values (1, 'a')")
-    first = drive()
+    first = drive(tables="orders, items", **way)
     start = first.reader.initialOffset()
     orders.execute("insert into items values (2, 'b'); insert into orders values (1, 1, 'c')")
     [rows], end = first.drain(start)
     first.reader.stop()
     orders.execute("insert into items values (3, 'c')")
-    again = drive()
+    again = drive(tables="orders, items", **way)
     assert again.batch(start, end) == rows
     later = again.reader.latestOffset(end, again.reader.getDefaultReadLimit())
     assert [json.loads(r["after"])["id"] for r in again.batch(end, later)] == [3]
 
 
-def test_only_what_spark_committed_is_confirmed(orders: Database, drive: Drive) -> None:
+def test_only_what_spark_committed_is_confirmed(orders: Database, drive: Drive, way: dict[str, str]) -> None:
     """Guarantee 3: the slot stays where it is until the batch is durable, then it moves."""
-    driver = drive()
+    driver = drive(**way)
     start = driver.reader.initialOffset()
     before = confirmed(orders)
     orders.execute("insert into items values (1, 'a')")
@@ -329,6 +370,9 @@ def test_the_stage_is_gone_when_the_query_ends(orders: Database, drive: Drive, t
         ({"starting_lsn": "12"}, "starting_lsn must be a position"),
         ({"table": "a", "tables": "b"}, "goes with neither"),
         ({"table": "a b"}, "the option table must be a table"),
+        ({"capture": "push"}, "capture must be one of stream, poll, auto"),
+        ({"plugin": "wal2json"}, "plugin must be one of pgoutput, test_decoding"),
+        ({"plugin": "test_decoding", "capture": "stream"}, "can only be read with the option capture = poll"),
         ({"publication": ""}, "needs the option publication"),
         ({"dsn": "", "dsn_env": "AQUEDUCK_NO_SUCH"}, "dsn_env names is not set"),
     ],
@@ -380,6 +424,9 @@ def test_a_slot_of_another_plugin_is_refused(orders: Database, drive: Drive) -> 
     with pytest.raises(SlotConflictError, match="physical replication, not a permanent one for pgoutput"):
         drive().reader.initialOffset()
     orders.execute("select pg_drop_replication_slot('s')")  # it belongs to no database, and would stay
+    orders.execute("select pg_create_logical_replication_slot('s', 'pgoutput')")
+    with pytest.raises(SlotConflictError, match="for pgoutput, not a permanent one for test_decoding"):
+        drive(plugin="test_decoding").reader.initialOffset()
 
 
 def test_missing_rights_are_named(orders: Database, drive: Drive, role: str) -> None:

@@ -25,12 +25,12 @@ POINTS = (
 SHORT = 2
 
 
-def run(db: Database, directory: Path, fault: str = "") -> int:
+def run(db: Database, directory: Path, fault: str = "", capture: str = "stream") -> int:
     # A killed reader's slot is free when the server has noticed.
     free = "select count(*) = 0 from pg_replication_slots where slot_name = 's' and active"
     wait_until(lambda: db.value(free), "the slot is free")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.spark.micro_batches", str(directory), db.dsn],
+        [sys.executable, "-m", "tests.spark.micro_batches", str(directory), db.dsn, capture],
         env={**os.environ, "AQUEDUCK_FAULT": fault, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True, text=True, timeout=200, cwd=Path(__file__).parents[2],
     )  # fmt: skip
@@ -38,9 +38,9 @@ def run(db: Database, directory: Path, fault: str = "") -> int:
     return done.returncode
 
 
-def check(db: Database, directory: Path, points: tuple[str, ...]) -> None:
+def check(db: Database, directory: Path, points: tuple[str, ...], capture: str = "stream") -> None:
     db.execute("create table t (id int primary key, v int)")
-    assert run(db, directory) == 0, "the slot is made"
+    assert run(db, directory, capture=capture) == 0, "the slot is made"
     number = 0
     for point in points:
         for _ in range(4):
@@ -49,8 +49,8 @@ def check(db: Database, directory: Path, points: tuple[str, ...]) -> None:
                 f"update t set v = v + 1 where id % 50 = {number % 50}; delete from t where id % 97 = 0"
             )
             number += 300
-        assert run(db, directory, f"{point}:2") == -9, f"{point} was passed"
-    assert run(db, directory) == 0
+        assert run(db, directory, f"{point}:2", capture) == -9, f"{point} was passed"
+    assert run(db, directory, capture=capture) == 0
     pool = LakePool(max_open=1)
     with pool.use(LakePlace(catalog=f"sqlite:{directory}/lake.sqlite", data_path=""), read_only=True) as lake:
         history = lake.execute(f"select id, v, _op from {lake.alias}.history order by _commit_lsn, _seq")
@@ -84,3 +84,9 @@ def test_a_kill_loses_and_doubles_nothing(db: Database, tmp_path: Path) -> None:
 def test_a_kill_at_every_step_loses_and_doubles_nothing(db: Database, tmp_path: Path) -> None:
     """Guarantee 9, hazard 8: SIGKILL at each durable step between the slot and the lake."""
     check(db, tmp_path, POINTS)
+
+
+@pytest.mark.slow
+def test_a_kill_while_polling_loses_and_doubles_nothing(db: Database, tmp_path: Path) -> None:
+    """P-E09: `capture = poll`: the slot is moved by SQL, after Spark's commit only."""
+    check(db, tmp_path, ("write.after_commit", "capture.before_confirm"), "poll")

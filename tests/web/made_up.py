@@ -15,6 +15,7 @@ from aqueduck.errors import AqueduckError
 from aqueduck.lifecycle import TableState
 from aqueduck.overview import (
     CopyOverview,
+    DeliveryOverview,
     DestinationOverview,
     FanoutCounts,
     FlowOverview,
@@ -53,6 +54,14 @@ def group(*tables: TableOverview, name: str = "shop", **fields: Any) -> GroupOve
 
 def sync(*groups: GroupOverview) -> FlowOverview:
     return FlowOverview(name="sync", kind="sync", source="shop", target="lake", groups=tuple(groups))
+
+
+def events_flow(name: str = "faucet_slot", **fields: Any) -> FlowOverview:
+    delivery = DeliveryOverview(
+        sink="jsonl /data/changes.jsonl", events=1200, bytes=240_000, events_total=51_200
+    )
+    slot = group(name=name, **{"batches": 4, "delivery": delivery, **fields})
+    return FlowOverview(name="events", kind="events", source="shop", target=delivery.sink, groups=(slot,))
 
 
 def destination(name: str, state: Any = "live", **fields: Any) -> DestinationOverview:
@@ -115,6 +124,7 @@ FULL = overview(
         seed=SeedOverview(destinations=1, rows=250, rows_total=1000, share=0.25, seconds=3.0),
         pool=PoolOverview(open=2, created=3, evicted=1),
     ),
+    events_flow(),
     lake=LAKE,
     errors=(FAILED,),
     processes=(ProcessUsage(name="driver", memory_bytes=300 * MIB, cpu_seconds=4.2),),

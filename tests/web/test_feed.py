@@ -14,11 +14,12 @@ import pytest
 from aqueduck.config import ServerConfig
 from aqueduck.errors import LakeWriteError
 from aqueduck.lifecycle import TableState
+from aqueduck.overview import DeliveryOverview
 from aqueduck.web.feed import Feed
 from aqueduck.web.server import serve
 from tests.fix_postgres import wait_until
 from tests.web.conftest import Client
-from tests.web.made_up import FULL, START, Stage, group, many_destinations, overview, sync, table
+from tests.web.made_up import FULL, START, Stage, events_flow, group, many_destinations, overview, sync, table
 
 
 def feed_of(stage: Stage, stall_seconds: float = 60) -> Feed:
@@ -48,7 +49,7 @@ def test_the_first_event_is_everything() -> None:
         "head", "lake", "errors", "table:shop/public.orders", "table:shop/public.items", "table:shop/public.prices",
         "destination:tenants/acme", "destination:tenants/bolt",
     }  # fmt: skip
-    assert set(first["points"]) == {"group:shop", "flow:tenants"}
+    assert set(first["points"]) == {"group:shop", "flow:tenants", "group:faucet_slot"}
 
 
 def test_only_what_changed_is_sent_again() -> None:
@@ -76,6 +77,17 @@ def test_a_rate_falls_back_to_zero() -> None:
         feed.look()
         rates.append(feed.since(seq)["set"].get("table:shop/a.x", {}).get("rate"))
     assert rates == [10.0, 5.0, 3.3, 2.5, 2.0, 0.0, None, None, None]
+
+
+def test_events_have_a_rate_of_their_own() -> None:
+    """A slot whose changes become events has no tables: its chart shows the events that were delivered."""
+    stage = Stage(clock=START)
+    feed = feed_of(stage)
+    for second, count in enumerate((1200, 1260, 1260), start=1):
+        stage.now = overview(events_flow(delivery=DeliveryOverview(sink="stdout", events=count)))
+        stage.clock = START + timedelta(seconds=second)
+        feed.look()
+    assert [point[3] for point in feed.since(0)["points"]["group:faucet_slot"]][-2:] == [60.0, 30.0]
 
 
 def test_counts_that_start_anew_are_no_negative_rate() -> None:

@@ -27,6 +27,7 @@ from tests.web.made_up import (
     FAILED,
     Stage,
     destination,
+    events_flow,
     fanout,
     group,
     many_destinations,
@@ -104,6 +105,17 @@ def test_a_healthy_service_is_shown_live(client: Client, open_page: Callable[...
     client.stage.now = overview(sync(group(table(inserts=5, rows_synced=4321))))
     playwright.expect(row_of(page, "public.orders")).to_contain_text("4,321", timeout=SECONDS_MAX)
     assert re.match(r"Freshness: .* now", page.get_by_role("img").first.get_attribute("aria-label"))
+
+
+def test_an_events_flow_shows_its_place_and_its_sink(client: Client, open_page: Callable[..., Any]) -> None:
+    """Events that were delivered, the bookmark, where they go; no list of tables that it does not have."""
+    client.stage.now = overview(events_flow())
+    page = open_page(client.address)
+    verdict(page, "Everything flows")
+    card = page.get_by_role("article").filter(has_text="faucet_slot")
+    for text in ("events from shop to jsonl /data/changes.jsonl", "Bookmark", "0/16B3748", "1,200", "51,200"):
+        playwright.expect(card).to_contain_text(text)
+    playwright.expect(page.locator("#tables")).to_be_hidden()
 
 
 def test_copies_show_how_far_they_are(client: Client, open_page: Callable[..., Any]) -> None:

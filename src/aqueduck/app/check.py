@@ -24,14 +24,14 @@ from aqueduck.errors import (
     SlotLimitError,
     SourceQueryError,
     SourceUnreachableError,
-    WalLevelError,
 )
 from aqueduck.postgres.connection import connect, is_pooled, translate_errors
-from aqueduck.postgres.failures import RAISE_SLOTS, RAISE_WALSENDERS, SET_WAL_LEVEL, THEN_RESTART
+from aqueduck.postgres.failures import RAISE_SLOTS, RAISE_WALSENDERS, THEN_RESTART
 from aqueduck.postgres.publications import publishes_exactly, refuse_without_identity, refuse_without_key
+from aqueduck.postgres.published import refuse_narrowed
 from aqueduck.postgres.quoting import identifier, table_identifier
 from aqueduck.postgres.registry import check_registry
-from aqueduck.postgres.server import ServerInfo, read_server
+from aqueduck.postgres.server import ServerInfo, read_server, require_logical_wal
 from aqueduck.postgres.slots import check_slot, slot_info
 from aqueduck.postgres.tables import describe_table
 from aqueduck.schema import TableSchema
@@ -115,11 +115,8 @@ def _check_version(server: ServerInfo) -> str:
 
 
 def _check_wal_level(server: ServerInfo) -> str:
-    if server.wal_level != "logical":
-        raise WalLevelError(
-            f"wal_level is {server.wal_level}, not logical", hint=SET_WAL_LEVEL + THEN_RESTART
-        )
-    return "logical"
+    require_logical_wal(server)
+    return server.wal_level
 
 
 def _check_replication(server: ServerInfo, dsn: str, captures: Collection[str] = ("stream",)) -> str:
@@ -195,7 +192,7 @@ def _group_checks(
         yield _result(f"table {table.source}", _check_table, conn, config, group, table, tables)
     name = f"publication {group.publication}"
     if group.users_publication:
-        yield CheckResult(name, True, "is used as it is")
+        yield _result(name, _check_users_publication, conn, group)
         return
     if len(tables) == len(group.tables) and publishes_exactly(conn, group.publication, tables):
         yield CheckResult(name, True, f"publishes all {len(tables)} tables")
@@ -244,6 +241,11 @@ def _check_table(
     key = f"key {', '.join(in_lake.key)}" if in_lake.key else "no key"
     note = ", its replica identity will be set to full" if needs_identity else ""
     return f"{len(in_lake.columns)} columns, {key}{note}"
+
+
+def _check_users_publication(conn: Connection, group: GroupConfig) -> str:
+    refuse_narrowed(conn, group.publication, group.plugin)
+    return "is used as it is"
 
 
 def _check_publication(conn: Connection, server: ServerInfo, group: GroupConfig) -> str:

@@ -16,19 +16,26 @@ from aqueduck.app.check import (
     _check_wal_level,
     _result,
 )
-from aqueduck.app.events_wiring import open_bookmarks, source_dsn
+from aqueduck.app.check_lake import check_catalog, check_data_path
+from aqueduck.app.events_wiring import load_bookmark, source_dsn, table_of
 from aqueduck.app.prepare_events import check_slot_position
-from aqueduck.errors import AqueduckError, SinkPathError
+from aqueduck.config import LakeConfig
+from aqueduck.errors import AqueduckError, CatalogUnreachableError, SinkPathError
 from aqueduck.events_config import (
+    DuckLakeSinkConfig,
     EventsConfig,
     FileStateConfig,
     HttpSinkConfig,
     JsonlSinkConfig,
     KafkaSinkConfig,
+    LakeStateConfig,
+    PostgresSinkConfig,
 )
+from aqueduck.lake.events_lake import check_events_lake
 from aqueduck.notes import read_note
 from aqueduck.postgres.connection import connect
-from aqueduck.postgres.published import check_publication
+from aqueduck.postgres.events_table import check_events_table
+from aqueduck.postgres.published import check_publication, refuse_narrowed
 from aqueduck.postgres.server import ServerInfo, read_server
 from aqueduck.postgres.slots import slot_info
 
@@ -58,8 +65,14 @@ def _source_checks(config: EventsConfig) -> Iterator[CheckResult]:
         yield _result("replication", _check_replication, server, dsn, {config.source.capture})
         yield _result("pooler", _check_pooler, conn, {config.source.capture})
         name = config.source.publication_name
-        yield _result(f"publication {name}", check_publication, conn, name)
+        yield _result(f"publication {name}", _check_publication, conn, name, config.source.plugin)
         yield _result(f"slot {config.source.slot_name}", _check_slot, conn, server, config, dsn)
+
+
+def _check_publication(conn: Connection, name: str, plugin: str) -> str:
+    said = check_publication(conn, name)
+    refuse_narrowed(conn, name, plugin)
+    return said
 
 
 def _check_slot(conn: Connection, server: ServerInfo, config: EventsConfig, dsn: str) -> str:
@@ -68,18 +81,31 @@ def _check_slot(conn: Connection, server: ServerInfo, config: EventsConfig, dsn:
     if source.slot_type == "temporary":
         return "is made for each run"
     note = read_note(Path(config.state_dir) / source.slot_name / "confirmed")
-    with contextlib.closing(open_bookmarks(config, dsn)) as bookmarks:
-        check_slot_position(source, server, info, bookmarks.load(), note)
+    bookmark = None
+    with contextlib.suppress(CatalogUnreachableError):  # its own line says so
+        bookmark = load_bookmark(config, dsn)
+    check_slot_position(source, server, info, bookmark, note)
     if info is None:
         return "will be created"
     return f"exists, keeps {info.retained_bytes / (1 << 20):.1f} MiB of WAL"
 
 
 def _check_state(config: EventsConfig) -> str:
+    if isinstance(config.sink, PostgresSinkConfig | DuckLakeSinkConfig):
+        return f"the bookmark is in the sink; {_writable(Path(config.state_dir), 'state_dir')}"
     if isinstance(config.state, FileStateConfig):
         return _writable(Path(config.state.path), "state.config.path")
-    with contextlib.closing(open_bookmarks(config, source_dsn(config.source))) as bookmarks:
-        return "has a bookmark" if bookmarks.load() else "has no bookmark yet"
+    if isinstance(config.state, LakeStateConfig) and (said := _check_lake(config.state)):
+        return said
+    bookmark = load_bookmark(config, source_dsn(config.source))
+    return "has a bookmark" if bookmark else "has no bookmark yet"
+
+
+def _check_lake(lake: LakeConfig) -> str | None:
+    """What there is to say about a lake that does not exist yet."""
+    check_data_path(lake)
+    catalog = check_catalog(lake)
+    return f"the catalog {catalog}" if catalog.endswith("can be created") else None
 
 
 def _check_sink(config: EventsConfig) -> str:
@@ -91,6 +117,10 @@ def _check_sink(config: EventsConfig) -> str:
                 "sink.config.path cannot be written", hint="name a file that this user may write"
             )
         return _writable(path.parent, "sink.config.path")
+    if isinstance(sink, PostgresSinkConfig):
+        return check_events_table(sink.connection_url or source_dsn(config.source), table_of(sink))
+    if isinstance(sink, DuckLakeSinkConfig):
+        return _check_lake(sink) or check_events_lake(sink, table_of(sink))
     if isinstance(sink, HttpSinkConfig):
         return "webhook"  # asking it would be a delivery
     return "kafka" if isinstance(sink, KafkaSinkConfig) else "standard output"

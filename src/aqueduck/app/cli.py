@@ -71,7 +71,7 @@ def init(config: ConfigFile, as_json: Json = False) -> None:
     from aqueduck.events_config import load_events
 
     if (events := load_events(config)) is not None:
-        from aqueduck.app.events import init_events
+        from aqueduck.app.events_run import init_events
 
         lines = iter([init_events(events)])
     elif file_is_fanout(config):
@@ -131,7 +131,7 @@ def run(
 
     configure_logs(log_format)
     if (events := load_events(config)) is not None:
-        from aqueduck.app.events import run_events
+        from aqueduck.app.events_run import run_events
 
         run_events(events, once=once, trust_slot=trust_slot)
         return
@@ -148,13 +148,22 @@ def run(
 
 @app.command()
 def status(config: ConfigFile, as_json: Json = False) -> None:
-    """Show every table, or every destination: state, position, rows, errors."""
+    """Show every table, every destination, or the place of an events flow: state, position, rows, errors."""
+    from aqueduck.events_config import load_events
+
     if file_is_fanout(config):
         from aqueduck.app.fanout_run import fanout_state
         from aqueduck.app.show import print_json, show_destinations
 
         rows = fanout_state(config)
         print_json(rows) if as_json else show_destinations(out, rows)
+        return
+    if (events := load_events(config)) is not None:
+        from aqueduck.app.events_status import events_status
+        from aqueduck.app.show import print_json, show_events
+
+        found = events_status(events)
+        print_json(found) if as_json else show_events(out, found)
         return
     _show(config, "status", as_json)
 

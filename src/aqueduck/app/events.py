@@ -3,40 +3,51 @@ The service of the events flow: prepares the slot, recovers the bookmark, runs t
 
 `EventsService` is the same object for `aqueduck run`, the tests and the bench.  A failure that may pass by itself restarts
 the query from the bookmark, with backoff; any other ends the service with its error.  What is needed of the server is in
-`prepare_events`, sinks and stores are made in `events_wiring`.
+`prepare_events`, sinks and stores are made in `events_wiring`, `events_run` runs it.
 """
 
 from __future__ import annotations
 
 import json
-import signal
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import structlog
 
-from aqueduck import faults
-from aqueduck.app.events_wiring import open_bookmarks, open_sink, source_dsn
+from aqueduck import faults, metrics
+from aqueduck.app.events_status import (
+    FLOW,
+    EventsStatus,
+    flow_dir,
+    lock_name,
+    note_error,
+)
+from aqueduck.app.events_wiring import open_flow, own_tables, source_dsn
 from aqueduck.app.prepare_events import PreparedSource, prepare_source
 from aqueduck.bookmarks import Bookmark, BookmarkStore
-from aqueduck.errors import AqueduckError, Retry, SinkUnreachableError
+from aqueduck.errors import (
+    AqueduckError,
+    Retry,
+    SinkUnreachableError,
+)
 from aqueduck.event_parts import EventPart
-from aqueduck.events_config import EventsConfig, PostgresStateConfig
+from aqueduck.events_config import EventsConfig
 from aqueduck.notes import note_position
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.events_capture import EventsSettings
 from aqueduck.postgres.group_lock import GroupLocks
-from aqueduck.schema import lsn_text, parse_table_name
+from aqueduck.schema import lsn_text
 from aqueduck.sinks import Sink
 from aqueduck.spark.events_query import EventsQuery
 from aqueduck.spark.local_events import LocalEventsQuery
 from aqueduck.spark.part_writer import PartWriter
 from aqueduck.spark.session import build_session
 
-__all__ = ["EventsService", "init_events", "run_events"]
+__all__ = ["EventsService"]
 
 log = structlog.get_logger()
 
@@ -50,9 +61,8 @@ class EventsService:
         self.config = config
         self._with_spark = with_spark
         self.dsn = source_dsn(config.source)
-        self.directory = Path(config.state_dir) / config.source.slot_name
-        self.delivered_events = 0
-        self.batches = 0
+        self.directory = flow_dir(config)
+        self.status = EventsStatus()
         self.failures = 0
         self._changed_at = time.monotonic()
         self._rows_seen = 0
@@ -71,10 +81,9 @@ class EventsService:
     def prepare(self, *, trust_slot: bool = False) -> None:
         """Everything that can be refused is refused here, before Spark starts."""
         self._lock = GroupLocks(self.dsn)
-        self._lock.take(f"events {self.config.source.slot_name}")
+        self._lock.take(lock_name(self.config))
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._bookmarks = open_bookmarks(self.config, self.dsn)
-        self._sink = open_sink(self.config, self._pause)
+        self._sink, self._bookmarks = open_flow(self.config, self.dsn, self._pause)
         self._recover(trust_slot=trust_slot)
 
     def _pause(self, seconds: float) -> None:
@@ -92,9 +101,9 @@ class EventsService:
         )
         self._sink.recover(known)
         position = self._source.position
-        time_us = known.time_us if known is not None else None
+        time_us, events = (known.time_us, known.events) if known is not None else (None, 0)
         # Saved before the first event is written: without it, a crash would leave events that nobody knows of.
-        self._save(Bookmark(position, self._source.system_identifier, time_us, self._sink.place()))
+        self._save(Bookmark(position, self._source.system_identifier, time_us, self._sink.place(), events))
 
     def _save(self, bookmark: Bookmark) -> None:
         assert self._bookmarks is not None
@@ -110,6 +119,7 @@ class EventsService:
         self._query = self._make_query()
         self._query.start(self._settings(), once=once)
         self._changed_at = time.monotonic()
+        self.status.state = "streaming"
         log.info("events started", slot=self.config.source.slot_name, position=lsn_text(self.position))
 
     @property
@@ -155,8 +165,8 @@ class EventsService:
             poll_step_bytes=s.poll_step_bytes,
             catchup_bytes=s.catchup_bytes,
         )
-        own = c.state.table if isinstance(c.state, PostgresStateConfig) else None
-        excluded = () if own is None else (parse_table_name(own, default_schema="public").qualified,)
+        assert self._bookmarks is not None
+        excluded = own_tables(self._bookmarks, self._source.system_identifier, self._source.database)
         return EventsSettings(
             capture,
             tables=tuple(t.to_json() for t in self._source.tables),
@@ -169,6 +179,11 @@ class EventsService:
     # -- running
 
     @property
+    def bookmark(self) -> Bookmark | None:
+        """As it was saved last; None before the flow is prepared."""
+        return self._bookmark
+
+    @property
     def position(self) -> int:
         """Everything before it is in the sink."""
         assert self._bookmark is not None
@@ -178,16 +193,33 @@ class EventsService:
         """Called by the query for each batch: the sink first, then the bookmark, then the slot."""
         assert self._sink is not None
         assert self._source is not None
+        began = time.monotonic()
+        events = sum(part.events for part in parts)
         with self._saving:
+            assert self._bookmark is not None
             self._sink.write(parts, position)
             faults.point("sink.flushed")
-            identity = self._source.system_identifier
-            self._save(Bookmark(position, identity, time_us, self._sink.place()))
+            identity, total = self._source.system_identifier, self._bookmark.events + events
+            self._save(Bookmark(position, identity, time_us, self._sink.place(), total))
         note_position(self.directory / "durable", position)
-        self.delivered_events += sum(part.events for part in parts)
-        self.batches += 1
         self.failures = 0
         self._changed_at = time.monotonic()
+        self._count(events, sum(part.bytes for part in parts), time_us, self._changed_at - began)
+
+    def _count(self, events: int, size: int, time_us: int, seconds: float) -> None:
+        status = self.status
+        status.events += events
+        status.bytes += size
+        status.batches += 1
+        status.last_delivery_at = datetime.now(UTC)
+        status.freshness_seconds = max(0.0, round(time.time() - time_us / 1e6, 3))
+        metrics.observe_batch(
+            self.config.source.slot_name,
+            phase_seconds={"deliver": seconds},
+            commit_seconds=seconds,
+            changes=events,
+            freshness_seconds=status.freshness_seconds,
+        )
 
     def check(self) -> None:
         """Raise what ended the query, if anything did."""
@@ -198,6 +230,7 @@ class EventsService:
         """Keep the query running until told to stop, or until the limits of the run are reached."""
         while not stopping.wait(0.1):
             assert self._query is not None
+            self.status.moved_at = time.time()
             if not self._query.active:
                 self._restart(stopping)
             elif self._is_done():
@@ -209,6 +242,7 @@ class EventsService:
         try:
             self.check()
         except AqueduckError as exc:
+            self._failed(exc)
             if exc.retry is not Retry.AUTO:
                 raise
             delay = BACKOFF_SECONDS[min(self.failures, len(BACKOFF_SECONDS) - 1)]
@@ -220,14 +254,24 @@ class EventsService:
             self._recover()
             self.start()
         except AqueduckError as exc:
+            self._failed(exc)
             if exc.retry is not Retry.AUTO:
                 raise
             log.warning("events cannot start yet", error=str(exc))
 
+    def _failed(self, error: AqueduckError) -> None:
+        slot = self.config.source.slot_name
+        self.status.state, self.status.last_error = "retrying", str(error)
+        note_error(self.directory, error)
+        metrics.count_error(error.code, flow=FLOW, group=slot)
+        if error.retry is Retry.AUTO:
+            self.status.restarts += 1
+            metrics.count_retry(flow=FLOW, group=slot)
+
     def _is_done(self) -> bool:
         source = self.config.source
-        if source.max_messages is not None and self.delivered_events >= source.max_messages:
-            log.info("max_messages reached", events=self.delivered_events)
+        if source.max_messages is not None and self.status.events >= source.max_messages:
+            log.info("max_messages reached", events=self.status.events)
             return True
         if source.idle_timeout is None:
             return False
@@ -248,7 +292,7 @@ class EventsService:
         try:
             if self._bookmark is not None and self._sink.tick(self.position, final=final):
                 b = self._bookmark
-                self._save(Bookmark(b.position, b.system_identifier, b.time_us, self._sink.place()))
+                self._save(replace(b, place=self._sink.place()))
         finally:
             self._saving.release()
 
@@ -278,7 +322,7 @@ class EventsService:
                 connection.close()
         self._bookmarks = self._lock = None
 
-    # -- for the bench
+    # -- for those who look
 
     def report(self) -> dict[str, Any]:
         """What the capture last reported."""
@@ -287,31 +331,3 @@ class EventsService:
         except (FileNotFoundError, json.JSONDecodeError):
             return {}
         return report
-
-
-def init_events(config: EventsConfig) -> str:
-    """`aqueduck init` for the flow `events`: the slot and the first bookmark; a line for people."""
-    service = EventsService(config)
-    try:
-        service.prepare()
-        return f"slot {config.source.slot_name}, bookmark {lsn_text(service.position)}"
-    finally:
-        service.stop()
-
-
-def run_events(config: EventsConfig, *, once: bool, trust_slot: bool = False) -> None:
-    """`aqueduck run` for the flow `events`: until SIGTERM, ctrl-C or a limit, or with `once` until caught up."""
-    stopping = threading.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, lambda *_: stopping.set())
-    service = EventsService(config)
-    try:
-        service.prepare(trust_slot=trust_slot)
-        service.start(once=once)
-        if once:
-            service.run_once(stopping)
-        else:
-            service.supervise(stopping)
-    finally:
-        service.stop()
-    log.info("stopped")

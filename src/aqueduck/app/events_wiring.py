@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from psycopg.conninfo import make_conninfo
 
-from aqueduck.bookmarks import BookmarkStore
+from aqueduck.bookmarks import Bookmark, BookmarkStore
 from aqueduck.events_config import (
+    DuckLakeSinkConfig,
     EventsConfig,
-    FileStateConfig,
     HttpSinkConfig,
     JsonlSinkConfig,
     KafkaSinkConfig,
+    LakeStateConfig,
     PostgresCdcConfig,
+    PostgresSinkConfig,
     PostgresStateConfig,
+    StdoutSinkConfig,
 )
-from aqueduck.lake.bookmark_lake import LakeBookmarks
+from aqueduck.lake.bookmark_lake import LakeBookmarks, read_lake_bookmark
+from aqueduck.lake.events_lake import LakeEvents
 from aqueduck.postgres.bookmark_table import PostgresBookmarks
 from aqueduck.postgres.connection import connection_parameters
-from aqueduck.schema import parse_table_name
+from aqueduck.postgres.events_table import EventsTable, bookmarks_beside
+from aqueduck.schema import TableName, parse_table_name
 from aqueduck.sinks import Sink
 from aqueduck.sinks.bookmark_file import FileBookmarks
 from aqueduck.sinks.files import JsonlSink, RotatedJsonlSink
@@ -29,7 +35,7 @@ from aqueduck.sinks.http import HttpSink
 from aqueduck.sinks.kafka import KafkaSink
 from aqueduck.sinks.stdout import StdoutSink
 
-__all__ = ["open_bookmarks", "open_sink", "source_dsn"]
+__all__ = ["load_bookmark", "open_flow", "own_tables", "source_dsn", "table_of"]
 
 
 def source_dsn(source: PostgresCdcConfig) -> str:
@@ -47,20 +53,54 @@ def source_dsn(source: PostgresCdcConfig) -> str:
     return make_conninfo("", **{**given, **keywords})
 
 
-def open_bookmarks(config: EventsConfig, dsn: str) -> BookmarkStore:
-    """The store that the file asks for."""
-    state, slot = config.state, config.source.slot_name
-    if isinstance(state, FileStateConfig):
-        return FileBookmarks(Path(state.path), slot)
+def open_flow(
+    config: EventsConfig, dsn: str, pause: Callable[[float], None] = time.sleep
+) -> tuple[Sink, BookmarkStore]:
+    """The sink that the file asks for, which pauses between tries as it is told, and the store of its bookmark."""
+    slot, sink, state = config.source.slot_name, config.sink, config.state
+    if isinstance(sink, PostgresSinkConfig | DuckLakeSinkConfig):
+        table = _open_table(sink, slot, dsn)
+        return table, table
+    store: BookmarkStore
     if isinstance(state, PostgresStateConfig):
-        table = parse_table_name(state.table, default_schema="public")
-        return PostgresBookmarks(state.connection_url or dsn, table, slot)
-    return LakeBookmarks(state, slot)
+        store = PostgresBookmarks(state.connection_url or dsn, table_of(state), slot)
+    elif isinstance(state, LakeStateConfig):
+        store = LakeBookmarks(state, slot)
+    else:
+        store = FileBookmarks(Path(state.path), slot)
+    return _open_sink(sink, pause), store
 
 
-def open_sink(config: EventsConfig, pause: Callable[[float], None] = time.sleep) -> Sink:
-    """The sink that the file asks for; it pauses between tries as it is told."""
-    sink = config.sink
+def load_bookmark(config: EventsConfig, dsn: str) -> Bookmark | None:
+    """The bookmark as it is stored; nothing is made where there is none."""
+    slot, sink, state = config.source.slot_name, config.sink, config.state
+    if isinstance(sink, DuckLakeSinkConfig):
+        return read_lake_bookmark(sink, slot)
+    if isinstance(state, LakeStateConfig):
+        return read_lake_bookmark(state, slot)
+    store: BookmarkStore
+    if isinstance(sink, PostgresSinkConfig):
+        store = PostgresBookmarks(sink.connection_url or dsn, bookmarks_beside(table_of(sink)), slot)
+    elif isinstance(state, PostgresStateConfig):
+        store = PostgresBookmarks(state.connection_url or dsn, table_of(state), slot)
+    else:
+        store = FileBookmarks(Path(state.path), slot)
+    with contextlib.closing(store):
+        return store.load()
+
+
+def _open_table(
+    sink: PostgresSinkConfig | DuckLakeSinkConfig, slot: str, dsn: str
+) -> EventsTable | LakeEvents:
+    if isinstance(sink, PostgresSinkConfig):
+        return EventsTable(sink.connection_url or dsn, table_of(sink), slot)
+    return LakeEvents(sink, table_of(sink), slot)
+
+
+def _open_sink(
+    sink: JsonlSinkConfig | StdoutSinkConfig | HttpSinkConfig | KafkaSinkConfig,
+    pause: Callable[[float], None],
+) -> Sink:
     if isinstance(sink, JsonlSinkConfig):
         path = Path(sink.path)
         if not sink.rotates:
@@ -69,3 +109,15 @@ def open_sink(config: EventsConfig, pause: Callable[[float], None] = time.sleep)
     if isinstance(sink, HttpSinkConfig):
         return HttpSink(sink, sleep=pause)
     return KafkaSink(sink) if isinstance(sink, KafkaSinkConfig) else StdoutSink()
+
+
+def table_of(section: PostgresStateConfig | PostgresSinkConfig | DuckLakeSinkConfig) -> TableName:
+    """The table that a section names; its parser has written it with all that it needs."""
+    return parse_table_name(section.table, default_schema="public", fold_case=False)
+
+
+def own_tables(store: BookmarkStore, system_identifier: str, database: str) -> tuple[str, ...]:
+    """What we write into the source itself, as schema.name: changes there are nobody's events."""
+    if isinstance(store, PostgresBookmarks):
+        return store.own_tables(system_identifier, database)
+    return ()

@@ -31,7 +31,6 @@ from aqueduck.errors import (
     SlotLostError,
     SourceUnreachableError,
     TableRecreatedError,
-    WalLevelError,
 )
 from aqueduck.lake.apply import check_target, ensure_target, make_target
 from aqueduck.lake.catalog import LakeSession, open_lake
@@ -48,7 +47,6 @@ from aqueduck.lake.table_states import (
 from aqueduck.modes import UPSERT, TableMode
 from aqueduck.notes import read_note
 from aqueduck.postgres.connection import connect
-from aqueduck.postgres.failures import SET_WAL_LEVEL, THEN_RESTART
 from aqueduck.postgres.publications import (
     drop_publication,
     ensure_publication,
@@ -56,7 +54,8 @@ from aqueduck.postgres.publications import (
     refuse_without_identity,
     refuse_without_key,
 )
-from aqueduck.postgres.server import ServerInfo, read_server
+from aqueduck.postgres.published import refuse_narrowed
+from aqueduck.postgres.server import ServerInfo, read_server, require_logical_wal
 from aqueduck.postgres.slots import check_slot, create_slot, drop_slot, slot_info
 from aqueduck.postgres.tables import describe_table
 from aqueduck.projection import Projection
@@ -140,10 +139,7 @@ def prepare_group(
     directory.mkdir(parents=True, exist_ok=True)
     with connect(config.source.dsn) as conn:
         server = read_server(conn)
-        if server.wal_level != "logical":
-            raise WalLevelError(
-                f"wal_level is {server.wal_level}, not logical", hint=SET_WAL_LEVEL + THEN_RESTART
-            )
+        require_logical_wal(server)
         tables, refused = describe_tables(conn, config, group, group.tables, known_projections(lake, group))
         if refused and not tables:
             raise next(iter(refused.values()))
@@ -173,7 +169,9 @@ def prepare_group(
 
 def publish(conn: psycopg.Connection[Any], group: GroupConfig, tables: Sequence[TableSchema]) -> None:
     """Have the group's publication send these tables; one that is not ours sends what it sends."""
-    if not group.users_publication:
+    if group.users_publication:
+        refuse_narrowed(conn, group.publication, group.plugin)
+    else:
         ensure_publication(conn, group.publication, tables)
 
 

@@ -9,32 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import psycopg
-import structlog
 
 from aqueduck.bookmarks import Bookmark
-from aqueduck.errors import (
-    BookmarkError,
-    SlotLostError,
-    WalLevelError,
-)
+from aqueduck.errors import BookmarkError, SlotLostError
 from aqueduck.events_config import PostgresCdcConfig
 from aqueduck.notes import read_note
 from aqueduck.postgres.connection import connect
-from aqueduck.postgres.failures import SET_WAL_LEVEL, THEN_RESTART
-from aqueduck.postgres.published import published_tables
-from aqueduck.postgres.quoting import literal
-from aqueduck.postgres.server import ServerInfo, read_server
-from aqueduck.postgres.slots import SlotInfo, check_slot, create_slot, slot_info
+from aqueduck.postgres.published import published_tables, refuse_narrowed
+from aqueduck.postgres.server import ServerInfo, read_server, require_logical_wal
+from aqueduck.postgres.slots import SlotInfo, announced_slot, check_slot, missing_slot, slot_info
 from aqueduck.schema import TableSchema, lsn_text, parse_lsn
 
 __all__ = ["PreparedSource", "check_slot_position", "prepare_source"]
 
-log = structlog.get_logger()
-
-Connection = psycopg.Connection[Any]
 _AGAIN = "remove the bookmark to begin anew with what the slot has; changes before that are gone"
 
 
@@ -55,40 +42,27 @@ def prepare_source(
     """Refuse what cannot work, create the slot if it may be, and say where to begin."""
     with connect(dsn) as conn:
         server = read_server(conn)
-        if server.wal_level != "logical":
-            hint = SET_WAL_LEVEL + THEN_RESTART
-            raise WalLevelError(f"wal_level is {server.wal_level}, not logical", hint=hint)
+        require_logical_wal(server)
         if bookmark is not None and bookmark.system_identifier != server.system_identifier:
             raise BookmarkError(
                 "the bookmark belongs to another PostgreSQL cluster",
                 hint=f"point to that cluster, or {_AGAIN}",
             )
         tables = published_tables(conn, source.publication_name)
+        refuse_narrowed(conn, source.publication_name, source.plugin)
         if source.slot_type == "temporary":
             position = server.current_lsn
         else:
             info = slot_info(conn, source.slot_name)
             if not (trust_slot and info is not None):
                 check_slot_position(source, server, info, bookmark, read_note(note))
-            begin = _ensure_slot(conn, source, info)
+            begin = announced_slot(conn, source.slot_name, source.plugin)
             position = bookmark.position if bookmark is not None else _first_position(source, begin)
     return PreparedSource(server.database, server.system_identifier, position, tables)
 
 
 def _first_position(source: PostgresCdcConfig, begin: int) -> int:
     return max(begin, parse_lsn(source.start_lsn)) if source.start_lsn else begin
-
-
-def _ensure_slot(conn: Connection, source: PostgresCdcConfig, info: SlotInfo | None) -> int:
-    begin = create_slot(conn, source.slot_name, source.plugin)
-    if info is None:
-        log.warning(
-            "PERMANENT SLOT CREATED: the server keeps all WAL from here on until it is read, or the slot dropped",
-            slot=source.slot_name,
-            position=lsn_text(begin),
-            drop=f"aqueduck slots drop {source.slot_name}",
-        )
-    return begin
 
 
 def check_slot_position(
@@ -107,10 +81,7 @@ def check_slot_position(
                 hint=_AGAIN,
             )
         if not source.create_slot_if_missing:
-            create = f"select pg_create_logical_replication_slot({literal(name)}, {literal(source.plugin)})"
-            raise SlotLostError(
-                f"the slot {name} does not exist", hint=f"{create}; or set create_slot_if_missing: true"
-            )
+            raise missing_slot(name, source.plugin, "create_slot_if_missing: true")
         return
     check_slot(info, name=name, database=server.database, position=None, plugin=source.plugin)
     if bookmark is None or info.confirmed_flush_lsn is None:

@@ -32,6 +32,7 @@ __all__ = [
     "show_checks",
     "show_destination_verdicts",
     "show_destinations",
+    "show_events",
     "show_groups",
     "show_maintenance",
     "show_settings",
@@ -174,6 +175,26 @@ def show_destinations(out: Console, rows: Sequence[Row]) -> None:
             str(row["retry_at"] or "–"),
         )
     out.print(table if rows else "nothing yet")
+
+
+def show_events(out: Console, row: Row) -> None:
+    """The place of an events flow."""
+    table = _table("slot", "runs", "sink", "bookmark", "commit time", ">events", ">behind", ">WAL kept")
+    table.add_row(
+        escape(row["slot_name"]),
+        "[green]yes[/]" if row["running"] else "[yellow]no[/]",
+        escape(row["sink"]),
+        row["bookmark"] or "–",
+        row["commit_time"] or "–",
+        _number(row["events"]),
+        size(row["lag_bytes"]),
+        size(row["retained_bytes"]),
+    )
+    out.print(table)
+    if not row["slot_exists"]:
+        out.print(f"the slot {row['slot_name']} does not exist: aqueduck init", markup=False, highlight=False)
+    if row["last_error"]:
+        out.print(f"last error, {row['last_error_at']}: {row['last_error']}", markup=False, highlight=False)
 
 
 def show_groups(out: Console, rows: Sequence[Row]) -> None:

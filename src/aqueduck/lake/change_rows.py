@@ -1,5 +1,6 @@
 """
-Staged changes as rows for other people's queries, whole columns at a time: behind the Spark format `postgres_cdc`.
+Staged changes as rows, whole columns at a time: for other people's queries (the Spark format `postgres_cdc`), and
+for tables of events.
 
 `change_rows` gives one shape for all tables, with both images of a row as JSON, or the event in an envelope.
 `table_rows` gives the columns of one table with their types.  Segments may be cut: only changes whose
@@ -129,7 +130,9 @@ class _ChangeRows(EventLines):
             _WORDS.take(batch.column("_op")),
             pa.repeat(self._table.schema, rows),
             pa.repeat(self._table.name, rows),
-            batch.column("_at"),
+            batch.column(
+                "_at" if "_at" in batch.schema.names else "_lsn"
+            ),  # only `cdc_capture` keeps its own
             batch.column("_lsn"),
             batch.column("_ts").cast(_TIME),
             batch.column("_xid"),

@@ -11,6 +11,7 @@ from aqueduck.bookmarks import Bookmark
 from aqueduck.errors import ConnectionLostError, SourceUnreachableError
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.quoting import table_identifier
+from aqueduck.postgres.server import read_server
 from aqueduck.schema import TableName
 
 __all__ = ["PostgresBookmarks"]
@@ -24,28 +25,27 @@ class PostgresBookmarks:
         self._name = table
         self._table = table_identifier(table)
         self._slot = slot
+        self._own: tuple[TableName, ...] = (table,)
+        self._made = False
         self._conn: psycopg.Connection[Any] | None = None
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._conn is None or self._conn.closed:
             self._conn = connect(self._dsn, application_name="aqueduck bookmark")
-            with translate_errors(f"make {self._name.qualified}", conn=self._conn):
-                if not self._exists(self._conn):
-                    self._conn.execute(
-                        f"create table if not exists {self._table} (slot_name text primary key, position pg_lsn not null,"
-                        " bookmark jsonb not null, updated_at timestamptz not null default now())".encode()
-                    )
+            self._made = False
         return self._conn
-
-    def _exists(self, conn: psycopg.Connection[Any]) -> bool:
-        return conn.execute("select to_regclass(%s)", (self._table,)).fetchone() != (None,)
 
     def load(self) -> Bookmark | None:
         conn = self._connected()
         with translate_errors("read the bookmark", conn=conn):
-            row = conn.execute(
-                f"select bookmark from {self._table} where slot_name = %s".encode(), (self._slot,)
-            ).fetchone()
+            return self._read(conn) if self._exists(conn) else None
+
+    def _exists(self, conn: psycopg.Connection[Any]) -> bool:
+        return conn.execute("select to_regclass(%s)", (self._table,)).fetchone() != (None,)
+
+    def _read(self, conn: psycopg.Connection[Any], *, lock: bool = False) -> Bookmark | None:
+        statement = f"select bookmark from {self._table} where slot_name = %s{' for update' if lock else ''}"
+        row = conn.execute(statement.encode(), (self._slot,)).fetchone()
         return None if row is None else Bookmark.from_json(json.dumps(row[0]))
 
     def save(self, bookmark: Bookmark) -> None:
@@ -58,15 +58,34 @@ class PostgresBookmarks:
 
     def _save(self, bookmark: Bookmark) -> None:
         conn = self._connected()
-        text = bookmark.to_json()
+        self._make(conn)
         with translate_errors("write the bookmark", conn=conn), conn.transaction():
-            # The slot follows this row, so it has to be as safe as the row says.
-            conn.execute("set local synchronous_commit = on")
-            conn.execute(
-                f"insert into {self._table} (slot_name, position, bookmark) values (%s, %s, %s) on conflict (slot_name)"
-                " do update set position = excluded.position, bookmark = excluded.bookmark, updated_at = now()".encode(),
-                (self._slot, json.loads(text)["position"], text),
-            )
+            self._put(conn, bookmark)
+
+    def _make(self, conn: psycopg.Connection[Any]) -> None:
+        with translate_errors(f"make {self._name.qualified}", conn=conn):
+            if not self._made and not self._exists(conn):
+                conn.execute(
+                    f"create table if not exists {self._table} (slot_name text primary key, position pg_lsn not null,"
+                    " bookmark jsonb not null, updated_at timestamptz not null default now())".encode()
+                )
+        self._made = True
+
+    def _put(self, conn: psycopg.Connection[Any], bookmark: Bookmark) -> None:
+        text = bookmark.to_json()
+        # The slot follows this row, so it has to be as safe as the row says.
+        conn.execute("set local synchronous_commit = on")
+        conn.execute(
+            f"insert into {self._table} (slot_name, position, bookmark) values (%s, %s, %s) on conflict (slot_name)"
+            " do update set position = excluded.position, bookmark = excluded.bookmark, updated_at = now()".encode(),
+            (self._slot, json.loads(text)["position"], text),
+        )
+
+    def own_tables(self, system_identifier: str, database: str) -> tuple[str, ...]:
+        """What of this database, as schema.name, is ours: changes there are nobody's events."""
+        server = read_server(self._connected())
+        here = (server.system_identifier, server.database) == (system_identifier, database)
+        return tuple(table.qualified for table in self._own) if here else ()
 
     def close(self) -> None:
         if self._conn is not None:

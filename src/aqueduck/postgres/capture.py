@@ -39,7 +39,7 @@ from aqueduck.postgres.decoder import Commit, Decoder, warm_up
 from aqueduck.postgres.readers import open_reader
 from aqueduck.postgres.stage import Stage
 from aqueduck.postgres.tables import describe_oid, resolve_type
-from aqueduck.postgres.wire import READ_BYTES, ReplicationStream, other_message_error
+from aqueduck.postgres.wire import READ_BYTES, ReplicationStream, other_message_error, refuse_garbage
 from aqueduck.schema import Column, TableSchema
 
 STATUS_SECONDS = 1.0
@@ -289,6 +289,7 @@ class Capture(threading.Thread):
             self._buf[:rest] = self._buf[used : self._fill].copy()
         self._fill = rest
         self._frame_bytes = 0
+        refuse_garbage(self._buf, rest)
         if rest >= 5 and self._buf[0] == ord(
             "d"
         ):  # a row may be larger than what one read wants, or the buffer

@@ -12,22 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-import structlog
 
-from aqueduck.errors import ConfigError, PublicationError, SlotConflictError, SlotLostError, WalLevelError
+from aqueduck.errors import ConfigError, PublicationError, SlotConflictError, SlotLostError
 from aqueduck.postgres.connection import connect, translate_errors
-from aqueduck.postgres.failures import SET_WAL_LEVEL, THEN_RESTART
 from aqueduck.postgres.publications import create_publication_sql, refuse_without_identity
-from aqueduck.postgres.published import publication_exists, published_tables
-from aqueduck.postgres.quoting import identifier, literal, table_identifier
-from aqueduck.postgres.server import ServerInfo, read_server
-from aqueduck.postgres.slots import check_slot, create_slot, slot_info
+from aqueduck.postgres.published import publication_exists, published_tables, refuse_narrowed
+from aqueduck.postgres.quoting import identifier, table_identifier
+from aqueduck.postgres.server import ServerInfo, read_server, require_logical_wal
+from aqueduck.postgres.slots import announced_slot, check_slot, missing_slot, slot_info
 from aqueduck.postgres.tables import describe_table
 from aqueduck.schema import TableSchema, lsn_text
 
 __all__ = ["CdcSource", "prepare_cdc", "resume_cdc"]
-
-log = structlog.get_logger()
 
 Connection = psycopg.Connection[Any]
 _AGAIN = "changes between the checkpoint and the slot are gone: begin anew with another checkpointLocation"
@@ -52,30 +48,31 @@ def prepare_cdc(
     tables: Sequence[str],
     create: bool,
     start: int | None = None,
+    plugin: str = "pgoutput",
 ) -> CdcSource:
     """For a new query: what there is, or with `create` is made; the stream begins where the slot stands, or at `start`."""
     with connect(dsn) as conn:
         server = _server(conn)
         found = slot_info(conn, slot)
-        check_slot(found, name=slot, database=server.database, position=None)
+        check_slot(found, name=slot, database=server.database, position=None, plugin=plugin)
         if found is None and not create:
-            statement = f"select pg_create_logical_replication_slot({literal(slot)}, 'pgoutput')"
-            raise SlotLostError(f"the slot {slot} does not exist", hint=f"{statement}; or set create: true")
+            raise missing_slot(slot, plugin, "create: true")
         if create and not publication_exists(conn, publication):
             _create_publication(conn, publication, tables)
-        known = _wanted(conn, publication, tables)
-        begin = create_slot(conn, slot)
-        if found is None:
-            log.warning(
-                "PERMANENT SLOT CREATED: the server keeps all WAL from here on until it is read, or the slot dropped",
-                slot=slot,
-                position=lsn_text(begin),
-            )
+        known = _wanted(conn, publication, tables, plugin)
+        begin = announced_slot(conn, slot, plugin)
         return CdcSource(server.database, server.system_identifier, max(begin, start or 0), known)
 
 
 def resume_cdc(
-    dsn: str, *, slot: str, publication: str, tables: Sequence[str], position: int, system_identifier: str
+    dsn: str,
+    *,
+    slot: str,
+    publication: str,
+    tables: Sequence[str],
+    position: int,
+    system_identifier: str,
+    plugin: str = "pgoutput",
 ) -> CdcSource:
     """For a query that goes on from `position`: refuse a source that no longer has what comes after it."""
     with connect(dsn) as conn:
@@ -96,7 +93,7 @@ def resume_cdc(
             raise SlotLostError(
                 f"the slot {slot} does not exist, but the checkpoint is at {lsn_text(position)}", hint=_AGAIN
             )
-        check_slot(found, name=slot, database=server.database, position=None)
+        check_slot(found, name=slot, database=server.database, position=None, plugin=plugin)
         # We confirm what Spark has committed and nothing else, so the slot cannot be further than the checkpoint.
         if found.confirmed_flush_lsn is not None and found.confirmed_flush_lsn > position:
             stands, ours = lsn_text(found.confirmed_flush_lsn), lsn_text(position)
@@ -104,16 +101,13 @@ def resume_cdc(
                 f"the slot {slot} stands at {stands}, beyond the checkpoint's {ours}: it was re-created or moved",
                 hint=_AGAIN,
             )
-        known = _wanted(conn, publication, tables)
+        known = _wanted(conn, publication, tables, plugin)
         return CdcSource(server.database, server.system_identifier, position, known)
 
 
 def _server(conn: Connection) -> ServerInfo:
     server = read_server(conn)
-    if server.wal_level != "logical":
-        raise WalLevelError(
-            f"wal_level is {server.wal_level}, not logical", hint=SET_WAL_LEVEL + THEN_RESTART
-        )
+    require_logical_wal(server)
     return server
 
 
@@ -130,8 +124,11 @@ def _create_publication(conn: Connection, name: str, tables: Sequence[str]) -> N
         conn.execute(create_publication_sql(name, described).encode())
 
 
-def _wanted(conn: Connection, publication: str, tables: Sequence[str]) -> tuple[TableSchema, ...]:
+def _wanted(
+    conn: Connection, publication: str, tables: Sequence[str], plugin: str
+) -> tuple[TableSchema, ...]:
     published = published_tables(conn, publication)
+    refuse_narrowed(conn, publication, plugin)
     if not tables:
         return published
     described = [describe_table(conn, table, need_key=False) for table in tables]

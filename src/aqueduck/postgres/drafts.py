@@ -7,7 +7,7 @@ already written of them.  When they are written, and what becomes visible, is th
 
 from __future__ import annotations
 
-import errno
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -183,10 +183,10 @@ def write_segment(draft: Draft, path: Path) -> SegmentRef:
             for piece in draft.pieces:
                 writer.write_batch(piece.batch)
     except OSError as exc:
-        if exc.errno != errno.ENOSPC:
-            raise
+        # Arrow's own message names the file.
+        reason = os.strerror(exc.errno).lower() if exc.errno else "unknown reason"
         raise StageFullError(
-            "no space is left for changes that wait for the lake",
+            f"changes that wait for the lake cannot be written: {reason}",
             hint=f"free space below state_dir, or lower stage_bytes_max; needed now: {draft.bytes} bytes",
         ) from exc
     return segment_ref(draft, path=str(path))

@@ -17,7 +17,7 @@ from aqueduck.postgres.quoting import identifier
 from aqueduck.postgres.tables import describe_table
 from aqueduck.schema import TableName, TableSchema
 
-__all__ = ["check_publication", "publication_exists", "published_tables"]
+__all__ = ["check_publication", "publication_exists", "published_tables", "refuse_narrowed"]
 
 log = structlog.get_logger()
 
@@ -50,6 +50,33 @@ def check_publication(conn: Connection, name: str) -> str:
             hint=f"alter publication {quoted} add table public.orders",
         )
     return f"{row[1]} tables"
+
+
+def refuse_narrowed(conn: Connection, name: str, plugin: str) -> None:
+    """
+    Refuse a publication of which the plugin knows nothing, and which does not publish its tables whole.
+
+    Only pgoutput keeps to column lists, row filters and kinds of change: another plugin would send what somebody wanted kept back.
+    """
+    if plugin == "pgoutput":
+        return
+    version = conn.info.server_version
+    narrowed = "not (p.pubinsert and p.pubupdate and p.pubdelete and p.pubtruncate)"
+    if version >= 150000:
+        narrowed += (
+            " or exists (select from pg_publication_rel r where r.prpubid = p.oid"
+            " and (r.prattrs is not null or r.prqual is not null))"
+        )
+    with translate_errors(f"read the publication {name}", conn=conn):
+        row = conn.execute(
+            f"select {narrowed} from pg_publication p where pubname = %s".encode(), (name,)
+        ).fetchone()
+    if row is not None and row[0]:
+        raise PublicationError(
+            f"the publication {name} has column lists, row filters, or not every kind of change,"
+            f" of which {plugin} knows nothing",
+            hint="name a publication that publishes its tables whole, or read it with the plugin pgoutput",
+        )
 
 
 def published_tables(conn: Connection, publication: str) -> tuple[TableSchema, ...]:

@@ -14,11 +14,19 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
-from aqueduck.errors import SourceQueryError
+from aqueduck.errors import SourceQueryError, WalLevelError
 from aqueduck.postgres.connection import connect, translate_errors
+from aqueduck.postgres.failures import SET_WAL_LEVEL, THEN_RESTART
 from aqueduck.schema import parse_lsn
 
-__all__ = ["ServerInfo", "flush_wal", "flushed_position", "read_server", "settled_position"]
+__all__ = [
+    "ServerInfo",
+    "flush_wal",
+    "flushed_position",
+    "read_server",
+    "require_logical_wal",
+    "settled_position",
+]
 
 _FLUSH_SECONDS_MAX = 1.0
 
@@ -58,6 +66,14 @@ def read_server(conn: psycopg.Connection[Any]) -> ServerInfo:
         row = cursor.execute(_QUERY).fetchone()
     assert row is not None
     return ServerInfo(**{**row, "current_lsn": parse_lsn(row["current_lsn"])})
+
+
+def require_logical_wal(server: ServerInfo) -> None:
+    """Refuse a server that does not write what logical decoding needs."""
+    if server.wal_level != "logical":
+        raise WalLevelError(
+            f"wal_level is {server.wal_level}, not logical", hint=SET_WAL_LEVEL + THEN_RESTART
+        )
 
 
 def flushed_position(dsn: str) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+import structlog
 from psycopg.rows import dict_row
 
 from aqueduck.errors import SlotConflictError, SlotLostError, TwoPhaseSlotError
@@ -23,15 +24,19 @@ from aqueduck.schema import lsn_text, parse_lsn
 __all__ = [
     "ServerInfo",
     "SlotInfo",
+    "announced_slot",
     "check_slot",
     "create_slot",
     "drop_publication",
     "drop_slot",
     "ensure_publication",
     "list_slots",
+    "missing_slot",
     "read_server",
     "slot_info",
 ]
+
+log = structlog.get_logger()
 
 PLUGIN = "pgoutput"
 
@@ -98,6 +103,26 @@ def create_slot(conn: Connection, name: str, plugin: str = PLUGIN) -> int:
     check_slot(found, name=name, database=_database(conn), position=None, plugin=plugin)
     assert found.confirmed_flush_lsn is not None
     return found.confirmed_flush_lsn
+
+
+def announced_slot(conn: Connection, name: str, plugin: str = PLUGIN) -> int:
+    """The slot as `create_slot` gives it; whoever gets a new one is told what that means."""
+    there = slot_info(conn, name) is not None
+    begin = create_slot(conn, name, plugin)
+    if not there:
+        log.warning(
+            "PERMANENT SLOT CREATED: the server keeps all WAL from here on until it is read, or the slot dropped",
+            slot=name,
+            position=lsn_text(begin),
+            drop=f"aqueduck slots drop {name}",
+        )
+    return begin
+
+
+def missing_slot(name: str, plugin: str, otherwise: str) -> SlotLostError:
+    """For those who may not make a slot: the statement that does, or what lets us do it."""
+    create = f"select pg_create_logical_replication_slot({literal(name)}, {literal(plugin)})"
+    return SlotLostError(f"the slot {name} does not exist", hint=f"{create}; or set {otherwise}")
 
 
 def drop_slot(conn: Connection, name: str) -> None:

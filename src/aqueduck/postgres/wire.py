@@ -20,7 +20,7 @@ import numpy as np
 from psycopg import OperationalError, pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from aqueduck.errors import AqueduckError, ConnectionLostError
+from aqueduck.errors import AqueduckError, ConnectionLostError, ProtocolError
 from aqueduck.postgres.failures import classify_connect_failure, classify_server_error
 from aqueduck.postgres.pgoutput import PG_EPOCH_US, Bytes
 from aqueduck.schema import lsn_text
@@ -36,6 +36,7 @@ __all__ = [
     "error_of",
     "other_message_error",
     "raise_failed",
+    "refuse_garbage",
     "server_error",
     "start_stream",
 ]
@@ -43,6 +44,8 @@ __all__ = [
 READ_BYTES = 4 << 20
 COPY_READ_BYTES = 1 << 20  # a good piece to decode: small enough for the cache
 CONNECT_SECONDS = 10
+MESSAGE_BYTES_MAX = (1 << 30) + (1 << 20)  # a row has less than 1 GiB
+OTHER_BYTES_MAX = 64 << 20
 
 #: how the server writes values: the same text whatever its own defaults are
 _OUTPUT = {
@@ -412,6 +415,18 @@ def raise_failed(result: pq.abc.PGresult | None, wanted: pq.ExecStatus) -> None:
     sqlstate = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
     message = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode("utf-8", "replace")
     raise server_error(sqlstate, message)
+
+
+def refuse_garbage(buf: Bytes, end: int) -> None:
+    """Raise if what ``buf`` begins with is the beginning of no message: its end would be waited for in vain."""
+    if end < 5:
+        return
+    kind, length = chr(buf[0]), int.from_bytes(bytes(buf[1:5]), "big")
+    known = kind in "dNSAEcCZ"
+    if not known or length < 4 or length > (MESSAGE_BYTES_MAX if kind == "d" else OTHER_BYTES_MAX):
+        raise ProtocolError("the stream holds bytes that are no message of PostgreSQL", offset=0)
+    if kind == "d" and end > 5 and chr(buf[5]) not in "wk":
+        raise ProtocolError("the stream holds data that is neither changes nor a keepalive", offset=5)
 
 
 def other_message_error(buf: Bytes, end: int) -> AqueduckError | None:

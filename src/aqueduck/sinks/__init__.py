@@ -3,7 +3,8 @@ Where change events go: one module a sink.
 
 A sink is handed the parts of a batch, in order, and returns when they are safe; then the bookmark moves.
 `files` is exactly once, because the bookmark says how far its file was; `stdout`, `http` and `kafka` are at least
-once, and name each event by its transaction and index so that a receiver can tell one that came before.
+once, and name each event by its transaction and index so that a receiver can tell one that came before.  Tables
+(`postgres.events_table`, `lake.events_lake`) are exactly once because they keep the bookmark themselves.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ class Sink(Protocol):
         ...
 
     def write(self, parts: Sequence[EventPart], position: int) -> None:
-        """Deliver a batch that ends at `position`; when this returns it survives a crash."""
+        """
+        Deliver a batch that ends at `position`; when this returns it survives a crash.
+
+        A sink that keeps the bookmark takes the batch here, and delivers it with the bookmark that is saved next.
+        """
         ...
 
     def tick(self, position: int, *, final: bool = False) -> bool:

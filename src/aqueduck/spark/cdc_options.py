@@ -16,10 +16,14 @@ __all__ = ["CDC_OPTIONS", "CdcOptions"]
 CDC_OPTIONS = (
     "dsn", "dsn_env", "slot", "publication", "table", "tables", "envelope", "create", "starting_lsn",
     "max_rows_per_trigger", "max_bytes_per_trigger", "idle_seconds", "stage_dir", "stage_bytes",
+    "capture", "plugin", "poll_interval_ms", "poll_step_bytes", "catchup_bytes",
 )  # fmt: skip
 
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 BATCH_BYTES = 256 << 20
+SQL_BYTES = 64 << 20
+CAPTURES = ("stream", "poll", "auto")
+PLUGINS = ("pgoutput", "test_decoding")
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,11 @@ class CdcOptions:
     idle_seconds: int
     stage_dir: str | None
     stage_bytes_max: int
+    capture: str
+    plugin: str
+    poll_interval_seconds: float
+    poll_step_bytes: int
+    catchup_bytes: int
 
     @property
     def table_names(self) -> list[str]:
@@ -57,6 +66,12 @@ class CdcOptions:
         envelope: Envelope | None = options.choice("envelope", ENVELOPES)
         if one is not None and (tables or envelope):
             raise ConfigError("postgres_cdc: the option table goes with neither tables nor envelope")
+        plugin = options.choice("plugin", PLUGINS) or "pgoutput"
+        capture = options.choice("capture", CAPTURES) or ("stream" if plugin == "pgoutput" else "poll")
+        if plugin != "pgoutput" and capture != "poll":
+            raise ConfigError(
+                f"postgres_cdc: the plugin {plugin} can only be read with the option capture = poll"
+            )
         bytes_max = options.size("max_bytes_per_trigger") or BATCH_BYTES
         return cls(
             dsn=options.dsn(),
@@ -72,6 +87,11 @@ class CdcOptions:
             idle_seconds=60 if (idle := options.number("idle_seconds")) is None else idle,
             stage_dir=options.text("stage_dir"),
             stage_bytes_max=max(options.size("stage_bytes") or 1 << 30, 2 * bytes_max),
+            capture=capture,
+            plugin=plugin,
+            poll_interval_seconds=(options.number("poll_interval_ms", least=10) or 100) / 1000,
+            poll_step_bytes=options.size("poll_step_bytes") or SQL_BYTES,
+            catchup_bytes=options.size("catchup_bytes") or SQL_BYTES,
         )
 
 

@@ -122,7 +122,7 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
             o = self._options
             self._source = resume_cdc(
                 o.dsn, slot=o.slot, publication=o.publication, tables=o.table_names, position=position,
-                system_identifier=offset["system"],
+                system_identifier=offset["system"], plugin=o.plugin,
             )  # fmt: skip
         return position
 
@@ -132,7 +132,8 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
 
             o = self._options
             self._source = prepare_cdc(
-                o.dsn, slot=o.slot, publication=o.publication, tables=o.table_names, create=o.create, start=o.start
+                o.dsn, slot=o.slot, publication=o.publication, tables=o.table_names, create=o.create, start=o.start,
+                plugin=o.plugin,
             )  # fmt: skip
         return self._offset(self._source.position)
 
@@ -208,6 +209,11 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
             segment_bytes=min(32 << 20, max(o.bytes_max, 1 << 20)),
             stage_bytes_max=o.stage_bytes_max,
             stream_in_progress=False,
+            capture=o.capture,
+            plugin=o.plugin,
+            poll_interval_seconds=o.poll_interval_seconds,
+            poll_step_bytes=o.poll_step_bytes,
+            catchup_bytes=o.catchup_bytes,
         )
 
     def _start(self) -> tuple[CdcStage, CdcCapture]:

@@ -8,7 +8,7 @@ there.  The JSON itself is built in `lake.json_events`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import pyarrow.ipc
 from aqueduck.envelope import Envelope
 from aqueduck.errors import SinkWriteError
 from aqueduck.event_parts import EventPart, PartFormat, piece_stretches
+from aqueduck.lake.change_rows import EVENT_SCHEMA, change_rows
 from aqueduck.lake.json_events import Lines, stretch_lines
 from aqueduck.lake.json_kernels import Rendered
 from aqueduck.sinks.rows import SCHEMA
@@ -45,21 +46,38 @@ class PartWriter:
     def write(self, piece: str, position: int, number: int) -> EventPart:
         """Write the part; the caller has the stage's segments still there."""
         path = Path(self.directory) / f"{position:016X}-{number:05d}.part"
-        with_keys = self.part_format == "rows"
-        stretched = (
-            lines
-            for stretch in piece_stretches(piece)
-            for lines in stretch_lines(stretch, self.envelope, database=self.database, with_keys=with_keys)
-        )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            events = _write_rows(path, stretched) if with_keys else _write_text(path, stretched)
+            if self.part_format == "table":
+                events = _write_table(path, self._batches(piece))
+            elif self.part_format == "rows":
+                events = _write_rows(path, self._lines(piece))
+            else:
+                events = _write_text(path, self._lines(piece))
             return EventPart(number, str(path), events, path.stat().st_size)
         except OSError as exc:
             path.unlink(missing_ok=True)
             reason = (exc.strerror or "unknown reason").lower()
             hint = "make room where state_dir is; the batch is written again from its beginning"
             raise SinkWriteError(f"a part of a batch cannot be written: {reason}", hint=hint) from exc
+
+    def _lines(self, piece: str) -> Iterator[Lines]:
+        with_keys = self.part_format == "rows"
+        for stretch in piece_stretches(piece):
+            yield from stretch_lines(stretch, self.envelope, database=self.database, with_keys=with_keys)
+
+    def _batches(self, piece: str) -> Iterator[pa.RecordBatch]:
+        for stretch in piece_stretches(piece):
+            yield from change_rows(stretch, None, self.envelope, self.database)
+
+
+def _write_table(path: Path, batches: Iterable[pa.RecordBatch]) -> int:
+    events = 0
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, EVENT_SCHEMA) as out:
+        for batch in batches:
+            out.write_batch(batch)
+            events += batch.num_rows
+    return events
 
 
 def _write_text(path: Path, stretched: Iterable[Lines]) -> int:

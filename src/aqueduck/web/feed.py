@@ -60,6 +60,7 @@ class Feed:
         self._parts: dict[str, tuple[int, Any]] = {}
         self._gone: dict[str, int] = {}
         self._rows: dict[str, tuple[Row, float]] = {}
+        self._delivered: dict[str, int] = {}
         self._lately: dict[str, deque[tuple[datetime, int]]] = {}
         self._series: dict[str, deque[tuple[int, list[float | None]]]] = {}
 
@@ -175,7 +176,7 @@ class Feed:
         }
 
     def _take_rows(self, overview: Overview, before: datetime) -> dict[str, float]:
-        """Stamp what changed; gives the rate of each row, in changes a second."""
+        """Stamp what changed; gives the rate of each row, and of each slot's events, in changes a second."""
         rates: dict[str, float] = {}
         for key, row in _rows(overview):
             old, old_rate = self._rows.get(key, (row, 0.0))
@@ -184,6 +185,12 @@ class Feed:
                 self._rows[key] = (row, rate)
                 self._parts[key] = (self._seq, {**to_plain(row), "rate": round(rate, 1)})
                 self._gone.pop(key, None)
+        for group in overview.groups:
+            if group.delivery is not None:
+                key, count = f"events:{group.name}", group.delivery.events
+                earlier = self._delivered.get(key, count)
+                rates[key] = self._rate(key, (before, earlier), (overview.at, count))
+                self._delivered[key] = count
         for key in self._rows.keys() - rates.keys():
             del self._rows[key], self._parts[key]
             self._lately.pop(key, None)
@@ -237,6 +244,7 @@ def _points(overview: Overview, rates: dict[str, float]) -> Iterator[tuple[str, 
 
 def _group_point(group: GroupOverview, rates: dict[str, float]) -> list[float | None]:
     rate = sum(rates[f"table:{group.name}/{table.source}"] for table in group.tables)
+    rate += rates.get(f"events:{group.name}", 0.0)
     return [group.lag_bytes, group.freshness_seconds, round(rate, 1)]
 
 

@@ -42,7 +42,7 @@ class Served:
         if self.wanted is None:
             raise NotFoundError(
                 "this service has no groups, tables and settings to change",
-                hint="change the destinations in its file, and send it SIGHUP",
+                hint="change its file; send a fan-out SIGHUP, start an events flow again",
             )
         return self.wanted
 

@@ -50,7 +50,7 @@ function show(data) {
   tables.refresh();
   if (destinations.rows.size) destinations.refresh();
   reveal("destinations", destinations.rows.size > 0);
-  reveal("tables", tables.rows.size > 0 || !destinations.rows.size);
+  reveal("tables", tables.rows.size > 0 || !(destinations.rows.size || head.flows.some((flow) => flow.kind === "events")));
   if (parts.get("lake") && (data.set.lake || data.full)) lake.update(parts.get("lake"));
   reveal("lake", Boolean(parts.get("lake")));
   const open = openProblems(head);
@@ -128,6 +128,7 @@ function verdict(head, groups, open, rows) {
   const stopped = groups.filter((group) => group.state === "disabled");
   if (groups.length && stopped.length === groups.length) return ["idle", "Paused", "The source keeps the changes until it goes on."];
   if (groups.some((group) => group.state === "starting")) return ["busy", "Starting", "Spark and the streams are on their way."];
+  if (groups.length && groups.every((group) => group.delivery)) return ["good", "Everything flows", "Every event is delivered in the order of the commits."];
   if (!rows.length) return ["idle", "Nothing to carry yet", "Add a table: aqueduck tables add public.orders"];
   const text = groups.length ? "Each lake snapshot is a state that the source had." : "Every destination has its rows.";
   return ["good", "Everything flows", text];

@@ -95,10 +95,13 @@ export class Cards {
     setText(card.pause, paused ? "Resume" : "Pause");
     setAttribute(card.pause, "aria-label", `${paused ? "Resume" : "Pause"} the group ${group.name}`);
     setAttribute(card.pause, "hidden", this.may() ? null : "");
-    setText(card.kind, flow.source ? `${flow.kind} from ${flow.source}` : flow.kind);
-    const note = group.paused ? "reading waits for the lake" : group.held ? "slot let go" : "";
+    const sink = group.delivery;
+    setText(card.kind, flow.source ? `${flow.kind} from ${flow.source}${sink ? ` to ${sink.sink}` : ""}` : flow.kind);
+    const note = group.paused ? `reading waits for the ${sink ? "sink" : "lake"}` : group.held ? "slot let go" : "";
     card.show(group.name, group.state, note, group.error, [
-      ["Lake position", group.position || "–"],
+      [sink ? "Bookmark" : "Lake position", group.position || "–"],
+      ["Events", sink ? count(sink.events) : null],
+      ["Events in all", sink ? count(sink.events_total) : null],
       ["Last commit", ago(group.last_sync_at)],
       ["Batches", count(group.batches)],
       ["Transactions", count(group.transactions)],

@@ -1,0 +1,168 @@
+"""
+Events in a DuckLake table, exactly once: a batch and the bookmark are one lake snapshot.
+
+`LakeEvents` is a sink and the store of its own bookmark: `write` takes a batch, `save` makes it visible together with the
+bookmark that ends it.  Its twin for PostgreSQL is `postgres.events_table`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from aqueduck import faults
+from aqueduck.bookmarks import Bookmark
+from aqueduck.config import LakeConfig
+from aqueduck.errors import BookmarkError, CatalogUnreachableError, LakeBusyError, LakeWriteError
+from aqueduck.event_parts import EventPart, PartFormat
+from aqueduck.event_table import EVENT_COLUMNS, check_columns
+from aqueduck.lake.bookmark_lake import BOOKMARKS, LakeBookmarks
+from aqueduck.lake.catalog import LakeSession, open_lake
+from aqueduck.lake.change_rows import EVENT_SCHEMA
+from aqueduck.lake.failures import lake_errors
+from aqueduck.lake.inlined import count_inlined, flush_where_due
+from aqueduck.lake.json_events import segment_batches
+from aqueduck.lake.sql import LAKE, ident, idents, lake_table
+from aqueduck.schema import TableName
+
+__all__ = ["LakeEvents", "check_events_lake"]
+
+TRIES = 8
+_ARRIVED = "arrived_events"
+
+
+class LakeEvents(LakeBookmarks):
+    """Appends to `table`, which is made if it is missing."""
+
+    part_format: PartFormat = "table"
+    batch_bytes_max: int | None = None
+
+    def __init__(self, config: LakeConfig, table: TableName, slot: str) -> None:
+        super().__init__(config, slot)
+        self._table = table
+        self._parts: Sequence[EventPart] = ()
+        self._known: Bookmark | None = None
+        self._failed = False
+
+    # -- the sink
+
+    def recover(self, bookmark: Bookmark | None) -> None:
+        self._parts = ()
+        if not _columns(self._lake, self._table):
+            self._create()
+        check_columns(self._table.qualified, _columns(self._lake, self._table))
+
+    def _create(self) -> None:
+        name = lake_table(self._table)
+        columns = ", ".join(f"{ident(c.name)} {c.lake}" for c in EVENT_COLUMNS)
+        doing, of = "making the sink's table", self._table.qualified
+        schema = f"create schema if not exists {ident(LAKE)}.{ident(self._table.schema)}"
+        self._lake.execute(schema, doing=doing, table=of)
+        self._lake.execute(f"create table if not exists {name} ({columns})", doing=doing, table=of)
+
+    def place(self) -> dict[str, Any]:
+        return {}
+
+    def write(self, parts: Sequence[EventPart], position: int) -> None:
+        """Remember the batch; `save` writes it."""
+        self._parts = parts
+
+    def tick(self, position: int, *, final: bool = False) -> bool:
+        return False
+
+    def settle(self, position: int) -> None: ...
+
+    # -- the bookmark
+
+    def load(self) -> Bookmark | None:
+        if self._failed:
+            self._reopen()
+        self._known = super().load()
+        return self._known
+
+    def _reopen(self) -> None:
+        """A new connection after a failure; what was reached before may be reached again, so that is tried."""
+        try:
+            self._lake.reopen()
+        except CatalogUnreachableError as exc:
+            raise LakeWriteError(f"the lake is lost: {exc.message}", hint=exc.hint) from exc
+        self._failed = False
+
+    def save(self, bookmark: Bookmark) -> None:
+        """The batch and the bookmark, in one transaction; other writers of the lake may commit in between."""
+        self._failed = True
+        for attempt in range(TRIES):
+            try:
+                with self._lake.transaction():
+                    self._check_nobody_else()
+                    self._insert()
+                    faults.point("sink.written")
+                    self._put(bookmark)
+                break
+            except LakeBusyError:
+                if attempt == TRIES - 1:
+                    raise
+                time.sleep(0.05 * 2**attempt)
+        self._tidy()
+        self._known, self._parts, self._failed = bookmark, (), False
+
+    def _tidy(self) -> None:
+        """Dead bookmarks and inlined events do not pile up in the catalog."""
+        inlined = self._lake.memory.inlined_rows
+        if BOOKMARKS not in inlined:
+            count_inlined(self._lake, (BOOKMARKS, self._table))
+        rows = sum(part.events for part in self._parts)
+        inlined[BOOKMARKS] += 1
+        inlined[self._table] += rows if rows <= self._lake.config.inline_rows else 0
+        flush_where_due(self._lake, (BOOKMARKS, self._table))
+
+    def _check_nobody_else(self) -> None:
+        """Two services of one slot would both deliver: the second one to get here finds another bookmark."""
+        if super().load() != self._known:
+            raise BookmarkError(
+                "another service has moved the bookmark", hint="let one service at a time read a slot"
+            )
+
+    def _insert(self) -> None:
+        if not self._parts:
+            return
+        names = idents(c.name for c in EVENT_COLUMNS)
+        members = idents(c.member for c in EVENT_COLUMNS)
+        with lake_errors("writing events", table=self._table.qualified):
+            self._lake.con.register(
+                _ARRIVED, pa.RecordBatchReader.from_batches(EVENT_SCHEMA, self._batches())
+            )
+            try:
+                self._lake.con.execute(
+                    f"insert into {lake_table(self._table)} ({names}) select {members} from {_ARRIVED}"
+                )
+            finally:
+                self._lake.con.unregister(_ARRIVED)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        for part in self._parts:
+            yield from segment_batches(part.path)
+
+
+def check_events_lake(config: LakeConfig, table: TableName) -> str:
+    """What `aqueduck check` says about the sink in a lake that exists; nothing is made."""
+    with open_lake(config, read_only=True) as lake:
+        found = _columns(lake, table)
+    if not found:
+        return f"{table.qualified} will be made"
+    check_columns(table.qualified, found)
+    return f"{table.qualified} can take events"
+
+
+def _columns(lake: LakeSession, table: TableName) -> dict[str, str]:
+    rows = lake.execute(
+        "select column_name, data_type from duckdb_columns()"
+        " where database_name = ? and schema_name = ? and table_name = ?",
+        (LAKE, table.schema, table.name),
+        doing="looking at the sink's table",
+        table=table.qualified,
+    )
+    return dict(rows)
