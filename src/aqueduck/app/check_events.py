@@ -26,7 +26,7 @@ from aqueduck.events_config import (
     JsonlSinkConfig,
     KafkaSinkConfig,
 )
-from aqueduck.notes import read_note
+from aqueduck.notes import read_confirmation
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.published import check_publication
 from aqueduck.postgres.server import ServerInfo, read_server
@@ -67,7 +67,7 @@ def _check_slot(conn: Connection, server: ServerInfo, config: EventsConfig, dsn:
     info = slot_info(conn, source.slot_name)
     if source.slot_type == "temporary":
         return "is made for each run"
-    note = read_note(Path(config.state_dir) / source.slot_name / "confirmed")
+    note = read_confirmation(Path(config.state_dir) / source.slot_name / "confirmed")
     with contextlib.closing(open_bookmarks(config, dsn)) as bookmarks:
         check_slot_position(source, server, info, bookmarks.load(), note)
     if info is None:

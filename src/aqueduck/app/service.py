@@ -149,6 +149,10 @@ class SyncService:
         runner.on_traced = None if self._traces is None else self._traces.batch
         self._runners[name] = runner
         self._switch_tables(runner, self._wanted[name])
+        for oid, table in runner.tables.items():  # a copy that is due anyway is what was asked for
+            row = self._wanted[name].rows.get(source_name(table))
+            if row is not None and row.resync_wanted and runner.states[oid].awaits_copy:
+                runner.requests_done.setdefault(oid, RequestsDone()).resync = row.resync_requested
         runner.start(once=once)
         log.info("group started", group=name, position=lsn_text(ready.position), tables=len(ready.tables))
 
@@ -304,6 +308,8 @@ class SyncService:
             self._prepare_group(wanted)
             self._start_group(name)
         else:
+            if any(row.resync_wanted for row in wanted.rows.values()):
+                self._watch.look(self._runners[name])  # the table that is there now is meant
             self._change_tables(control, wanted, all_wanted)
         self._act_on_requests(wanted)
 

@@ -15,7 +15,16 @@ import psycopg
 
 from aqueduck.postgres.connection import translate_errors
 
-__all__ = ["Leaf", "News", "Structure", "partition_news", "read_structure"]
+__all__ = [
+    "Leaf",
+    "News",
+    "Structure",
+    "has_rows",
+    "has_rows_since_before",
+    "partition_news",
+    "read_horizon",
+    "read_structure",
+]
 
 _LEAVES = """
     with recursive tree(root, relation, born_here) as (
@@ -37,7 +46,7 @@ class Leaf:
     """A partition that holds rows."""
 
     filenode: int
-    """Changes with a truncate, and with a rewrite such as VACUUM FULL."""
+    """Changes with a truncate, and with a rewrite such as VACUUM FULL: `has_rows_since_before` may tell which."""
     changed_by: int
     """The transaction that last changed it in the catalog."""
     born_here: bool
@@ -77,6 +86,35 @@ def read_structure(conn: psycopg.Connection[Any], oids: Collection[int]) -> Stru
             for root, oid, *leaf in conn.execute(_LEAVES.encode(), (list(leaves),)).fetchall():
                 leaves[root][oid] = Leaf(*leaf)
     return Structure(tables, leaves)
+
+
+def read_horizon(conn: psycopg.Connection[Any]) -> int:
+    """Every transaction with a lower number has ended; of several things read from the catalog, read this first."""
+    with translate_errors("look at the tables", conn=conn):
+        row = conn.execute(b"select pg_snapshot_xmin(pg_current_snapshot())::text::int8").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def has_rows(conn: psycopg.Connection[Any], leaf: Leaf) -> bool:
+    with translate_errors("look at a partition", conn=conn):
+        return conn.execute(f"select exists (select from only {leaf.name})".encode()).fetchone() != (False,)
+
+
+def has_rows_since_before(conn: psycopg.Connection[Any], leaf: Leaf, horizon: int) -> bool:
+    """
+    Whether a row was written by a transaction below the horizon: then nobody has emptied the partition since.
+
+    VACUUM FULL, CLUSTER and a move to another tablespace keep the number of the transaction that wrote a row, also of
+    frozen ones.  What is written after a truncate has numbers from the horizon on.  Of numbers the table has the lower
+    half only: one that comes round again is taken for a young one, so rows may be missed, but never made up.
+    """
+    query = (
+        "select exists (select from (select pg_snapshot_xmax(pg_current_snapshot())::text::int8 as next offset 0) s"
+        f" cross join only {leaf.name} t where mod(s.next - t.xmin::text::int8, 4294967296) > s.next - %s)"
+    )
+    with translate_errors("look at a partition", conn=conn):
+        return conn.execute(query.encode(), (horizon,)).fetchone() == (True,)
 
 
 def partition_news(before: Mapping[int, int], now: Mapping[int, Leaf]) -> News:
