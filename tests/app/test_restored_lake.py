@@ -97,6 +97,7 @@ def assert_untouched(directory: Path) -> None:
     assert str(message).startswith("copy of")
 
 
+@pytest.mark.slow
 def test_a_note_of_another_lake_is_no_excuse(db: Database, tmp_path: Path) -> None:
     """P-S30: a slot that followed the server for one lake may have left out what another one of the same group needs."""
     db.execute("create table t (id int primary key, v text); create table other (id int)")

@@ -152,7 +152,7 @@ def transact(session: LakeSession, work: Callable[[], T]) -> T:
 
 
 def _let_others_pass(attempt: int) -> None:
-    time.sleep(random.uniform(0, PAUSE_SECONDS * attempt))  # noqa: S311 - so that two do not keep meeting
+    time.sleep(random.uniform(0, PAUSE_SECONDS * attempt))  # two do not keep meeting
 
 
 def _start(plan: BatchPlan, stored: Position | None) -> int:
