@@ -122,7 +122,9 @@ class WholeGroup:
             cuts = self.stage.between(self.runner.status.position, 1 << 62)
         if cuts:
             planned = plan_units(
-                (s for cut in cuts for s in cut.segments), direct_bytes_max=-1 if tasks else 1 << 40
+                (s for cut in cuts for s in cut.segments),
+                direct_bytes_max=-1 if tasks else 1 << 40,
+                keeping=[oid for oid, table in self.runner.tables.items() if table.mode.keeps],
             )
             writer = self.runner.query._writer
             units = [(unit, None if unit.direct else writer.write(unit)) for unit in planned]

@@ -78,6 +78,24 @@ def test_every_kind_of_rewrite(any_db: Database, tmp_path: Path, mode: str) -> N
 
 
 @pytest.mark.slow
+def test_a_partition_that_was_away_for_a_while(db: Database, tmp_path: Path) -> None:
+    """P-S14: rows that changed while it was detached are in no stream; the table is copied again, also if none is left."""
+    db.execute(SETUP)
+    watch = SourceWatch()
+    with whole_group(db, tmp_path, {"p": {}}) as group:
+        look(group, watch)
+        for number, statement in enumerate(("delete from p_high where id % 2 = 0", "delete from p_high_2")):
+            db.execute("alter table p detach partition p_high")
+            db.execute(statement)
+            db.execute("alter table p attach partition p_high for values from (1000) to (2000)")
+            look(group, watch)
+            assert group.copies == 2 + number
+            assert verdicts(group) == {"identical"}
+        look(group, watch)
+        assert group.copies == 3
+
+
+@pytest.mark.slow
 def test_rows_of_a_transaction_that_was_open_do_not_hide_a_truncate(db: Database, tmp_path: Path) -> None:
     """P-S14: who has an older number than the truncate and writes after it is not taken for a row from before."""
     db.execute(SETUP)

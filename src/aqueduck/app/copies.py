@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -40,7 +40,7 @@ from aqueduck.lifecycle import Lifecycle, fail, retry_is_due
 from aqueduck.lifecycle import TableState as Life
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.server import flush_wal
-from aqueduck.postgres.structure import read_horizon
+from aqueduck.postgres.structure import read_horizon, read_structure
 from aqueduck.postgres.table_copy import (
     ExportedSnapshot,
     export_snapshot,
@@ -377,10 +377,11 @@ class Copier:
             )  # fmt: skip
         return copies
 
-    def _check_undisturbed(self, copies: Iterable[_Copy]) -> None:
+    def _check_undisturbed(self, copies: Sequence[_Copy]) -> None:
         """A table that was rewritten between two chunks has its rows on other pages now."""
         with connect(self.dsn) as conn:
             horizon = read_horizon(conn)
+            leaves = read_structure(conn, [copy.state.oid for copy in copies]).leaves
             for copy in copies:
                 now = {c.relation: c.filenode for c in plan_chunks(conn, copy.schema, chunk_bytes=1 << 62)}
                 if any(now.get(c.relation) != c.filenode for c in copy.journal.chunks):
@@ -389,8 +390,10 @@ class Copier:
                         "the table was rewritten, truncated or lost a partition while it was copied",
                         table=copy.schema.qualified,
                     )
-                if set(now) != {copy.state.oid}:
-                    copy.marks = Marks({c.relation: c.filenode for c in copy.journal.chunks}, horizon)
+                if copy.state.oid in leaves:
+                    nodes = {c.relation: c.filenode for c in copy.journal.chunks}
+                    ties = {oid: leaf.ties for oid, leaf in leaves[copy.state.oid].items() if oid in nodes}
+                    copy.marks = Marks(nodes, horizon, ties)
 
     def _wait_for_changes(self, position: int) -> None:
         """What was committed between two sessions, or around one, has to be known before the rows are put together."""

@@ -54,16 +54,16 @@ class SourceWatch:
             news: dict[int, News] = {}
             for oid, leaves in structure.leaves.items():
                 if oid in runner.states and runner.states[oid].ready:  # otherwise its copy makes the marks
-                    news[oid] = self._news(conn, oid, marks.get(oid) or Marks(_nodes(leaves)), leaves)
+                    before = marks.get(oid) or marks_of(leaves, 0)
+                    news[oid] = self._news(conn, oid, before, leaves)
         _leave_dropped(runner, structure)
         for oid, found in news.items():
             if oid in runner.states and runner.states[oid].ready:
-                now = Marks(_nodes(structure.leaves[oid]), horizon)
-                self._act(runner, oid, found, now, marks.get(oid))
+                self._act(runner, oid, found, marks_of(structure.leaves[oid], horizon), marks.get(oid))
 
     def _news(self, conn: psycopg.Connection[Any], oid: int, before: Marks, leaves: dict[int, Leaf]) -> News:
         """What matters of it: partitions that came with rows, went, or may have been emptied."""
-        found = partition_news(before.nodes, leaves)
+        found = partition_news(before.nodes, leaves, before.ties)
         horizon = max(before.horizon, self._horizons.get(oid, 0))
         filled = tuple(leaf for leaf in found.attached if has_rows(conn, leaves[leaf]))
         emptied = tuple(
@@ -91,7 +91,7 @@ class SourceWatch:
                 return
             log.warning("the lake keeps its rows", group=group.name, table=table, reason=what)
         self._horizons[oid] = now.horizon
-        if before is None or before.nodes != now.nodes:
+        if before is None or (before.nodes, before.ties) != (now.nodes, now.ties):
             with runner.commit_lock:
                 transact(runner.lake, lambda: write_marks(runner.lake, group.name, oid, now))
 
@@ -103,14 +103,16 @@ def _leave_dropped(runner: GroupRunner, structure: Structure) -> None:
         runner.leave_table(oid)
 
 
-def _nodes(leaves: dict[int, Leaf]) -> dict[int, int]:
-    return {oid: leaf.filenode for oid, leaf in leaves.items()}
+def marks_of(leaves: dict[int, Leaf], horizon: int) -> Marks:
+    """What is noted of partitions as they are now."""
+    nodes = {oid: leaf.filenode for oid, leaf in leaves.items()}
+    return Marks(nodes, horizon, {oid: leaf.ties for oid, leaf in leaves.items()})
 
 
 def _describe(news: News) -> str:
     counted = (
         ("attached", news.attached),
-        ("detached or dropped", news.lost),
+        ("detached or dropped, also for a while", news.lost),
         ("truncated or rewritten", news.rewritten),
     )
     parts = [f"{len(oids)} {what}" for what, oids in counted if oids]

@@ -8,7 +8,7 @@ also while the service is stopped, makes a difference.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from aqueduck.lake.catalog import OWN_SCHEMA, LakeSession
@@ -27,6 +27,8 @@ class Marks:
     """The file node of each partition that holds rows."""
     horizon: int = 0
     """Transactions below it had ended by then; 0 if nobody asked."""
+    ties: dict[int, str] = field(default_factory=dict)
+    """How each of them came to be a partition, where that is known."""
 
 
 def ensure_marks(session: LakeSession) -> None:
@@ -44,13 +46,14 @@ def read_marks(session: LakeSession, group: str) -> dict[int, Marks]:
 
 def _read(values: dict[str, Any]) -> Marks:
     nodes = values.get("nodes", values)  # a lake of an earlier version has nothing else
-    return Marks({int(leaf): node for leaf, node in nodes.items()}, values.get("horizon", 0))
+    ties = {int(leaf): text for leaf, text in values.get("ties", {}).items()}
+    return Marks({int(leaf): node for leaf, node in nodes.items()}, values.get("horizon", 0), ties)
 
 
 def write_marks(session: LakeSession, group: str, oid: int, marks: Marks) -> None:
     """Inside an open transaction."""
     forget_marks(session, group, oid)
-    text = json.dumps({"nodes": marks.nodes, "horizon": marks.horizon})
+    text = json.dumps({"nodes": marks.nodes, "horizon": marks.horizon, "ties": marks.ties})
     session.execute(f"insert into {TABLE} values (?, ?, ?)", [group, oid, text])
 
 

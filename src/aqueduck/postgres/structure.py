@@ -27,15 +27,15 @@ __all__ = [
 ]
 
 _LEAVES = """
-    with recursive tree(root, relation, born_here) as (
-        select oid, oid, true from pg_class where oid = any(%s::oid[]) and relkind = 'p'
+    with recursive tree(root, relation, born_here, ties) as (
+        select oid, oid, true, '' from pg_class where oid = any(%s::oid[]) and relkind = 'p'
         union all
         select t.root, i.inhrelid, t.born_here and i.xmin = coalesce(
-            (select y.xmin from pg_type y where y.typrelid = i.inhrelid), '0'::xid)
+            (select y.xmin from pg_type y where y.typrelid = i.inhrelid), '0'::xid), t.ties || '/' || i.xmin::text
         from tree t join pg_inherits i on i.inhparent = t.relation
     )
     select t.root::int8, c.oid::int8, coalesce(pg_relation_filenode(c.oid), 0)::int8, c.xmin::text::int8,
-           t.born_here, format('%%I.%%I', n.nspname, c.relname)
+           t.born_here, format('%%I.%%I', n.nspname, c.relname), t.ties
     from tree t join pg_class c on c.oid = t.relation join pg_namespace n on n.oid = c.relnamespace
     where c.relkind <> 'p'
 """
@@ -52,6 +52,8 @@ class Leaf:
     born_here: bool
     """Created as a partition, so without rows; otherwise it was attached."""
     name: str
+    ties: str = ""
+    """The transactions that made it a partition, on every level: others after it was away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class News:
     attached: tuple[int, ...] = ()
     """May have had rows when they came."""
     lost: tuple[int, ...] = ()
+    """Gone; or away for a while, in which nobody told of their rows."""
     rewritten: tuple[int, ...] = ()
     whole: bool = False
     """All partitions were rewritten by one transaction, as TRUNCATE of the table does."""
@@ -117,12 +120,12 @@ def has_rows_since_before(conn: psycopg.Connection[Any], leaf: Leaf, horizon: in
         return conn.execute(query.encode(), (horizon,)).fetchone() == (True,)
 
 
-def partition_news(before: Mapping[int, int], now: Mapping[int, Leaf]) -> News:
-    """What lies between file nodes by leaf, as they were noted, and the leaves as they are."""
+def partition_news(before: Mapping[int, int], now: Mapping[int, Leaf], ties: Mapping[int, str]) -> News:
+    """What lies between file nodes and ties by leaf, as they were noted, and the leaves as they are."""
     rewritten = tuple(oid for oid, node in before.items() if oid in now and now[oid].filenode != node)
     return News(
         attached=tuple(oid for oid, leaf in now.items() if oid not in before and not leaf.born_here),
-        lost=tuple(oid for oid in before if oid not in now),
+        lost=tuple(oid for oid in before if oid not in now or ties.get(oid, now[oid].ties) != now[oid].ties),
         rewritten=rewritten,
         whole=len(rewritten) == len(before) > 0 and len({now[oid].changed_by for oid in rewritten}) == 1,
     )
