@@ -166,6 +166,7 @@ def play(
     options = {"capture": capture, "poll_interval_ms": 20}
     with whole_group(db, directory, world.tables, group=options, salt_env="TEST_SALT") as group:
         assert not group.refused
+        copies = group.copies
         world.check(group)
         for number in range(batches):
             for _ in range(dice.randrange(1, 5)):
@@ -176,20 +177,31 @@ def play(
                 group.restart(world.tables)
         differing = {c.table: c for c in group.verify() if c.verdict != "identical"}
         assert not differing, [(world.tables[name.partition(".")[2]], c) for name, c in differing.items()]
-        assert all(state.copy_position and state.ready for state in group.runner.states.values())
+        assert group.copies == copies, "nothing was copied again"
 
 
 def test_modes_options_and_layouts_together(db: Database, tmp_path: Path) -> None:
     """P-S08, P-S10, P-S11, P-S14, P-S15, P-S16: a mode keeps what it promises under every option, identity and partition."""
-    kinds = random.Random(1).sample(product(), 5)
+    kinds = [
+        ("append", "keyed", "hashed", False),
+        ("history", "partitioned", "some", False),
+        ("soft_delete", "full", "some", True),
+        ("upsert", "keyless", "some", False),
+        ("upsert", "full", "filtered", False),
+    ]
     play(db, tmp_path, 1, kinds, batches=2, capture="stream")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capture", ["stream", "poll"])
-@pytest.mark.parametrize("seed", range(2, 8))
-def test_the_whole_cross_product(any_db: Database, tmp_path: Path, seed: int, capture: str) -> None:
-    """P-S08, P-S10, P-S11, P-S14, P-S15, P-S16: the same for every combination, on every server, longer."""
-    kinds = product()
-    random.Random(seed).shuffle(kinds)
-    play(any_db, tmp_path, seed, kinds[:20], batches=11, capture=capture)
+@pytest.mark.parametrize("seed", range(2, 6))
+def test_the_whole_cross_product(db: Database, tmp_path: Path, seed: int, capture: str) -> None:
+    """P-S08, P-S10, P-S11, P-S14, P-S15, P-S16: the same for many combinations, also read by SQL, longer."""
+    kinds = random.Random(seed).sample(product(), 16)
+    play(db, tmp_path, seed, kinds, batches=11, capture=capture)
+
+
+@pytest.mark.slow
+def test_a_part_of_it_on_every_server(any_db: Database, tmp_path: Path) -> None:
+    """P-S08, P-S14: what older servers send is the same."""
+    play(any_db, tmp_path, 9, random.Random(9).sample(product(), 8), batches=6, capture="stream")

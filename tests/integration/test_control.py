@@ -152,13 +152,13 @@ def test_a_role_without_rights_to_a_schema_uses_the_file_alone(db: Database, rol
 def test_a_heartbeat_lets_the_slot_follow_a_busy_neighbour(shared: Sync, pg: EmbeddedPostgres) -> None:
     """P-S18, hazard 4: all traffic is in another database; the slot follows, WAL stays bounded, and the idle lake is not written."""
     sync, db = shared, shared.db
-    probe, beats = "heartbeats", "select count(*) from pg_logical_slot_peek_changes('heartbeats', null, null)"
+    heard = """select count(*) from pg_logical_slot_peek_binary_changes('heartbeats', null, null, 'proto_version', '1',
+        'publication_names', 'aqueduck_shared', 'messages', 'true') where position('heartbeat'::bytea in data) > 0"""
     set_interval = "select aqueduck.set_setting('heartbeat_interval_ms', %s, group_name => 'shared')"
     neighbour = _new_database(pg)
-    db.execute("select pg_create_logical_replication_slot(%s, 'test_decoding')", (probe,))
+    db.execute("select pg_create_logical_replication_slot('heartbeats', 'pgoutput')")
     try:
         db.execute(set_interval, (200,))
-        heard = f"{beats} where data like 'message: transactional: 1 prefix: aqueduck,%%'"
         wait_until(lambda: db.value(heard) >= 3, "heartbeats are written", 120, log=sync.log)
         before = sync.lake("select max(snapshot_id) from lake.snapshots()")
         neighbour.execute("create table busy (v text)")
@@ -171,6 +171,6 @@ def test_a_heartbeat_lets_the_slot_follow_a_busy_neighbour(shared: Sync, pg: Emb
         wait_until(lambda: db.value(retained) < 10 << 20, "less is kept than was written", 60, log=sync.log)
         assert sync.lake("select max(snapshot_id) from lake.snapshots()") == before
     finally:
-        db.execute("select pg_drop_replication_slot(%s)", (probe,))
+        db.execute("select pg_drop_replication_slot('heartbeats')")
         db.execute(set_interval, (None,))
         neighbour.drop()
