@@ -187,7 +187,6 @@ def test_modes_options_and_layouts_together(db: Database, tmp_path: Path) -> Non
         ("history", "partitioned", "some", False),
         ("soft_delete", "full", "some", True),
         ("upsert", "keyless", "some", False),
-        ("upsert", "full", "filtered", False),
     ]
     play(db, tmp_path, 1, kinds, batches=2, capture="stream")
 

@@ -68,7 +68,6 @@ def test_a_restored_lake_is_found_although_state_dir_was_kept(db: Database, tmp_
         group.apply()
         let_the_slot_follow(group)
         group.restart(TABLES)  # an idle slot beyond the lake is fine: the note says that it was us
-        let_the_slot_follow(group)
         group.stop()
         restore(directory, tmp_path / "backup")
 
@@ -82,9 +81,6 @@ def test_a_restored_lake_is_found_although_state_dir_was_kept(db: Database, tmp_
         group.start(TABLES)
         assert [c.verdict for c in group.verify()] == ["identical"] * 2
         assert group.read("select _op, id from lake.main.log order by _commit_lsn, _seq") == [("copy", 1)]
-        db.execute("insert into t values (3, 'goes on'); update log set v = 'goes on'")
-        group.apply()
-        assert [c.verdict for c in group.verify()] == ["identical"] * 2
         let_the_slot_follow(group)
         group.restart(TABLES)
 
