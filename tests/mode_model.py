@@ -176,16 +176,17 @@ class SourceTable:
                 if self.keyless or all(row[0] != key for row in now.rows):
                     self._update(old, (key, *old[1:]), "id = %s", (0,))
 
-    def insert(self, dice: random.Random, key: int) -> None:
+    def insert(self, dice: random.Random, key: int, doc: str | None = None) -> None:
         now = self.now
         assert now is not None
         if not self.keyless and any(row[0] == key for row in now.rows):
             return
+        doc = doc or self._doc(dice)
         row = (
             key,
             dice.choice([None, 1, 2, 3]),
             dice.choice(["a", "b", None]),
-            self._doc(dice),
+            doc,
             "note",
             "secret",
         )

@@ -83,7 +83,7 @@ class World:
                     table.step(dice)
                 if dice.random() < 0.1:
                     for key in range(100, 140):
-                        table.insert(dice, key)
+                        table.insert(dice, key, "x" * model.LARGE)
             if nested and dice.random() < 0.5:
                 self._all(some, "rollback to savepoint s; release savepoint s", SourceTable.rollback_to)
             elif nested:
@@ -178,6 +178,9 @@ def play(
         differing = {c.table: c for c in group.verify() if c.verdict != "identical"}
         assert not differing, [(world.tables[name.partition(".")[2]], c) for name, c in differing.items()]
         assert group.copies == copies, "nothing was copied again"
+    if capture == "stream" and batches > 2:
+        streamed = "select stream_txns from pg_stat_replication_slots where slot_name = 'aqueduck_test'"
+        assert db.value(streamed) > 0, "some transactions came before they had ended"
 
 
 def test_modes_options_and_layouts_together(db: Database, tmp_path: Path) -> None:

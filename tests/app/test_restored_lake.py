@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from aqueduck.app.prepare_events import check_slot_position
+from aqueduck.bookmarks import Bookmark
 from aqueduck.errors import SlotLostError
-from aqueduck.notes import read_confirmation
-from aqueduck.postgres.slots import slot_info
+from aqueduck.events_config import PostgresCdcConfig
+from aqueduck.notes import Confirmation, read_confirmation
+from aqueduck.postgres.slots import create_slot, read_server, slot_info
 from tests.fix_postgres import Database, wait_until
 from tests.whole_group import WholeGroup, whole_group
 
@@ -112,3 +115,26 @@ def test_a_note_of_another_lake_is_no_excuse(db: Database, tmp_path: Path) -> No
         with pytest.raises(SlotLostError, match="re-created or moved by another"):
             group.start({"t": {}})
         group.start({"t": {}}, trust_slot=True)
+
+
+def test_an_older_bookmark_is_found_too(db: Database) -> None:
+    """P-E03: the note excuses a slot beyond the bookmark that it was made for, and beyond none from before."""
+    source = PostgresCdcConfig(connection_url=db.dsn, slot_name="events", publication_name="p")
+    with db.connect() as conn:
+        server = read_server(conn)
+        position = create_slot(conn, "events")
+        info = slot_info(conn, "events")
+
+    def check(bookmark: int, noted: Confirmation | None) -> None:
+        check_slot_position(source, server, info, Bookmark(bookmark, server.system_identifier), noted)
+
+    check(position, None)
+    check(position - 10, Confirmation(position, position - 10))
+    check(position - 5, Confirmation(position, position - 10))
+    for noted, reason in (
+        (None, "re-created"),
+        (Confirmation(position - 1, position - 20), "re-created"),
+        (Confirmation(position, position - 5), "it is an older one"),
+    ):
+        with pytest.raises(SlotLostError, match=reason):
+            check(position - 10, noted)

@@ -39,6 +39,7 @@ from aqueduck.errors import (
     SourceUnreachableError,
 )
 from aqueduck.lake.catalog import LakeSession, open_lake
+from aqueduck.lake.commit import transact
 from aqueduck.lake.inlined import count_inlined
 from aqueduck.lake.keeping import remove_target
 from aqueduck.lake.orphans import remove_orphans
@@ -406,10 +407,14 @@ class SyncService:
         gone = wanted.removed_tables
         if not gone:
             return
-        with self.commit_lock, self.lake.transaction():
+
+        def remove() -> None:
             for row in gone:
                 if row.drop_target:
                     remove_target(self.lake, row.target, row.table_mode)
+
+        with self.commit_lock:
+            transact(self.lake, remove)
         control.forget(tables=gone)
 
     def _take_down(self, control: Control, wanted: Wanted) -> None:
