@@ -260,9 +260,9 @@ def test_a_stream_of_changes_for_anyone(fan: Fan, spark: SparkSession) -> None:
         batches.append(len(rows))
         seen.extend(rows)
 
-    def drain() -> None:
+    def drain(where: str = "") -> None:
         stream = spark.readStream.format("ducklake_changes").option("catalog", fan.place("source").catalog)
-        stream = stream.option("table", "t").option("max_rows_per_trigger", "2")
+        stream = stream.option("table", "t").option("max_rows_per_trigger", "2").option("where", where)
         query = stream.load().writeStream.foreachBatch(keep)
         query = query.option("checkpointLocation", str(fan.directory / "checkpoint"))
         query.trigger(availableNow=True).start().awaitTermination()
@@ -280,6 +280,12 @@ def test_a_stream_of_changes_for_anyone(fan: Fan, spark: SparkSession) -> None:
     seen.clear()
     drain()
     assert seen == [(3, "c", 3, "insert", 5, 2)]
+    fan.change("update lake.t set v = v + 10 where id in (1, 3)")
+    seen.clear()
+    drain("v > 3 and _change_type <> 'update_preimage'")
+    assert sorted(seen) == [(1, "a", 15, "update_postimage", 6, 0), (3, "c", 13, "update_postimage", 6, 2)]
+    with pytest.raises(PySparkException, match="where cannot be used"):
+        drain("nobody > 3")
 
 
 def test_a_table_and_its_changes_as_a_batch(fan: Fan, spark: SparkSession) -> None:

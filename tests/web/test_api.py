@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -226,3 +230,24 @@ def test_the_openapi_document_describes_every_operation(client: Client) -> None:
         assert answer.status == 405, path
         allowed = {m.lower() for m in answer.headers["allow"].split(", ")} - {"head"}
         assert allowed == set(document["paths"][path]), path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_schemathesis_finds_nothing(client: Client, tmp_path: Path) -> None:
+    """
+    Requests made up from the document, right and wrong ones, in sequences too: every answer is as described.
+
+    Only what a request does later is not looked for: it is accepted (202) and done by the service, which is made up here.
+    """
+    command = Path(sys.executable).with_name("schemathesis")
+    done = subprocess.run(
+        [
+            command, "run", f"{client.address.rstrip('/')}/api/v1/openapi.json", "--header", f"Authorization: Bearer {TOKEN}",
+            "--max-examples", "5", "--request-timeout", "60", "--no-color",
+            "--exclude-checks", "use_after_free,ensure_resource_availability",
+        ],
+        cwd=tmp_path, env={**os.environ, "NO_COLOR": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+    assert re.search(r"Selected: (\d+)/\1\s+Tested: \1\s", done.stdout), done.stdout[-2000:]

@@ -11,9 +11,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import duckdb
 import pyarrow as pa
 
-from aqueduck.errors import SchemaChangeError
+from aqueduck.errors import ConfigError, SchemaChangeError
 from aqueduck.fanout_plan import Run, SourceColumn, SourceTable
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.lake_changes import NEVER_WERE
@@ -64,14 +65,26 @@ class Feed:
 
     def schema(self, at: int, *, changes: bool) -> pa.Schema:
         """The columns as Spark gets them, those of the change among them where it is about changes."""
+        with lake_errors("describing the table"):
+            return self._lake.con.execute(self._no_rows(at, changes=changes)).to_arrow_table().schema
+
+    def check_condition(self, condition: str, at: int, *, changes: bool) -> None:
+        """Refuse what is no condition on these columns."""
+        try:
+            self._lake.con.execute(f"select 1 from ({self._no_rows(at, changes=changes)}) where {condition}")
+        except duckdb.Error as exc:
+            reason = str(exc).splitlines()[0]
+            raise ConfigError(
+                f"the option where cannot be used: {reason}", table=self._table.qualified
+            ) from None
+
+    def _no_rows(self, at: int, *, changes: bool) -> str:
         _, _, source = self.source.table_at(at)
         if changes:
             source.refuse_reserved_names()
         cells = ", ".join(f"cast(null as {spark_type(c.type)}) as {ident(c.name)}" for c in source.columns)
         meta = ", null::varchar as _change_type, null::bigint as _lake_snapshot_id, null::bigint as _rowid"
-        with lake_errors("describing the table"):
-            rows = self._lake.con.execute(f"select {cells}{meta if changes else ''} limit 0")
-            return rows.to_arrow_table().schema
+        return f"select {cells}{meta if changes else ''} limit 0"
 
     def first(self) -> int:
         """The lake snapshot before the table was made."""

@@ -97,7 +97,8 @@ def replay_parked(
             group=group,
             mode=ready.mode,
         )
-    forget_parked(session, group, ready.oid)
+    if parked:
+        forget_parked(session, group, ready.oid)
     ready = replace(ready, schema=current)
     write_state(session, group, [ready])
     return ready

@@ -168,7 +168,7 @@ def plan_chunks(conn: psycopg.Connection[Any], table: TableSchema, *, chunk_byte
         pages = -(-size // PAGE_BYTES)
         count = max(1, -(-size // chunk_bytes))
         if count > EVEN:  # no core is left with a piece more than the others
-            count = -(-count // EVEN) * EVEN
+            count = round(size / chunk_bytes / EVEN) * EVEN
         step = max(1, -(-pages // count))
         firsts = list(range(0, max(pages, 1), step))
         for first in firsts:

@@ -63,6 +63,8 @@ class LakeOptions:
     parts: int
     snapshots_max: int
     rows_max: int | None
+    condition: str
+    """Rows for which it is not true are left out where they are read; Spark tells its own filters to batches only."""
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> LakeOptions:
@@ -85,6 +87,7 @@ class LakeOptions:
                 int(options.get("partitions", "4")),
                 int(options.get("max_snapshots_per_trigger", "1000")),
                 int(rows) if rows else None,
+                f"({options['where']}\n)" if options.get("where") else "true",
             )
         except ValueError as exc:
             raise ConfigError(f"an option of the lake source is wrong: {exc}") from None
@@ -131,7 +134,9 @@ class LakeSource(DataSource):
     def schema(self) -> StructType:
         options = LakeOptions.read(self.options)
         with options.feed() as feed:
-            return struct_of(feed.schema(_at(feed, options, self.options), changes=False))
+            at = _at(feed, options, self.options)
+            feed.check_condition(options.condition, at, changes=False)
+            return struct_of(feed.schema(at, changes=False))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return LakeReader(self.options, schema, changes=False)
@@ -157,7 +162,9 @@ class LakeChangesSource(DataSource):
     def schema(self) -> StructType:
         options = LakeOptions.read(self.options)
         with options.feed() as feed:
-            return struct_of(feed.schema(feed.source.latest(), changes=True))
+            at = feed.source.latest()
+            feed.check_condition(options.condition, at, changes=True)
+            return struct_of(feed.schema(at, changes=True))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return LakeReader(self.options, schema, changes=True)
@@ -174,10 +181,10 @@ class LakeReader(DataSourceReader):
         self._options = LakeOptions.read(self._given)
         self._names = list(schema.fieldNames())
         self._changes = changes
-        self._condition = "true"
+        self._condition = self._options.condition
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._condition = lake_condition(filters)
+        self._condition = f"{self._options.condition} and {lake_condition(filters)}"
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -230,7 +237,7 @@ class LakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             parts = feed.changes(
                 int(start["lake_snapshot"]), int(end["lake_snapshot"]), self._names, self._options.parts
             )
-        return [LakePartition(part) for part in parts]
+        return [LakePartition(replace(part, condition=self._options.condition)) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LakePartition)
