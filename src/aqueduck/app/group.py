@@ -57,6 +57,7 @@ from aqueduck.lake.commit import BatchPlan, TableFailed, commit_batch, transact
 from aqueduck.lake.evolve import same_columns, widen, wider_columns
 from aqueduck.lake.keeping import remove_target
 from aqueduck.lake.parking import copy_to_parking, forget_parked, parked_totals
+from aqueduck.lake.partition_marks import forget_marks
 from aqueduck.lake.progress import Position, lake_mark, read_position
 from aqueduck.lake.table_states import TableState, forget_state, read_states, write_state
 from aqueduck.lake.units import UnitFiles, UnitWriter, parked_units, plan_batch, remove_scratch, skips_of
@@ -482,6 +483,7 @@ class GroupRunner:
         for oid in oids:
             forget_state(self.lake, self.group.name, oid)
             forget_parked(self.lake, self.group.name, oid)
+            forget_marks(self.lake, self.group.name, oid)
             if oid in dropped:
                 remove_target(self.lake, self.tables[oid].target, self.tables[oid].mode)
 
