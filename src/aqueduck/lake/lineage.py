@@ -62,7 +62,7 @@ def source_state_at(
     if not rows:
         raise NoSnapshotError(
             f"the lake has no snapshot of group {group} as of {words}",
-            hint="older snapshots have expired, or the group began later; the oldest are in: from ducklake_snapshots('lake')",
+            hint="the first batch after the copies makes one, and older ones may have expired: from ducklake_snapshots('lake')",
         )
     [(snapshot, lsn, source_time, lake_time)] = rows
     later, _ = session.query(f"{_BATCHES} and snapshot_id > ? limit 1", [group, snapshot])
