@@ -29,7 +29,7 @@ Options = Mapping[str, Any]
 
 
 class WholeGroup:
-    """The group `test`; `tables` are the options of each by its name."""
+    """A group; `tables` are the options of each by its name.  Groups of one directory share a lake."""
 
     def __init__(
         self,
@@ -37,20 +37,21 @@ class WholeGroup:
         directory: Path,
         tables: Mapping[str, Options],
         *,
+        name: str = "test",
         group: Options | None = None,
         salt_env: str | None = None,
     ) -> None:
-        self.db = db
+        self.db, self.name = db, name
         self.directory = directory
         self._group, self._salt_env = dict(group or {}), salt_env
         self.start(tables)
 
-    def start(self, tables: Mapping[str, Options]) -> None:
+    def start(self, tables: Mapping[str, Options], **keywords: Any) -> None:
         """Like a service that starts: prepare, capture, copy what is due."""
         self.config = self._config(tables)
         self.lake = open_lake(self.config.lake)
         try:
-            ready = prepare_group(self.config, self.config.groups[0], self.lake)
+            ready = prepare_group(self.config, self.config.groups[0], self.lake, **keywords)
             self.runner = GroupRunner(self.config, None, self.lake, threading.Lock(), ready)  # type: ignore[arg-type]
         except BaseException:
             self.lake.close()
@@ -77,12 +78,12 @@ class WholeGroup:
                 "inline_rows": 5,
             },
             "groups": [
-                {"name": "test", **self._group, "tables": [{"source": t, **o} for t, o in tables.items()]}
+                {"name": self.name, **self._group, "tables": [{"source": t, **o} for t, o in tables.items()]}
             ],
             "state_dir": f"{self.directory}/state",
             "mask_salt_env": self._salt_env,
         }
-        file = self.directory / "aqueduck.yaml"
+        file = self.directory / f"{self.name}.yaml"
         file.write_text(json.dumps(values))  # JSON is YAML
         return load_config(file)
 
@@ -90,6 +91,10 @@ class WholeGroup:
         self.capture.stop()
         self.runner.copier.stop()
         self.lake.close()
+
+    def with_options(self, **options: Any) -> None:
+        """Settings of the group from its next start on."""
+        self._group.update(options)
 
     def restart(self, tables: Mapping[str, Options]) -> None:
         self.stop()
@@ -117,7 +122,9 @@ class WholeGroup:
             cuts = self.stage.between(self.runner.status.position, 1 << 62)
         if cuts:
             planned = plan_units(
-                (s for cut in cuts for s in cut.segments), direct_bytes_max=-1 if tasks else 1 << 40
+                (s for cut in cuts for s in cut.segments),
+                direct_bytes_max=-1 if tasks else 1 << 40,
+                keeping=[oid for oid, table in self.runner.tables.items() if table.mode.keeps],
             )
             writer = self.runner.query._writer
             units = [(unit, None if unit.direct else writer.write(unit)) for unit in planned]

@@ -10,13 +10,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from aqueduck.modes import UPSERT, TableMode
 from aqueduck.schema import TableSchema, lsn_text, parse_lsn
 
 __all__ = [
+    "Confirmation",
+    "note_confirmation",
     "note_position",
+    "read_confirmation",
     "read_modes",
     "read_note",
     "read_skips",
@@ -26,15 +30,42 @@ __all__ = [
 ]
 
 
-def note_position(path: Path, position: int, *, sync: bool = False) -> None:
-    """
-    Leave a position, for another process or another run.
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """What we told the server while nothing was on its way: it tells our own slot from one that somebody made again."""
 
-    `durable` is the driver's word to the capture that the lake has it.  `confirmed` is written, and
-    synced, before we confirm a position beyond the lake's: at the next start it tells our own slot
-    from one that somebody dropped and made again.
-    """
-    write_note(path, lsn_text(position), sync=sync)
+    position: int
+    """Confirmed, although the lake stands elsewhere."""
+    durable: int
+    """Where the lake (or a bookmark) stood: nothing of ours lies between the two."""
+    lake: str = ""
+    """Which lake it was, see `lake.progress.lake_mark`."""
+
+    def covers(self, confirmed: int, *, durable: int, lake: str = "") -> bool:
+        """Whether a slot that stands at `confirmed` has left nothing out for a lake that stands at `durable`."""
+        return self.lake == lake and self.durable <= durable and confirmed <= self.position
+
+    def is_ahead_of(self, *, durable: int, lake: str = "") -> bool:
+        """Whether this very lake had more than it has now: then it is an older one, put back in its place."""
+        return self.lake == lake and self.durable > durable
+
+
+def note_confirmation(path: Path, confirmation: Confirmation) -> None:
+    """On disk before the server is told."""
+    write_note(path, json.dumps(asdict(confirmation)), sync=True)
+
+
+def read_confirmation(path: Path) -> Confirmation | None:
+    """What `note_confirmation` left there last."""
+    try:
+        return Confirmation(**json.loads(path.read_text()))
+    except (FileNotFoundError, ValueError, TypeError):  # none, or not one that we could rely on
+        return None
+
+
+def note_position(path: Path, position: int) -> None:
+    """Leave a position: `durable` is the driver's word to the capture that the lake has it."""
+    write_note(path, lsn_text(position))
 
 
 def read_note(path: Path) -> int | None:

@@ -84,6 +84,9 @@ class TableOverview:
     target: str
     state: TableState
     mode: str = "upsert"
+    source_column: str | None = None
+    """In a target that several sources fill: the column that tells their rows apart."""
+    source_value: str | None = None
     enabled: bool = True
     state_since: datetime | None = None
     rows_synced: int = 0

@@ -58,7 +58,7 @@ def status_row(**changes: Any) -> dict[str, Any]:
         (
             "state_since", "rows_synced", "lag_bytes", "lag_seconds", "last_sync_at", "error_message", "error_code",
             "retry_at", "copy_share", "copy_seconds_left", "parked_rows", "parked_bytes", "queued_changes",
-            "queued_bytes",
+            "queued_bytes", "source_column", "source_value",
         )
     )  # fmt: skip
     names = {"group_name": "g", "source": "public.t", "target": "main.t", "state": "STREAMING"}
@@ -76,6 +76,8 @@ def test_status_shows_lag_age_and_progress() -> None:
         ],
         now=NOW,
     )  # fmt: skip
+    shared = status_row(source="eu.t", target="main.sales", source_column="region", source_value="eu")
+    assert "eu.t → main.sales (region = eu)" in printed(show_status, [shared], now=NOW)
     for part in (
         "1,234,567",
         "3.0 MiB",

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.fix_postgres import Database, wait_until
+from aqueduck.postgres.embedded import EmbeddedPostgres
+from tests.fix_postgres import Database, _new_database, wait_until
 from tests.fix_service import Sync
 
 pytestmark = pytest.mark.spark
@@ -145,3 +146,31 @@ def test_a_role_without_rights_to_a_schema_uses_the_file_alone(db: Database, rol
     assert sync.once() == 0, sync.log()
     sync.assert_same()
     assert "the file alone" in sync.log()
+
+
+@pytest.mark.slow
+def test_a_heartbeat_lets_the_slot_follow_a_busy_neighbour(shared: Sync, pg: EmbeddedPostgres) -> None:
+    """P-S18, hazard 4: all traffic is in another database; the slot follows, WAL stays bounded, and the idle lake is not written."""
+    sync, db = shared, shared.db
+    heard = """select count(*) from pg_logical_slot_peek_binary_changes('heartbeats', null, null, 'proto_version', '1',
+        'publication_names', 'aqueduck_shared', 'messages', 'true') where position('heartbeat'::bytea in data) > 0"""
+    set_interval = "select aqueduck.set_setting('heartbeat_interval_ms', %s, group_name => 'shared')"
+    neighbour = _new_database(pg)
+    db.execute("select pg_create_logical_replication_slot('heartbeats', 'pgoutput')")
+    try:
+        db.execute(set_interval, (200,))
+        wait_until(lambda: db.value(heard) >= 3, "heartbeats are written", 120, log=sync.log)
+        before = sync.lake("select max(snapshot_id) from lake.snapshots()")
+        neighbour.execute("create table busy (v text)")
+        for _ in range(4):
+            neighbour.execute("insert into busy select repeat('x', 1000) from generate_series(1, 5000)")
+            neighbour.execute("checkpoint")
+            reached = db.value("select (pg_current_wal_lsn() - '0/0'::pg_lsn)::int8")
+            wait_until(lambda: sync.confirmed() >= reached, "the slot follows", 60, log=sync.log)  # noqa: B023 - used at once
+        retained = "select retained_bytes from aqueduck.groups() where name = 'shared'"
+        wait_until(lambda: db.value(retained) < 10 << 20, "less is kept than was written", 60, log=sync.log)
+        assert sync.lake("select max(snapshot_id) from lake.snapshots()") == before
+    finally:
+        db.execute("select pg_drop_replication_slot('heartbeats')")
+        db.execute(set_interval, (None,))
+        neighbour.drop()

@@ -112,3 +112,28 @@ def test_a_table_that_is_dropped_and_created_anew_waits_for_a_word(shared: Sync)
     db.execute("insert into d values (8, 2.5)")
     sync.wait_same()
     assert copies(sync, "public.d") == 2
+
+
+@pytest.mark.slow
+def test_adding_a_table_again_is_a_word(shared: Sync) -> None:
+    """P-S13: `add_table` for a table that was created anew has it copied, right after that as well as when it already waits."""
+    sync, db = shared, shared.db
+    db.execute("create table d (id int primary key, v text); insert into d values (1, 'old')")
+    sync.follow("public.d")
+    sync.wait_same()
+    add = "select aqueduck.add_table('public.d', group_name => 'shared')"
+    # Before the next look at the catalog: the service still follows the old table.
+    db.execute("drop table d; create table d (id int primary key, v text); insert into d values (2, 'new')")
+    db.execute(add)
+    sync.wait_same()
+    sync.wait_state("STREAMING", "public.d")
+
+    db.execute("drop table d; create table d (id int primary key, w text); insert into d values (3, 'newer')")
+    error = "select error_message from aqueduck.status() where source = 'public.d'"
+    wait_until(lambda: "[pg.table_recreated]" in str(db.value(error)), "it is told apart", 120, log=sync.log)
+    assert sync.lake_rows("main.d") == [(2, "new")]
+    db.execute(add)
+    sync.wait_same()
+    sync.wait_state("STREAMING", "public.d")
+    db.execute("insert into d values (4, 'goes on')")
+    sync.wait_same()

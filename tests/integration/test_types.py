@@ -111,6 +111,7 @@ def test_random_values_of_every_type_are_the_same_by_copy_by_stream_and_at_the_s
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @given(st.lists(rows, min_size=1, max_size=3), st.lists(rows, max_size=2), st.booleans())
 @settings(SHARED, max_examples=300)
 def test_many_random_values_of_every_type_are_the_same(
@@ -143,6 +144,7 @@ def keyed(db: Database, tmp_path: Path) -> Iterator[Flow]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @given(st.data(), st.booleans())
 @settings(SHARED, max_examples=6)
 def test_rows_are_found_again_by_a_key_of_any_type(keyed: Flow, data: st.DataObject, tasks: bool) -> None:

@@ -284,6 +284,7 @@ def test_a_mode_keeps_what_its_model_keeps(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("mode", [*MODES, "upsert"])
 @given(history=batches(), tasks=st.lists(st.booleans(), min_size=1, max_size=3))
 @MANY

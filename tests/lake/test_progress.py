@@ -5,7 +5,14 @@ from dataclasses import replace
 import pytest
 
 from aqueduck.errors import LakeBusyError
-from aqueduck.lake.progress import Position, move_position, read_position, write_position
+from aqueduck.lake.progress import (
+    Position,
+    forget_position,
+    lake_mark,
+    move_position,
+    read_position,
+    write_position,
+)
 from tests.fix_lake import Lake
 
 HERE = Position("orders", 0x16A4F88, 1_700_000_000_123_456, "7300000000000000001", 1)
@@ -31,6 +38,23 @@ def test_groups_have_their_own_positions(lake: Lake) -> None:
         with lake.session.transaction():
             write_position(lake.session, position)
     assert read_position(lake.session, "users") == other
+
+
+def test_a_lake_has_a_mark_as_long_as_the_group_is_in_it(lake: Lake) -> None:
+    """P-S30: it stays while the position moves and the lake is opened again; a group that begins anew has another."""
+    assert lake_mark(lake.session, "orders") == ""
+    marks = []
+    for position in (HERE, replace(HERE, position=HERE.position + 1)):
+        with lake.session.transaction():
+            write_position(lake.session, position)
+        lake.session.reopen()
+        marks.append(lake_mark(lake.session, "orders"))
+    with lake.session.transaction():
+        forget_position(lake.session, "orders")
+    with lake.session.transaction():
+        write_position(lake.session, HERE)
+    assert marks[0] == marks[1] != ""
+    assert lake_mark(lake.session, "orders") != marks[0]
 
 
 def test_a_position_that_is_rolled_back_was_never_there(lake: Lake) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from aqueduck.errors import AqueduckError, SlotActiveError
-from aqueduck.notes import read_note, write_tables
+from aqueduck.notes import read_confirmation, write_tables
 from aqueduck.postgres.capture import Capture
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.embedded import EmbeddedPostgres
@@ -129,9 +129,10 @@ def test_an_idle_table_pins_no_wal(db: Database, start: Callable[..., Running]) 
         db.execute("insert into other select generate_series(1, 5000)")
         target = run.position()
         wait_until(lambda: run.confirmed() >= target, "the slot follows")  # noqa: B023 - used at once
-    noted = read_note(Path(run.settings.confirmed_path))
+    noted = read_confirmation(Path(run.settings.confirmed_path))
     assert noted is not None
-    assert noted >= run.confirmed()
+    assert noted.position >= run.confirmed()
+    assert noted.durable == run.settings.position, "the lake stood still"
 
 
 def test_a_full_stage_pauses_the_reader_and_loses_nothing(

@@ -23,6 +23,7 @@ from aqueduck.errors import (
     TwoPhaseSlotError,
     WalLevelError,
 )
+from aqueduck.notes import Confirmation
 from aqueduck.postgres.embedded import EmbeddedPostgres
 from aqueduck.postgres.publications import create_publication_sql, publishes_exactly
 from aqueduck.postgres.server import flushed_position
@@ -427,22 +428,34 @@ def slot(**changes: Any) -> SlotInfo:
 
 @given(
     position=st.integers(0, 1 << 62),
-    confirmed=st.none() | st.integers(0, 1 << 62),
+    noted=st.none()
+    | st.builds(Confirmation, *[st.integers(0, 1 << 62)] * 2, st.sampled_from(["this", "other"])),
     stands=st.integers(0, 1 << 62),
+    trusted=st.booleans(),
 )
 def test_a_slot_may_stand_at_what_we_confirmed_and_no_further(
-    position: int, confirmed: int | None, stands: int
+    position: int, noted: Confirmation | None, stands: int, trusted: bool
 ) -> None:
-    """P-S30: behind us it replays, up to what we confirmed it is ours, beyond that changes are lost."""
+    """P-S30: behind us it replays, up to what we confirmed for this lake it is ours, beyond that changes are lost."""
 
     def check() -> None:
-        info = slot(confirmed_flush_lsn=stands)
-        check_slot(info, name="aq", database="d", position=position, confirmed=confirmed)
+        check_slot(
+            slot(confirmed_flush_lsn=stands),
+            name="aq",
+            database="d",
+            position=position,
+            lake="this",
+            noted=noted,
+            trusted=trusted,
+        )
 
-    if stands <= max(position, confirmed or 0):
+    ours = None if noted is None or noted.lake != "this" else noted
+    went_back = ours is not None and ours.durable > position
+    covered = ours is not None and ours.durable <= position and stands <= ours.position
+    if stands <= position or (not went_back and (covered or trusted)):
         check()
     else:
-        with pytest.raises(SlotLostError) as caught:
+        with pytest.raises(SlotLostError, match="older backup" if went_back else "re-created") as caught:
             check()
         assert lsn_text(position) in caught.value.message
 

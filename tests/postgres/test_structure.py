@@ -31,7 +31,8 @@ def news_after(db: Database, *statements: str) -> tuple[News, dict[str, int]]:
         db.execute(statement)
     now = read_structure(db.observer, [root]).leaves[root]
     names = {leaf.name: number for number, leaf in (before | now).items()}
-    return partition_news({number: leaf.filenode for number, leaf in before.items()}, now), names
+    nodes = {number: leaf.filenode for number, leaf in before.items()}
+    return partition_news(nodes, now, {number: leaf.ties for number, leaf in before.items()}), names
 
 
 def test_tables_that_are_gone_and_leaves_of_all_levels(db: Database) -> None:

@@ -32,7 +32,7 @@ from aqueduck.events_config import (
     PostgresSinkConfig,
 )
 from aqueduck.lake.events_lake import check_events_lake
-from aqueduck.notes import read_note
+from aqueduck.notes import read_confirmation
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.events_table import check_events_table
 from aqueduck.postgres.published import check_publication, refuse_narrowed
@@ -80,7 +80,7 @@ def _check_slot(conn: Connection, server: ServerInfo, config: EventsConfig, dsn:
     info = slot_info(conn, source.slot_name)
     if source.slot_type == "temporary":
         return "is made for each run"
-    note = read_note(Path(config.state_dir) / source.slot_name / "confirmed")
+    note = read_confirmation(Path(config.state_dir) / source.slot_name / "confirmed")
     bookmark = None
     with contextlib.suppress(CatalogUnreachableError):  # its own line says so
         bookmark = load_bookmark(config, dsn)

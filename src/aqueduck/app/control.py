@@ -98,6 +98,9 @@ class Control:
         """A small message in WAL, so that the slot has something of this database to follow."""
         if self.conn is not None:
             registry.emit_heartbeat(self.conn)
+            return
+        with connect(self.config.source.dsn) as conn:  # there is no registry
+            registry.emit_heartbeat(conn)
 
     def forget(self, *, tables: Iterable[TableRow] = (), group: Wanted | None = None) -> None:
         """Delete what was removed, after it was taken down."""

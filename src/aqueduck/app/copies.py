@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -26,20 +26,21 @@ from aqueduck.changes import SegmentRef
 from aqueduck.errors import AqueduckError, CopyDisturbedError, ResyncNeededError, own_error
 from aqueduck.lake.apply import table_directory
 from aqueduck.lake.catalog import LakeSession
-from aqueduck.lake.commit import set_lineage
+from aqueduck.lake.commit import set_lineage, transact
 from aqueduck.lake.copy_files import ChunkFile
 from aqueduck.lake.files import file_prefix
 from aqueduck.lake.keeping import copied_columns
 from aqueduck.lake.landing import land_copy, replay_parked
 from aqueduck.lake.landing_modes import SessionFiles, prepare_copy
 from aqueduck.lake.parking import parked_segments, remove_parked_files
-from aqueduck.lake.partition_marks import write_marks
+from aqueduck.lake.partition_marks import Marks, write_marks
 from aqueduck.lake.segments import columns_of
 from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.lifecycle import Lifecycle, fail, retry_is_due
 from aqueduck.lifecycle import TableState as Life
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.server import flush_wal
+from aqueduck.postgres.structure import read_horizon, read_structure
 from aqueduck.postgres.table_copy import (
     ExportedSnapshot,
     export_snapshot,
@@ -104,6 +105,8 @@ class _Copy:
     session: CopySession
     beside: bool = False
     """Whether rows of an earlier copy stay, and changes from before this one count as well."""
+    marks: Marks | None = None
+    """The partitions that were read, once that is sure."""
 
     def items(self, prefix: str) -> list[CopyItem]:
         # A name of its own for each copy: the lake may still show the file of an earlier one.
@@ -374,9 +377,11 @@ class Copier:
             )  # fmt: skip
         return copies
 
-    def _check_undisturbed(self, copies: Iterable[_Copy]) -> None:
+    def _check_undisturbed(self, copies: Sequence[_Copy]) -> None:
         """A table that was rewritten between two chunks has its rows on other pages now."""
         with connect(self.dsn) as conn:
+            horizon = read_horizon(conn)
+            leaves = read_structure(conn, [copy.state.oid for copy in copies]).leaves
             for copy in copies:
                 now = {c.relation: c.filenode for c in plan_chunks(conn, copy.schema, chunk_bytes=1 << 62)}
                 if any(now.get(c.relation) != c.filenode for c in copy.journal.chunks):
@@ -385,6 +390,10 @@ class Copier:
                         "the table was rewritten, truncated or lost a partition while it was copied",
                         table=copy.schema.qualified,
                     )
+                if copy.state.oid in leaves:
+                    nodes = {c.relation: c.filenode for c in copy.journal.chunks}
+                    ties = {oid: leaf.ties for oid, leaf in leaves[copy.state.oid].items() if oid in nodes}
+                    copy.marks = Marks(nodes, horizon, ties)
 
     def _wait_for_changes(self, position: int) -> None:
         """What was committed between two sessions, or around one, has to be known before the rows are put together."""
@@ -397,33 +406,33 @@ class Copier:
 
     def _land(self, copies: list[_Copy], again: dict[int, list[ChunkFile]], position: int) -> dict[int, int]:
         """Copies, parked changes and states in one lake transaction; returns the rows by table."""
-        ready = [replace(c.state, ready=True, copy_position=position, error=None) for c in copies]
         rows: dict[int, int] = {}
-        parked: list[SegmentRef] = []
-        landed: list[TableState] = []
+
+        def land() -> list[tuple[TableState, list[SegmentRef]]]:
+            landed = []
+            for copy in copies:
+                state = replace(copy.state, ready=True, copy_position=position, error=None)
+                files = copy.journal.files_by_session()
+                files[-1] += again[state.oid]
+                sessions = [
+                    SessionFiles(s.moment, tuple(f.path for f in found if f.path), s.time_us)
+                    for s, found in zip(copy.journal.sessions, files, strict=True)
+                ]
+                landed.append(land_copy(self.lake, self.group, state, copy.schema, sessions))
+                if copy.marks is not None:
+                    write_marks(self.lake, self.group, state.oid, copy.marks)
+                rows[state.oid] = sum(f.rows for found in files for f in found)
+            names = ", ".join(c.schema.qualified for c in copies[:3]) + (", …" if len(copies) > 3 else "")
+            set_lineage(self.lake, f"copy of {names}", {"group": self.group, "lsn": lsn_text(position)})
+            return landed
+
         with self.commit_lock:
             if any(c.state.oid not in self.states for c in copies):
                 raise CopyDisturbedError("a table was removed while it was copied")
-            with self.lake.transaction():
-                for copy, state in zip(copies, ready, strict=True):
-                    files = copy.journal.files_by_session()
-                    files[-1] += again[state.oid]
-                    sessions = [
-                        SessionFiles(s.moment, tuple(f.path for f in found if f.path), s.time_us)
-                        for s, found in zip(copy.journal.sessions, files, strict=True)
-                    ]
-                    done, waiting = land_copy(self.lake, self.group, state, copy.schema, sessions)
-                    nodes = {c.relation: c.filenode for c in copy.journal.chunks}
-                    if set(nodes) != {state.oid}:
-                        write_marks(self.lake, self.group, state.oid, nodes)
-                    landed.append(done)
-                    parked += waiting
-                    rows[state.oid] = sum(f.rows for found in files for f in found)
-                names = ", ".join(c.schema.qualified for c in copies[:3]) + (", …" if len(copies) > 3 else "")
-                set_lineage(self.lake, f"copy of {names}", {"group": self.group, "lsn": lsn_text(position)})
-            self.states.update((state.oid, state) for state in landed)
-            self.on_ready([state.oid for state in landed])
-        remove_parked_files(parked)
+            landed = transact(self.lake, land)
+            self.states.update((state.oid, state) for state, _ in landed)
+            self.on_ready([state.oid for state, _ in landed])
+        remove_parked_files(segment for _, parked in landed for segment in parked)
         return rows
 
     def _replay(self, states: list[TableState]) -> None:
@@ -446,17 +455,19 @@ class Copier:
     ) -> None:
         """Apply what was parked and mark the table as ready; `also` is done in the same lake transaction."""
         parked = parked_segments(self.lake, self.group, ready.oid)
-        with self.lake.transaction():
-            ready = replay_parked(self.lake, self.group, ready, parked, self.version)
+
+        def replay() -> TableState:
+            done = replay_parked(self.lake, self.group, ready, parked, self.version)
             if also is not None:
                 also()
             set_lineage(self.lake, message, {"group": self.group})
-        self.states[ready.oid] = ready
+            return done
+
+        self.states[ready.oid] = transact(self.lake, replay)
         self.on_ready([ready.oid])
         remove_parked_files(parked)
 
     def set_state(self, state: TableState) -> None:
         """Write a table's state outside of any batch; the caller holds `commit_lock`."""
-        with self.lake.transaction():
-            write_state(self.lake, self.group, [state])
+        transact(self.lake, lambda: write_state(self.lake, self.group, [state]))
         self.states[state.oid] = state

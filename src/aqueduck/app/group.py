@@ -41,14 +41,24 @@ from aqueduck.app.tracing import BatchTimes
 from aqueduck.batches import Unit
 from aqueduck.changes import SegmentRef
 from aqueduck.config import GroupConfig, SyncConfig, TableConfig
-from aqueduck.errors import AqueduckError, LakeError, ResyncNeededError, SchemaChangeError, TableDisabledError
+from aqueduck.errors import (
+    AqueduckError,
+    CatalogUnreachableError,
+    DataPathError,
+    LakeBusyError,
+    LakeError,
+    ResyncNeededError,
+    SchemaChangeError,
+    TableDisabledError,
+)
 from aqueduck.lake.apply import table_directory
 from aqueduck.lake.catalog import LakeSession
-from aqueduck.lake.commit import BatchPlan, TableFailed, commit_batch
+from aqueduck.lake.commit import BatchPlan, TableFailed, commit_batch, transact
 from aqueduck.lake.evolve import same_columns, widen, wider_columns
 from aqueduck.lake.keeping import remove_target
 from aqueduck.lake.parking import copy_to_parking, forget_parked, parked_totals
-from aqueduck.lake.progress import Position, read_position
+from aqueduck.lake.partition_marks import forget_marks
+from aqueduck.lake.progress import Position, lake_mark, read_position
 from aqueduck.lake.table_states import TableState, forget_state, read_states, write_state
 from aqueduck.lake.units import UnitFiles, UnitWriter, parked_units, plan_batch, remove_scratch, skips_of
 from aqueduck.notes import note_position, write_skips, write_tables
@@ -193,6 +203,7 @@ class GroupRunner:
             publication=g.publication,
             position=position,
             tables_path=str(self._tables_note),
+            lake=lake_mark(self.lake, g.name),
             stage_dir=str(d / "stage"),
             report_path=str(d / "capture.json"),
             hold_path=str(d / "hold"),
@@ -309,10 +320,10 @@ class GroupRunner:
                     wider, versions = wider_columns(old, versions)
                     if wider != old:
                         state = replace(state, schema=wider)
-                        with self.lake.transaction():
-                            widen(self.lake, table.target, old, wider)
-                            write_state(self.lake, self.group.name, [state])
+                        transact(self.lake, functools.partial(self._widen, state, old))
                         self.states[table.oid] = state
+                except (LakeBusyError, CatalogUnreachableError, DataPathError):
+                    raise  # not the table's fault
                 except LakeError as exc:
                     raise TableFailed(table.oid, exc) from exc
                 evolved.append(replace(state, schema=versions[-1]))
@@ -320,6 +331,11 @@ class GroupRunner:
             runs = tuple(replace(run, schema=v) for run, v in zip(table.runs, versions, strict=True))
             tables.append(replace(table, schema=state.schema, runs=runs))
         return replace(plan, tables=tuple(tables)), evolved
+
+    def _widen(self, state: TableState, old: TableSchema) -> None:
+        assert state.schema is not None
+        widen(self.lake, state.target, old, state.schema)
+        write_state(self.lake, self.group.name, [state])
 
     def _version(self, segment: SegmentRef) -> TableSchema:
         """The columns of a segment, with their numbers in the catalog; asked once for each version."""
@@ -420,10 +436,7 @@ class GroupRunner:
                     and (s.target, s.mode.source_value)
                     in {(t.target, t.mode.source_value) for t in found.values()}
                 ]
-                with self.lake.transaction():
-                    for state in replaced:
-                        forget_state(self.lake, self.group.name, state.oid)
-                        forget_parked(self.lake, self.group.name, state.oid)
+                transact(self.lake, lambda: self._forget_in_lake(s.oid for s in replaced))
                 failed = prepare_tables(
                     self.lake, self.group.name, found, now=now, filled={s.target for s in replaced}
                 )
@@ -460,16 +473,19 @@ class GroupRunner:
             rest = [t.schema for oid, t in self.tables.items() if oid not in gone]
             publish(conn, self.group, rest)
         with self.commit_lock:
-            with self.lake.transaction():
-                for oid in gone:
-                    forget_state(self.lake, self.group.name, oid)
-                    forget_parked(self.lake, self.group.name, oid)
-                    if oid in dropped:
-                        remove_target(self.lake, self.tables[oid].target, self.tables[oid].mode)
+            transact(self.lake, lambda: self._forget_in_lake(gone, dropped))
             for oid in gone:
                 self.forget_table(oid)
             self._tell_tables()
             self._tell_tasks()
+
+    def _forget_in_lake(self, oids: Iterable[int], dropped: Collection[int] = ()) -> None:
+        for oid in oids:
+            forget_state(self.lake, self.group.name, oid)
+            forget_parked(self.lake, self.group.name, oid)
+            forget_marks(self.lake, self.group.name, oid)
+            if oid in dropped:
+                remove_target(self.lake, self.tables[oid].target, self.tables[oid].mode)
 
     def leave_table(self, oid: int) -> None:
         """The source table is gone; the lake's table and what the lake knows of it stay."""

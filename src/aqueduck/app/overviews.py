@@ -189,6 +189,8 @@ def _table(group: str, row: TableRow, seen: TableObservation) -> TableOverview:
         source=str(row.source),
         target=str(row.target),
         mode=row.mode,
+        source_column=row.source_column,
+        source_value=row.source_value,
         state=seen.state,
         state_since=row.state_since,
         enabled=row.enabled,

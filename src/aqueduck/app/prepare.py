@@ -34,9 +34,10 @@ from aqueduck.errors import (
 )
 from aqueduck.lake.apply import check_target, ensure_target, make_target
 from aqueduck.lake.catalog import LakeSession, open_lake
+from aqueduck.lake.commit import transact
 from aqueduck.lake.parking import ensure_parking, forget_parked
 from aqueduck.lake.partition_marks import ensure_marks, forget_marks
-from aqueduck.lake.progress import Position, read_position, write_position
+from aqueduck.lake.progress import Position, lake_mark, read_position, write_position
 from aqueduck.lake.table_states import (
     TableState,
     ensure_table_states,
@@ -45,7 +46,7 @@ from aqueduck.lake.table_states import (
     write_state,
 )
 from aqueduck.modes import UPSERT, TableMode
-from aqueduck.notes import read_note
+from aqueduck.notes import read_confirmation
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.publications import (
     drop_publication,
@@ -144,7 +145,7 @@ def prepare_group(
         if refused and not tables:
             raise next(iter(refused.values()))
         stored = read_position(lake, group.name)
-        lost = _lost_slot(conn, group, stored, server, None if trust_slot else directory, trust_slot)
+        lost = _lost_slot(conn, group, lake, stored, server, directory / "confirmed", trust_slot)
         if lost is not None:
             if group.on_slot_loss == "stop":
                 raise lost
@@ -160,6 +161,7 @@ def prepare_group(
             for oid in _prepare_lake(lake, group, tables, refused, renew):
                 forget_journal(directory, oid)
             if stored is None:
+                (directory / "confirmed").unlink(missing_ok=True)
                 for oid in tables:
                     forget_journal(directory, oid)
                 first = Position(group.name, position, None, server.system_identifier, server.timeline)
@@ -223,13 +225,17 @@ def prepare_tables(
 
     Targets in `filled` are those of tables that are no more: a copy replaces them, whatever columns they have.
     """
+
+    def make(some: Mapping[int, PreparedTable]) -> None:
+        transact(lake, lambda: _make_tables(lake, group, some, now, filled))
+
     try:
-        _make_tables(lake, group, tables, now, filled)
+        make(tables)
     except LakeError:  # one by one, to see which
         failed: dict[int, AqueduckError] = {}
         for oid, table in tables.items():
             try:
-                _make_tables(lake, group, {oid: table}, now, filled)
+                make({oid: table})
             except LakeError as exc:
                 failed[oid] = exc
         return failed
@@ -243,18 +249,17 @@ def _make_tables(
     now: int,
     filled: Collection[TableName],
 ) -> None:
-    with lake.transaction():
-        for oid, table in tables.items():
-            in_lake = table.schema.in_lake
-            make = make_target if table.target in filled and table.initial_copy else ensure_target
-            make(lake, table.target, in_lake, table.mode)
-            forget_marks(lake, group, oid)
-            position = 0 if table.initial_copy else now
-            ready = not table.initial_copy
-            state = TableState(
-                oid, table.schema.qualified, table.target, ready, position, None, in_lake, table.mode
-            )
-            write_state(lake, group, [state])
+    for oid, table in tables.items():
+        in_lake = table.schema.in_lake
+        make = make_target if table.target in filled and table.initial_copy else ensure_target
+        make(lake, table.target, in_lake, table.mode)
+        forget_marks(lake, group, oid)
+        position = 0 if table.initial_copy else now
+        ready = not table.initial_copy
+        state = TableState(
+            oid, table.schema.qualified, table.target, ready, position, None, in_lake, table.mode
+        )
+        write_state(lake, group, [state])
 
 
 def refuse_recreated(
@@ -283,24 +288,25 @@ def refuse_recreated(
 def _lost_slot(
     conn: psycopg.Connection[Any],
     group: GroupConfig,
+    lake: LakeSession,
     stored: Position | None,
     server: ServerInfo,
-    notes: Path | None,
+    note: Path,
     trust_slot: bool,
 ) -> AqueduckError | None:
     """Why the slot cannot be read from the lake's position on, if it cannot; other conflicts are raised."""
-    info = slot_info(conn, group.slot_name)
     try:
         _check_same_history(stored, server, group)
-        if not (trust_slot and info is not None):
-            check_slot(
-                info,
-                name=group.slot_name,
-                database=server.database,
-                position=None if stored is None else stored.position,
-                confirmed=None if notes is None else read_note(notes / "confirmed"),
-                plugin=group.plugin,
-            )
+        check_slot(
+            slot_info(conn, group.slot_name),
+            name=group.slot_name,
+            database=server.database,
+            position=None if stored is None else stored.position,
+            lake=lake_mark(lake, group.name),
+            noted=read_confirmation(note),
+            trusted=trust_slot,
+            plugin=group.plugin,
+        )
     except SlotLostError as exc:
         return exc
     return None
@@ -342,20 +348,20 @@ def _prepare_lake(
     broken = [
         _broken(lake, known[oid], table) for oid, table in tables.items() if oid in known and oid not in again
     ]
-    with lake.transaction():
+    changed = [state for state in broken if state is not None]
+    for state in other:
+        log.warning("table is copied again: its options changed", group=group.name, table=state.source)
+        in_lake = tables[state.oid].schema.in_lake
+        changed.append(replace(state, ready=False, copy_position=0, error=None, schema=in_lake))
+
+    def write() -> None:
         for state in gone:
             forget_state(lake, group.name, state.oid)
             forget_parked(lake, group.name, state.oid)
             forget_marks(lake, group.name, state.oid)
-        write_state(lake, group.name, [state for state in broken if state is not None])
-        for state in other:
-            log.warning("table is copied again: its options changed", group=group.name, table=state.source)
-            in_lake = tables[state.oid].schema.in_lake
-            write_state(
-                lake,
-                group.name,
-                [replace(state, ready=False, copy_position=0, error=None, schema=in_lake)],
-            )
+        write_state(lake, group.name, changed)
+
+    transact(lake, write)
     new = {oid: table for oid, table in tables.items() if oid not in known}
     filled = {s.target for s in gone if s.oid not in others}
     failed = prepare_tables(lake, group.name, new, now=0, filled=filled)
@@ -373,12 +379,15 @@ def _begin_at(
 ) -> None:
     """A new beginning: whatever the lake had of the group came before, and is copied again."""
     known = read_states(lake, group.name)
-    with lake.transaction():
+
+    def write() -> None:
         for oid, table in tables.items():
             forget_parked(lake, group.name, oid)
             ready = not table.initial_copy
             write_state(lake, group.name, [replace(known[oid], ready=ready, copy_position=0, error=None)])
         write_position(lake, first)
+
+    transact(lake, write)
 
 
 def _is_for(state: TableState, table: PreparedTable) -> bool:

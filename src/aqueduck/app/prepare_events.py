@@ -13,7 +13,7 @@ from pathlib import Path
 from aqueduck.bookmarks import Bookmark
 from aqueduck.errors import BookmarkError, SlotLostError
 from aqueduck.events_config import PostgresCdcConfig
-from aqueduck.notes import read_note
+from aqueduck.notes import Confirmation, read_confirmation
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.published import published_tables, refuse_narrowed
 from aqueduck.postgres.server import ServerInfo, read_server, require_logical_wal
@@ -55,7 +55,7 @@ def prepare_source(
         else:
             info = slot_info(conn, source.slot_name)
             if not (trust_slot and info is not None):
-                check_slot_position(source, server, info, bookmark, read_note(note))
+                check_slot_position(source, server, info, bookmark, read_confirmation(note))
             begin = announced_slot(conn, source.slot_name, source.plugin)
             position = bookmark.position if bookmark is not None else _first_position(source, begin)
     return PreparedSource(server.database, server.system_identifier, position, tables)
@@ -70,7 +70,7 @@ def check_slot_position(
     server: ServerInfo,
     info: SlotInfo | None,
     bookmark: Bookmark | None,
-    confirmed: int | None,
+    noted: Confirmation | None,
 ) -> None:
     """Raise if reading the slot from the bookmark on would leave events out."""
     name = source.slot_name
@@ -84,11 +84,16 @@ def check_slot_position(
             raise missing_slot(name, source.plugin, "create_slot_if_missing: true")
         return
     check_slot(info, name=name, database=server.database, position=None, plugin=source.plugin)
-    if bookmark is None or info.confirmed_flush_lsn is None:
+    stands = info.confirmed_flush_lsn
+    if bookmark is None or stands is None or stands <= bookmark.position:
         return
-    if info.confirmed_flush_lsn > max(bookmark.position, confirmed or 0):
-        stands, ours = lsn_text(info.confirmed_flush_lsn), lsn_text(bookmark.position)
+    at = f"the slot {name} stands at {lsn_text(stands)}, beyond the bookmark's {lsn_text(bookmark.position)}"
+    if noted is not None and noted.is_ahead_of(durable=bookmark.position):
         raise SlotLostError(
-            f"the slot {name} stands at {stands}, beyond the bookmark's {ours}: it was re-created or moved by another",
+            f"{at}, which was at {lsn_text(noted.durable)} before: it is an older one", hint=_AGAIN
+        )
+    if noted is None or not noted.covers(stands, durable=bookmark.position):
+        raise SlotLostError(
+            f"{at}: it was re-created or moved by another",
             hint=f"{_AGAIN}; if nobody touched it and only state_dir was lost: aqueduck run --trust-slot",
         )

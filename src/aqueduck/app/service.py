@@ -39,6 +39,7 @@ from aqueduck.errors import (
     SourceUnreachableError,
 )
 from aqueduck.lake.catalog import LakeSession, open_lake
+from aqueduck.lake.commit import transact
 from aqueduck.lake.inlined import count_inlined
 from aqueduck.lake.keeping import remove_target
 from aqueduck.lake.orphans import remove_orphans
@@ -149,6 +150,10 @@ class SyncService:
         runner.on_traced = None if self._traces is None else self._traces.batch
         self._runners[name] = runner
         self._switch_tables(runner, self._wanted[name])
+        for oid, table in runner.tables.items():  # a copy that is due anyway is what was asked for
+            row = self._wanted[name].rows.get(source_name(table))
+            if row is not None and row.resync_wanted and runner.states[oid].awaits_copy:
+                runner.requests_done.setdefault(oid, RequestsDone()).resync = row.resync_requested
         runner.start(once=once)
         log.info("group started", group=name, position=lsn_text(ready.position), tables=len(ready.tables))
 
@@ -304,6 +309,8 @@ class SyncService:
             self._prepare_group(wanted)
             self._start_group(name)
         else:
+            if any(row.resync_wanted for row in wanted.rows.values()):
+                self._watch.look(self._runners[name])  # the table that is there now is meant
             self._change_tables(control, wanted, all_wanted)
         self._act_on_requests(wanted)
 
@@ -400,10 +407,14 @@ class SyncService:
         gone = wanted.removed_tables
         if not gone:
             return
-        with self.commit_lock, self.lake.transaction():
+
+        def remove() -> None:
             for row in gone:
                 if row.drop_target:
                     remove_target(self.lake, row.target, row.table_mode)
+
+        with self.commit_lock:
+            transact(self.lake, remove)
         control.forget(tables=gone)
 
     def _take_down(self, control: Control, wanted: Wanted) -> None:

@@ -115,7 +115,7 @@ def show_status(out: Console, rows: Sequence[Row], *, now: datetime | None = Non
         behind = f"{size(row['lag_bytes'])}, {span(row['lag_seconds'])}"
         table.add_row(
             escape(row["group_name"]),
-            escape(_arrow(row["source"], row["target"])),
+            escape(_arrow(row)),
             _state(row),
             _ago(row["state_since"], now),
             _number(row["rows_synced"]),
@@ -142,9 +142,16 @@ def _state(row: Row) -> str:
     return f"[{_STATES.get(state, 'white')}]{state}[/]" + ("" if row["enabled"] else " [yellow](disabled)[/]")
 
 
-def _arrow(source: str, target: str) -> str:
-    """The lake table is named where it is not the obvious one."""
-    return source if target == f"main.{source.partition('.')[2]}" else f"{source} → {target}"
+def _arrow(row: Row) -> str:
+    """The lake table is named where it is not the obvious one, or has rows of others too."""
+    source, target, own = row["source"], row["target"], _own_rows(row)
+    plain = target == f"main.{source.partition('.')[2]}" and not own
+    return source if plain else f"{source} → {target}{own}"
+
+
+def _own_rows(row: Row) -> str:
+    """Which rows of a target that several sources fill are this one's."""
+    return "" if row["source_column"] is None else f" ({row['source_column']} = {row['source_value']})"
 
 
 def _details(row: Row) -> str:
@@ -236,7 +243,7 @@ def show_tables(out: Console, rows: Sequence[Row]) -> None:
         table.add_row(
             escape(row["group_name"]),
             escape(row["source"]),
-            escape(row["target"]),
+            escape(row["target"] + _own_rows(row)),
             row["mode"],
             "yes" if row["copy"] else "no",
             _state(row),

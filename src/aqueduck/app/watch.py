@@ -14,10 +14,20 @@ import psycopg
 import structlog
 
 from aqueduck.app.group import GroupRunner
-from aqueduck.lake.partition_marks import read_marks, write_marks
-from aqueduck.postgres.connection import connect, translate_errors
+from aqueduck.lake.commit import transact
+from aqueduck.lake.partition_marks import Marks, read_marks, write_marks
+from aqueduck.postgres.connection import connect
 from aqueduck.postgres.server import flushed_position
-from aqueduck.postgres.structure import Leaf, News, Structure, partition_news, read_structure
+from aqueduck.postgres.structure import (
+    Leaf,
+    News,
+    Structure,
+    has_rows,
+    has_rows_since_before,
+    partition_news,
+    read_horizon,
+    read_structure,
+)
 
 __all__ = ["SourceWatch"]
 
@@ -30,33 +40,39 @@ class SourceWatch:
     def __init__(self) -> None:
         self._awaited: dict[int, int] = {}
         """Tables that seem to have been truncated as a whole, and the position by which the stream must have told."""
+        self._horizons: dict[int, int] = {}
+        """When tables last were as their marks say: which transactions had ended by then."""
 
     def look(self, runner: GroupRunner) -> None:
         """Once; raises when the source cannot be asked."""
         dsn = runner.config.source.dsn
         with connect(dsn) as conn:
+            horizon = read_horizon(conn)
             structure = read_structure(conn, list(runner.tables))
             with runner.commit_lock:
                 marks = read_marks(runner.lake, runner.group.name) if structure.leaves else {}
             news: dict[int, News] = {}
             for oid, leaves in structure.leaves.items():
                 if oid in runner.states and runner.states[oid].ready:  # otherwise its copy makes the marks
-                    found = partition_news(marks.get(oid, _nodes(leaves)), leaves)
-                    filled = tuple(leaf for leaf in found.attached if _has_rows(conn, leaves[leaf]))
-                    news[oid] = replace(found, attached=filled)
+                    before = marks.get(oid) or marks_of(leaves, 0)
+                    news[oid] = self._news(conn, oid, before, leaves)
         _leave_dropped(runner, structure)
         for oid, found in news.items():
             if oid in runner.states and runner.states[oid].ready:
-                self._act(runner, oid, found, structure.leaves[oid], marks.get(oid))
+                self._act(runner, oid, found, marks_of(structure.leaves[oid], horizon), marks.get(oid))
 
-    def _act(
-        self,
-        runner: GroupRunner,
-        oid: int,
-        news: News,
-        leaves: dict[int, Leaf],
-        marked: dict[int, int] | None,
-    ) -> None:
+    def _news(self, conn: psycopg.Connection[Any], oid: int, before: Marks, leaves: dict[int, Leaf]) -> News:
+        """What matters of it: partitions that came with rows, went, or may have been emptied."""
+        found = partition_news(before.nodes, leaves, before.ties)
+        horizon = max(before.horizon, self._horizons.get(oid, 0))
+        filled = tuple(leaf for leaf in found.attached if has_rows(conn, leaves[leaf]))
+        emptied = tuple(
+            leaf for leaf in found.rewritten if not has_rows_since_before(conn, leaves[leaf], horizon)
+        )
+        whole = found.whole and emptied == found.rewritten
+        return replace(found, attached=filled, rewritten=emptied, whole=whole)
+
+    def _act(self, runner: GroupRunner, oid: int, news: News, now: Marks, before: Marks | None) -> None:
         group, table = runner.group, runner.tables[oid].schema.qualified
         if news.whole and not news.attached and not news.lost:
             # TRUNCATE of the table itself is in the stream, which may not have come so far.
@@ -74,15 +90,10 @@ class SourceWatch:
                 runner.resync(oid)
                 return
             log.warning("the lake keeps its rows", group=group.name, table=table, reason=what)
-        nodes = _nodes(leaves)
-        if nodes != marked:
-            with runner.commit_lock, runner.lake.transaction():
-                write_marks(runner.lake, group.name, oid, nodes)
-
-
-def _has_rows(conn: psycopg.Connection[Any], leaf: Leaf) -> bool:
-    with translate_errors("look at a partition", conn=conn):
-        return conn.execute(f"select exists (select from only {leaf.name})".encode()).fetchone() != (False,)
+        self._horizons[oid] = now.horizon
+        if before is None or (before.nodes, before.ties) != (now.nodes, now.ties):
+            with runner.commit_lock:
+                transact(runner.lake, lambda: write_marks(runner.lake, group.name, oid, now))
 
 
 def _leave_dropped(runner: GroupRunner, structure: Structure) -> None:
@@ -92,14 +103,16 @@ def _leave_dropped(runner: GroupRunner, structure: Structure) -> None:
         runner.leave_table(oid)
 
 
-def _nodes(leaves: dict[int, Leaf]) -> dict[int, int]:
-    return {oid: leaf.filenode for oid, leaf in leaves.items()}
+def marks_of(leaves: dict[int, Leaf], horizon: int) -> Marks:
+    """What is noted of partitions as they are now."""
+    nodes = {oid: leaf.filenode for oid, leaf in leaves.items()}
+    return Marks(nodes, horizon, {oid: leaf.ties for oid, leaf in leaves.items()})
 
 
 def _describe(news: News) -> str:
     counted = (
         ("attached", news.attached),
-        ("detached or dropped", news.lost),
+        ("detached or dropped, also for a while", news.lost),
         ("truncated or rewritten", news.rewritten),
     )
     parts = [f"{len(oids)} {what}" for what, oids in counted if oids]

@@ -9,9 +9,11 @@ connection, is named by `TableFailed`, so that the batch can be planned again wi
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import random
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from aqueduck import faults
 from aqueduck.changes import SegmentRef
@@ -33,9 +35,21 @@ from aqueduck.modes import UPSERT, TableMode
 from aqueduck.moments import Moment, moment_of
 from aqueduck.schema import TableName, TableSchema, lsn_text
 
-__all__ = ["BatchPlan", "RunPlan", "TableFailed", "TablePlan", "apply_run", "commit_batch", "set_lineage"]
+__all__ = [
+    "BatchPlan",
+    "RunPlan",
+    "TableFailed",
+    "TablePlan",
+    "apply_run",
+    "commit_batch",
+    "set_lineage",
+    "transact",
+]
 
 TRIES = 5
+PAUSE_SECONDS = 0.2
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +125,34 @@ def commit_batch(session: LakeSession, plan: BatchPlan) -> bool:
                 suspect = exc.oid  # it may have been the connection: once more on the new one
                 continue
             if isinstance(exc, LakeBusyError) and not last:
+                _let_others_pass(attempt)
                 continue
             raise
         flush_where_due(session, [progress_table(plan.position.group), *(t.target for t in plan.tables)])
         return True
     raise AssertionError("unreachable")
+
+
+def transact(session: LakeSession, work: Callable[[], T]) -> T:
+    """
+    `work` in one lake transaction, whose changes are all that it leaves.
+
+    Within a service nobody is in its way.  Another service, whose groups fill the same lake, may be: then once more, a few times.
+    """
+    for attempt in range(TRIES):
+        try:
+            with session.transaction():
+                return work()
+        except LakeBusyError:
+            if attempt + 1 == TRIES:
+                raise
+            session.reopen()
+            _let_others_pass(attempt)
+    raise AssertionError("unreachable")
+
+
+def _let_others_pass(attempt: int) -> None:
+    time.sleep(random.uniform(0, PAUSE_SECONDS * attempt))  # two do not keep meeting
 
 
 def _start(plan: BatchPlan, stored: Position | None) -> int:

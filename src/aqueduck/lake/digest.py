@@ -107,7 +107,9 @@ def ask_stream(
     """
     names = [f"n{i}" for i in range(len(schema.streamed.columns) + 1)]
     source = _Source(batches)
-    typed = ", ".join(f"{cast_sql(c, f'n{i}')} as v{i}" for i, c in enumerate(schema.columns))
+    # Of the lake's columns some may not be compared; the cells are numbered with them.
+    places = {c.name: i for i, c in enumerate(schema.streamed.in_lake.columns)}
+    typed = ", ".join(f"{cast_sql(c, f'n{places[c.name]}')} as v{i}" for i, c in enumerate(schema.columns))
     reader = pa.RecordBatchReader.from_batches(pa.schema([(n, pa.string()) for n in names]), source)
     con = new_connection(threads=1, memory_limit=MEMORY)
     try:

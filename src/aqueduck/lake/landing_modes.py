@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from aqueduck.batches import plan_runs
 from aqueduck.changes import SegmentRef
 from aqueduck.errors import CopyDisturbedError, SchemaChangeError
-from aqueduck.lake.apply import check_target, delete_keys, insert_rows, make_target, same_key
+from aqueduck.lake.apply import check_target, delete_keys, insert_rows, make_target
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import RunPlan, apply_run
 from aqueduck.lake.fold_modes import TIME
@@ -25,7 +25,7 @@ from aqueduck.lake.sql import ident, lake_table, string_list
 from aqueduck.lake.table_states import TableState
 from aqueduck.moments import Moment
 from aqueduck.projection import other_rules
-from aqueduck.schema import TableSchema
+from aqueduck.schema import Column, TableSchema
 
 __all__ = ["SessionFiles", "copied_keys", "make_way", "prepare_copy"]
 
@@ -84,7 +84,7 @@ def make_way(
         _write_parked(session, group, state, parked, copy.moment)
         tell_of_resync(session, target, mode, copy.position, copy.time_us)
     elif mode.name == "soft_delete":
-        _end_missing(session, state, schema, copy, same_key(schema, "t", "c.k"))
+        _end_missing(session, state, schema, copy, [schema.columns[k] for k in schema.key_indexes])
         delete_keys(session, target, schema, copied_keys(schema, copy.paths), own_rows(mode))
     else:
         _land_versions(session, group, state, schema, copy)
@@ -138,31 +138,43 @@ def _write_parked(
 
 
 def _end_missing(
-    session: LakeSession, state: TableState, schema: TableSchema, copy: SessionFiles, same: str
+    session: LakeSession,
+    state: TableState,
+    schema: TableSchema,
+    copy: SessionFiles,
+    columns: Sequence[Column],
 ) -> None:
-    """Rows of the target that `same` finds no row `c` of the copy for end when the copy was taken."""
-    keys = ", ".join(f"t.{ident(schema.columns[k].name)} as k{i}" for i, k in enumerate(schema.key_indexes))
-    copied = ", ".join(f"{ident(schema.columns[k].name)} as k{i}" for i, k in enumerate(schema.key_indexes))
+    """Rows of the target end when the copy was taken, if it has none that is the same in these columns."""
+    cells = ", ".join(f"t.{ident(c.name)} as k{i}" for i, c in enumerate(columns))
     session.execute(
-        f"create or replace temp table aqueduck_ends as select {keys}, {TIME.format(copy.time_us)} as ended_at"
+        f"create or replace temp table aqueduck_ends as select {cells}, {TIME.format(copy.time_us)} as ended_at"
         f" from {lake_table(state.target)} as t where {current_rows(state.mode)} and not exists"
-        f" (from (select *, {copied} from {_rows(schema, copy.paths)}) as c where {same})",
+        f" (from {_rows(schema, copy.paths)} as c where {_same(columns, 'c')})",
         doing="landing a copy",
         table=schema.qualified,
     )
-    end_rows(session, state.target, same_key(schema, "t", "k.k"), state.mode, "aqueduck_ends")
+    same = " and ".join(f"t.{ident(c.name)} is not distinct from k.k{i}" for i, c in enumerate(columns))
+    end_rows(session, state.target, same, state.mode, "aqueduck_ends")
+
+
+def _same(columns: Sequence[Column], other: str) -> str:
+    return " and ".join(f"t.{ident(c.name)} is not distinct from {other}.{ident(c.name)}" for c in columns)
 
 
 def _land_versions(
     session: LakeSession, group: str, state: TableState, schema: TableSchema, copy: SessionFiles
 ) -> None:
-    """Only rows that are not what the open version says become versions; those that are gone, or others, end."""
-    same = " and ".join(f"t.{ident(c.name)} is not distinct from c.{ident(c.name)}" for c in schema.columns)
+    """
+    Only rows that are not what an open version says become versions; open ones that are gone, or others, end.
+
+    By all of their cells: a key may have two open versions, if a partition was emptied and filled again and only the filling was told.
+    """
     session.execute(
         f"create or replace temp table aqueduck_copied as select c.* from {_rows(schema, copy.paths)} as c"
-        f" where not exists (from {lake_table(state.target)} as t where {current_rows(state.mode)} and {same})",
+        f" where not exists (from {lake_table(state.target)} as t where {current_rows(state.mode)}"
+        f" and {_same(schema.columns, 'c')})",
         doing="landing a copy",
         table=schema.qualified,
     )
-    _end_missing(session, state, schema, copy, same)
+    _end_missing(session, state, schema, copy, schema.columns)
     insert_rows(session, state.target, "aqueduck_copied", group=group)

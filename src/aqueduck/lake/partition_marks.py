@@ -8,14 +8,27 @@ also while the service is stopped, makes a difference.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from aqueduck.lake.catalog import OWN_SCHEMA, LakeSession
 from aqueduck.lake.sql import LAKE, qualified
 
-__all__ = ["ensure_marks", "forget_marks", "read_marks", "write_marks"]
+__all__ = ["Marks", "ensure_marks", "forget_marks", "read_marks", "write_marks"]
 
 TABLE = qualified(LAKE, OWN_SCHEMA, "partitions")
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The partitions of one table at some moment."""
+
+    nodes: dict[int, int]
+    """The file node of each partition that holds rows."""
+    horizon: int = 0
+    """Transactions below it had ended by then; 0 if nobody asked."""
+    ties: dict[int, str] = field(default_factory=dict)
+    """How each of them came to be a partition, where that is known."""
 
 
 def ensure_marks(session: LakeSession) -> None:
@@ -25,16 +38,23 @@ def ensure_marks(session: LakeSession) -> None:
     )
 
 
-def read_marks(session: LakeSession, group: str) -> dict[int, dict[int, int]]:
-    """By table: the file node of each partition that holds rows."""
+def read_marks(session: LakeSession, group: str) -> dict[int, Marks]:
+    """By table."""
     rows, _ = session.query(f"select source_oid, file_nodes from {TABLE} where group_name = ?", [group])
-    return {oid: {int(leaf): node for leaf, node in json.loads(text).items()} for oid, text in rows}
+    return {oid: _read(json.loads(text)) for oid, text in rows}
 
 
-def write_marks(session: LakeSession, group: str, oid: int, nodes: Mapping[int, int]) -> None:
+def _read(values: dict[str, Any]) -> Marks:
+    nodes = values.get("nodes", values)  # a lake of an earlier version has nothing else
+    ties = {int(leaf): text for leaf, text in values.get("ties", {}).items()}
+    return Marks({int(leaf): node for leaf, node in nodes.items()}, values.get("horizon", 0), ties)
+
+
+def write_marks(session: LakeSession, group: str, oid: int, marks: Marks) -> None:
     """Inside an open transaction."""
     forget_marks(session, group, oid)
-    session.execute(f"insert into {TABLE} values (?, ?, ?)", [group, oid, json.dumps(dict(nodes))])
+    text = json.dumps({"nodes": marks.nodes, "horizon": marks.horizon, "ties": marks.ties})
+    session.execute(f"insert into {TABLE} values (?, ?, ?)", [group, oid, text])
 
 
 def forget_marks(session: LakeSession, group: str, oid: int) -> None:

@@ -12,13 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from aqueduck.lake.catalog import OWN_SCHEMA, LakeSession
+from aqueduck.lake.catalog import METADATA, OWN_SCHEMA, LakeSession
 from aqueduck.lake.sql import LAKE, lake_table, literal
 from aqueduck.schema import TableName
 
 __all__ = [
     "Position",
     "forget_position",
+    "lake_mark",
     "move_position",
     "progress_table",
     "read_position",
@@ -63,6 +64,17 @@ def read_position(session: LakeSession, group: str) -> Position | None:
         return None
     [row] = rows
     return Position(group, *row)
+
+
+def lake_mark(session: LakeSession, group: str) -> str:
+    """Tells this lake from every other one that the group may have filled; a copy of its catalog has the same."""
+    rows = session.execute(
+        f"select t.table_uuid::varchar from {METADATA}.ducklake_table t join {METADATA}.ducklake_schema s using (schema_id)"
+        " where s.schema_name = ? and t.table_name = ? and t.end_snapshot is null and s.end_snapshot is null",
+        (OWN_SCHEMA, progress_table(group).name),
+        doing="reading the position",
+    )
+    return str(rows[0][0]) if rows else ""
 
 
 def write_position(session: LakeSession, position: Position) -> None:

@@ -36,6 +36,10 @@ class TableState:
     """The source's columns that the target was made for."""
     mode: TableMode = UPSERT
 
+    @property
+    def awaits_copy(self) -> bool:
+        return not self.ready and self.error is None
+
 
 def ensure_table_states(session: LakeSession) -> None:
     session.execute(

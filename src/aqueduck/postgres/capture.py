@@ -32,7 +32,7 @@ from aqueduck.errors import (
     SourceUnreachableError,
     TableMissingError,
 )
-from aqueduck.notes import note_position, read_note, read_tables
+from aqueduck.notes import Confirmation, note_confirmation, read_note, read_tables
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.decoder import Commit, Decoder, warm_up
@@ -215,7 +215,7 @@ class Capture(threading.Thread):
             if due or decoder.take_reply_request() or self._ask_reply or confirm > self._confirmed:
                 ask, self._ask_reply = self._ask_reply, False
                 if idle_step:
-                    note_position(Path(self._settings.confirmed_path), confirm, sync=True)
+                    self._note(confirm)
                 stream.send_status(received=max(self._seen, confirm), confirmed=confirm, ask_reply=ask)
                 self._confirmed, sent_at = confirm, now
                 if due and self._is_held():
@@ -234,6 +234,10 @@ class Capture(threading.Thread):
                 if stream.ended:
                     return
         self._confirm_last(stream)
+
+    def _note(self, confirm: int) -> None:
+        noted = Confirmation(confirm, self._stage.durable, self._settings.lake)
+        note_confirmation(Path(self._settings.confirmed_path), noted)
 
     def _confirm_last(self, stream: ReplicationStream) -> None:
         """Whoever only catches up may be done before a second has passed: what is durable by now is told."""

@@ -29,6 +29,8 @@ class CaptureSettings:
     durable_path: str
     tables_path: str = ""
     """The group's tables, see `notes`; read again when the stream names one that we do not know."""
+    lake: str = ""
+    """Which lake the position is of; goes into the note at `confirmed_path`."""
     segment_bytes: int = 32 << 20
     stage_bytes_max: int = 1 << 30
     max_queued_changes: int = 10_000_000

@@ -15,6 +15,7 @@ import structlog
 from psycopg.rows import dict_row
 
 from aqueduck.errors import SlotConflictError, SlotLostError, TwoPhaseSlotError
+from aqueduck.notes import Confirmation
 from aqueduck.postgres.connection import translate_errors
 from aqueduck.postgres.publications import drop_publication, ensure_publication
 from aqueduck.postgres.quoting import identifier, literal
@@ -145,15 +146,18 @@ def check_slot(
     name: str,
     database: str,
     position: int | None,
-    confirmed: int | None = None,
+    lake: str = "",
+    noted: Confirmation | None = None,
+    trusted: bool = False,
     plugin: str = PLUGIN,
 ) -> None:
     """
-    Raise if reading the slot from the lake's `position` on would leave changes out.
+    Raise if reading the slot from the `lake`'s `position` on would leave changes out.
 
     `position` is `None` while the lake has none: then no slot, or a fresh one, is fine.  A
     server confirms only what it is told, so a slot that stands beyond both our position and
-    what we ever `confirmed` was made, or moved, by somebody else: changes before it are gone.
+    what we `noted` was made, or moved, by somebody else (unless it is `trusted`), or else the lake went
+    back in time: changes in between are gone.
     """
     if info is None:
         if position is not None:
@@ -171,13 +175,23 @@ def check_slot(
         )
     if info.wal_status == "lost" or info.invalidation_reason:
         raise _lost(name, f"was invalidated by the server ({info.invalidation_reason or 'wal_removed'})")
-    if position is None or info.confirmed_flush_lsn is None:
+    stands = info.confirmed_flush_lsn
+    if position is None or stands is None or stands <= position:
         return
-    if info.confirmed_flush_lsn > max(position, confirmed or 0):
-        stands, ours = lsn_text(info.confirmed_flush_lsn), lsn_text(position)
+    if noted is not None and noted.is_ahead_of(durable=position, lake=lake):
         raise _lost(
-            name, f"stands at {stands}, beyond the lake's {ours}: it was re-created or moved by another"
+            name,
+            f"stands at {lsn_text(stands)}, and the lake, which was at {lsn_text(noted.durable)} before,"
+            f" at {lsn_text(position)}: it was restored from an older backup",
         )
+    if trusted or (noted is not None and noted.covers(stands, durable=position, lake=lake)):
+        return
+    raise _lost(
+        name,
+        f"stands at {lsn_text(stands)}, beyond the lake's {lsn_text(position)}:"
+        " it was re-created or moved by another",
+        "; if nobody touched it and only state_dir was lost: aqueduck run --trust-slot",
+    )
 
 
 def _slot_query(version: int) -> str:
@@ -213,10 +227,11 @@ def _of_database(info: SlotInfo) -> str:
     return f"the database {info.database}" if info.database else "physical replication"
 
 
-def _lost(name: str, problem: str) -> SlotLostError:
+def _lost(name: str, problem: str, more: str = "") -> SlotLostError:
     return SlotLostError(
         f"the slot {name} {problem}",
-        hint="changes may be missing between the lake and the slot: the tables need a new copy",
+        hint="changes may be missing between the lake and the slot: the tables need a new copy"
+        f" (on_slot_loss: resync){more}",
     )
 
 

@@ -15,18 +15,28 @@ import psycopg
 
 from aqueduck.postgres.connection import translate_errors
 
-__all__ = ["Leaf", "News", "Structure", "partition_news", "read_structure"]
+__all__ = [
+    "Leaf",
+    "News",
+    "Structure",
+    "has_rows",
+    "has_rows_since_before",
+    "partition_news",
+    "read_horizon",
+    "read_structure",
+]
 
+PAGES_MAX = 16384
 _LEAVES = """
-    with recursive tree(root, relation, born_here) as (
-        select oid, oid, true from pg_class where oid = any(%s::oid[]) and relkind = 'p'
+    with recursive tree(root, relation, born_here, ties) as (
+        select oid, oid, true, '' from pg_class where oid = any(%s::oid[]) and relkind = 'p'
         union all
         select t.root, i.inhrelid, t.born_here and i.xmin = coalesce(
-            (select y.xmin from pg_type y where y.typrelid = i.inhrelid), '0'::xid)
+            (select y.xmin from pg_type y where y.typrelid = i.inhrelid), '0'::xid), t.ties || '/' || i.xmin::text
         from tree t join pg_inherits i on i.inhparent = t.relation
     )
     select t.root::int8, c.oid::int8, coalesce(pg_relation_filenode(c.oid), 0)::int8, c.xmin::text::int8,
-           t.born_here, format('%%I.%%I', n.nspname, c.relname)
+           t.born_here, format('%%I.%%I', n.nspname, c.relname), t.ties
     from tree t join pg_class c on c.oid = t.relation join pg_namespace n on n.oid = c.relnamespace
     where c.relkind <> 'p'
 """
@@ -37,12 +47,14 @@ class Leaf:
     """A partition that holds rows."""
 
     filenode: int
-    """Changes with a truncate, and with a rewrite such as VACUUM FULL."""
+    """Changes with a truncate, and with a rewrite such as VACUUM FULL: `has_rows_since_before` may tell which."""
     changed_by: int
     """The transaction that last changed it in the catalog."""
     born_here: bool
     """Created as a partition, so without rows; otherwise it was attached."""
     name: str
+    ties: str = ""
+    """The transactions that made it a partition, on every level: others after it was away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +72,7 @@ class News:
     attached: tuple[int, ...] = ()
     """May have had rows when they came."""
     lost: tuple[int, ...] = ()
+    """Gone; or away for a while, in which nobody told of their rows."""
     rewritten: tuple[int, ...] = ()
     whole: bool = False
     """All partitions were rewritten by one transaction, as TRUNCATE of the table does."""
@@ -79,12 +92,43 @@ def read_structure(conn: psycopg.Connection[Any], oids: Collection[int]) -> Stru
     return Structure(tables, leaves)
 
 
-def partition_news(before: Mapping[int, int], now: Mapping[int, Leaf]) -> News:
-    """What lies between file nodes by leaf, as they were noted, and the leaves as they are."""
+def read_horizon(conn: psycopg.Connection[Any]) -> int:
+    """Every transaction with a lower number has ended; of several things read from the catalog, read this first."""
+    with translate_errors("look at the tables", conn=conn):
+        row = conn.execute(b"select pg_snapshot_xmin(pg_current_snapshot())::text::int8").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def has_rows(conn: psycopg.Connection[Any], leaf: Leaf) -> bool:
+    with translate_errors("look at a partition", conn=conn):
+        return conn.execute(f"select exists (select from only {leaf.name})".encode()).fetchone() != (False,)
+
+
+def has_rows_since_before(conn: psycopg.Connection[Any], leaf: Leaf, horizon: int) -> bool:
+    """
+    Whether a row was written by a transaction below the horizon: then nobody has emptied the partition since.
+
+    VACUUM FULL, CLUSTER and a move to another tablespace keep the number of the transaction that wrote a row, also of
+    frozen ones.  What is written after a truncate has numbers from the horizon on.  Of numbers the table has the lower
+    half only: one that comes round again is taken for a young one.  And only the first pages are looked at, to be done soon.  So
+    rows may be missed, but never made up.
+    """
+    query = (
+        "select exists (select from (select pg_snapshot_xmax(pg_current_snapshot())::text::int8 as next offset 0) s"
+        f" cross join only {leaf.name} t where t.ctid < '({PAGES_MAX},0)'"
+        " and mod(s.next - t.xmin::text::int8, 4294967296) > s.next - %s)"
+    )
+    with translate_errors("look at a partition", conn=conn):
+        return conn.execute(query.encode(), (horizon,)).fetchone() == (True,)
+
+
+def partition_news(before: Mapping[int, int], now: Mapping[int, Leaf], ties: Mapping[int, str]) -> News:
+    """What lies between file nodes and ties by leaf, as they were noted, and the leaves as they are."""
     rewritten = tuple(oid for oid, node in before.items() if oid in now and now[oid].filenode != node)
     return News(
         attached=tuple(oid for oid, leaf in now.items() if oid not in before and not leaf.born_here),
-        lost=tuple(oid for oid in before if oid not in now),
+        lost=tuple(oid for oid in before if oid not in now or ties.get(oid, now[oid].ties) != now[oid].ties),
         rewritten=rewritten,
         whole=len(rewritten) == len(before) > 0 and len({now[oid].changed_by for oid in rewritten}) == 1,
     )

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -17,8 +18,9 @@ from aqueduck.errors import (
     NoKeyError,
     SourceQueryError,
     TableMissingError,
+    TableRecreatedError,
 )
-from aqueduck.lifecycle import TableState
+from aqueduck.lifecycle import Lifecycle, TableState, fail
 from aqueduck.modes import TableMode
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.registry import (
@@ -27,6 +29,7 @@ from aqueduck.postgres.registry import (
     install,
     listen,
     read_desired,
+    reconcile_file,
     rows_of,
     wait_for_notice,
     write_observed,
@@ -34,7 +37,7 @@ from aqueduck.postgres.registry import (
 from aqueduck.postgres.tables import describe_table
 from aqueduck.schema import TableName, parse_table_name
 from tests.fix_postgres import Database
-from tests.postgres.registry.wishes import group, refused, synced, table
+from tests.postgres.registry.wishes import config_of, group, refused, synced, table
 
 Connection = psycopg.Connection[Any]
 
@@ -76,10 +79,11 @@ def test_sources_may_share_a_target_that_tells_them_apart(any_db: Database, conn
         assert "already filled" in str(refused(conn, "add_table", **{"source": "third", **shared, **other}))
     refused(conn, "add_table", source="third", source_value="x")
     refused(conn, "add_table", source="third", mode="nonsense")
-    assert any_db.query("select source_value from aqueduck.table_mappings order by 1") == [
-        ("public.a",),
-        ("see",),
-    ]
+    for function in ("tables", "status"):
+        assert [(r["source_column"], r["source_value"]) for r in rows_of(conn, function)] == [
+            ("src", "public.a"),
+            ("src", "see"),
+        ]
 
 
 def test_adding_the_same_again_changes_nothing(any_db: Database, conn: Connection) -> None:
@@ -221,6 +225,27 @@ def test_a_table_that_was_created_again_is_copied_again(any_db: Database, conn: 
     assert call(conn, "add_table", source="a") == added
     assert table(conn).resync_wanted
     assert table(conn).observed.source_oid == describe_table(conn, "a").oid
+
+
+def test_adding_a_table_that_was_created_again_is_consent(any_db: Database, conn: Connection) -> None:
+    """The file, read at each start, only finds the new table; whoever adds it wants its rows, also once the service knows of it."""
+    arguments = {"source": "a", "group_name": "g"}
+    config = config_of({"name": "g", "names": ["a"]})
+    reconcile_file(conn, config)
+    any_db.execute("drop table a; create table a (id int primary key)")
+    assert reconcile_file(conn, config)
+    row = table(conn)
+    assert row.observed.source_oid == describe_table(conn, "a").oid
+    assert not row.resync_wanted
+    call(conn, "add_table", **arguments)
+    assert not table(conn).resync_wanted, "nobody has said yet that the lake has other rows"
+    error = TableRecreatedError("it is another one")
+    failed = fail(Lifecycle(TableState.PENDING, datetime.now(UTC)), error, datetime.now(UTC))
+    write_observed(conn, [row.observed.after(failed)])
+    reconcile_file(conn, config)
+    assert not table(conn).resync_wanted
+    call(conn, "add_table", **arguments)
+    assert table(conn).resync_wanted
 
 
 def test_a_removed_table_waits_for_the_service(conn: Connection) -> None:

@@ -126,7 +126,7 @@ begin
     old := aqueduck._mapping_beside(in_group, found_oid, parts);
     if old.id is not null then
         perform aqueduck._check_same(old, in_group, target is null, aim, mode, source_column, tag, options);
-        perform aqueduck._follow_source(old, found_oid, parts);
+        perform aqueduck._follow_source(old, found_oid, parts, true);
         return old.id;
     end if;
     perform aqueduck._check_target(in_group, aim, mode, source_column, tag);
@@ -165,16 +165,23 @@ begin
 end
 $$;
 
--- The table was dropped and created again: it is another one, and needs a new copy.
-create or replace function aqueduck._follow_source(old aqueduck.table_mappings, source_oid bigint, parts text[])
+-- The table was dropped and created again: it is another one.  Whoever adds it wants the rows of that one (`consent`);
+-- a file that still names it says nothing about them.
+drop function if exists aqueduck._follow_source(aqueduck.table_mappings, bigint, text[]);
+create or replace function aqueduck._follow_source(old aqueduck.table_mappings, source_oid bigint, parts text[],
+                                                   consent boolean)
 returns boolean language plpgsql as $$
+declare
+    other constant boolean := coalesce(old.source_oid <> source_oid, false) or old.error_code = 'pg.table_recreated';
+    wants_copy constant boolean := consent and coalesce(other, false);
 begin
-    if (old.source_oid, old.source_schema, old.source_table) is not distinct from (source_oid, parts[1], parts[2]) then
+    if (old.source_oid, old.source_schema, old.source_table) is not distinct from (source_oid, parts[1], parts[2])
+            and not wants_copy then
         return false;
     end if;
     update aqueduck.table_mappings m
     set source_oid = _follow_source.source_oid, source_schema = parts[1], source_table = parts[2],
-        resync_requested = m.resync_requested + coalesce(m.source_oid <> _follow_source.source_oid, false)::int
+        resync_requested = m.resync_requested + wants_copy::int
     where m.id = old.id;
     perform aqueduck._notify('add_table', null, format('%I.%I', parts[1], parts[2]));
     return true;

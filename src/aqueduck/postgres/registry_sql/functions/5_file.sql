@@ -103,7 +103,7 @@ declare
     followed boolean := false;
 begin
     if source_oid is not null then
-        followed := aqueduck._follow_source(old, source_oid, parts);
+        followed := aqueduck._follow_source(old, source_oid, parts, false);
     end if;
     update aqueduck.table_mappings m
     set group_id = in_group.id, copy = (wanted ->> 'copy')::boolean, options = wanted -> 'options',

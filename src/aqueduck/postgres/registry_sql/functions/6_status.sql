@@ -10,15 +10,17 @@ $$;
 
 create or replace function aqueduck.status()
 returns table (
-    group_name text, source text, target text, mode text, state text, state_since timestamptz, enabled boolean,
-    running boolean, rows_synced bigint, queued_changes bigint, queued_bytes bigint, last_sync_at timestamptz,
+    group_name text, source text, target text, mode text, source_column text, source_value text,
+    state text, state_since timestamptz, enabled boolean, running boolean,
+    rows_synced bigint, queued_changes bigint, queued_bytes bigint, last_sync_at timestamptz,
     error_code text, error_class text, error_message text, consecutive_failures int, retry_at timestamptz,
     snapshot_lsn pg_lsn, applied_lsn pg_lsn, lag_bytes bigint, lag_seconds float8,
     copy_rows bigint, copy_bytes bigint, copy_bytes_total bigint, copy_share float8, copy_seconds float8,
     copy_seconds_left float8, parked_rows bigint, parked_bytes bigint, parked_since timestamptz)
 language sql stable as $$
-    select g.name, aqueduck._source_name(m), format('%I.%I', m.target_schema, m.target_table), m.mode, m.state,
-           m.state_since, m.enabled and g.enabled, g.id = any (array(select aqueduck._running_groups())),
+    select g.name, aqueduck._source_name(m), format('%I.%I', m.target_schema, m.target_table), m.mode,
+           m.source_column, m.source_value, m.state, m.state_since, m.enabled and g.enabled,
+           g.id = any (array(select aqueduck._running_groups())),
            m.rows_synced, m.queued_changes, m.queued_bytes, m.last_sync_at,
            m.error_code, m.error_class, m.error_message, m.consecutive_failures, m.retry_at,
            m.snapshot_lsn, m.applied_lsn, m.lag_bytes, m.lag_seconds,
@@ -36,11 +38,13 @@ language sql stable as $$
 $$;
 
 create or replace function aqueduck.tables()
-returns table (id bigint, group_name text, source text, target text, mode text, copy boolean, enabled boolean,
-               state text, settings jsonb, created_by_file boolean, created_at timestamptz)
+returns table (id bigint, group_name text, source text, target text, mode text, source_column text, source_value text,
+               copy boolean, enabled boolean, state text, options jsonb, settings jsonb, created_by_file boolean,
+               created_at timestamptz)
 language sql stable as $$
-    select m.id, g.name, aqueduck._source_name(m), format('%I.%I', m.target_schema, m.target_table), m.mode, m.copy,
-           m.enabled, m.state, m.settings, m.created_by_file, m.created_at
+    select m.id, g.name, aqueduck._source_name(m), format('%I.%I', m.target_schema, m.target_table), m.mode,
+           m.source_column, m.source_value, m.copy, m.enabled, m.state, m.options, m.settings,
+           m.created_by_file, m.created_at
     from aqueduck.table_mappings m join aqueduck.sync_groups g on g.id = m.group_id
     where m.removed_at is null order by g.name, m.source_schema, m.source_table
 $$;
