@@ -63,6 +63,8 @@ class SessionMemory:
     """Target tables that were compared with this schema and mode."""
     inlined_rows: dict[TableName, int] = field(default_factory=dict)
     """Rows, also dead ones, that the catalog itself holds of a table."""
+    positions: dict[str, int] = field(default_factory=dict)
+    """Where this session's last batch of a group ended; the next one moves the position from there, or finds that another did."""
 
 
 @dataclass

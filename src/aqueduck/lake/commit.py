@@ -110,15 +110,15 @@ def commit_batch(session: LakeSession, plan: BatchPlan) -> bool:
     """Whether anything had to be written."""
     suspect: int | None = None
     for attempt in range(TRIES):
-        stored = read_position(session, plan.position.group)
-        if stored is not None and stored.position >= plan.position.position:
+        stored = _stored(session, plan.position.group)
+        if stored is not None and stored >= plan.position.position:
             return False
         try:
             _transaction(session, plan, _start(plan, stored))
         except (LakeError, TableFailed) as exc:
             session.reopen()
-            stored = read_position(session, plan.position.group)
-            if stored is not None and stored.position >= plan.position.position:
+            stored = _stored(session, plan.position.group)
+            if stored is not None and stored >= plan.position.position:
                 return True  # the commit happened, only its answer was lost
             last = attempt + 1 == TRIES
             if isinstance(exc, TableFailed) and exc.oid != suspect and not last:
@@ -155,15 +155,25 @@ def _let_others_pass(attempt: int) -> None:
     time.sleep(random.uniform(0, PAUSE_SECONDS * attempt))  # two do not keep meeting
 
 
-def _start(plan: BatchPlan, stored: Position | None) -> int:
+def _stored(session: LakeSession, group: str) -> int | None:
+    """The group's position; asked once a session, as `move_position` notices if it is elsewhere."""
+    if group not in session.memory.positions:
+        found = read_position(session, group)
+        if found is None:
+            return None
+        session.memory.positions[group] = found.position
+    return session.memory.positions[group]
+
+
+def _start(plan: BatchPlan, stored: int | None) -> int:
     """The position that the batch builds on; it must be the lake's."""
     if stored is None:
         raise LakeWriteError(
             f"the lake has no position of group {plan.position.group}", hint="run: aqueduck init"
         )
-    if plan.start is not None and plan.start != stored.position:
+    if plan.start is not None and plan.start != stored:
         raise LakeBusyError("the group's position in the lake is not where this batch begins")
-    return stored.position
+    return stored
 
 
 def _transaction(session: LakeSession, plan: BatchPlan, before: int) -> None:
@@ -180,6 +190,7 @@ def _transaction(session: LakeSession, plan: BatchPlan, before: int) -> None:
         )
         faults.point("lake.before_commit")
     faults.point("lake.after_commit")
+    session.memory.positions[position.group] = position.position
     inlined, progress = session.memory.inlined_rows, progress_table(position.group)
     inlined[progress] = inlined.get(progress, 0) + 1
 

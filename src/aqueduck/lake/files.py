@@ -133,7 +133,7 @@ def _open_writer(path: str, first: pa.Table) -> pq.ParquetWriter:
 
 
 def _encoding(kind: pa.DataType) -> str | None:
-    """Lengths and numbers as differences.  Measured on a sysbench-like table: a third less time to write, less to read, smaller."""
+    """Lengths and numbers as differences: smaller by a tenth; texts of random digits take a third less time to write, hex ones no less."""
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return "DELTA_LENGTH_BYTE_ARRAY"
     if pa.types.is_signed_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date32(kind):

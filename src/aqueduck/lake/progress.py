@@ -79,6 +79,7 @@ def lake_mark(session: LakeSession, group: str) -> str:
 
 def write_position(session: LakeSession, position: Position) -> None:
     """Set the group's position; the caller has a transaction open."""
+    session.memory.positions.pop(position.group, None)
     table = lake_table(progress_table(position.group))
     if not _exists(session, position.group):
         _execute(session, f"create table {table} ({_COLUMNS})")
@@ -92,6 +93,7 @@ def write_position(session: LakeSession, position: Position) -> None:
 
 def forget_position(session: LakeSession, group: str) -> None:
     """The group is gone."""
+    session.memory.positions.pop(group, None)
     _execute(session, f"drop table if exists {lake_table(progress_table(group))}")
 
 
