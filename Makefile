@@ -27,7 +27,7 @@ demo: $(STAMP) ## Run the main job on embedded PostgreSQL, Spark and DuckLake
 	@$(BIN)/aqueduck demo
 
 test: lint ## Check style and types, then run the tests
-	$(BIN)/pytest -n 2 -m 'not slow and not spark'
+	$(BIN)/pytest -n 3 -m 'not slow and not spark'
 	$(BIN)/pytest -m 'spark and not slow'
 
 test-long: lint ## Run every test, also those that take minutes

@@ -12,7 +12,9 @@ stream.  Writing files and committing them is in `lake` and `spark`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import math
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -152,7 +154,7 @@ def snapshot_xmin(dsn: str, snapshot: str) -> int:
 
 
 def plan_chunks(conn: psycopg.Connection[Any], table: TableSchema, *, chunk_bytes: int) -> list[Chunk]:
-    """Equal ranges of at most about `chunk_bytes`, of the table or of the leaves of its partitions."""
+    """Ranges of at most about `chunk_bytes`, of the table or of the leaves of its partitions."""
     query = """
         select n.nspname::text, c.relname::text, pg_relation_size(c.oid), c.oid::int8,
                coalesce(pg_relation_filenode(c.oid), 0)::int8
@@ -166,16 +168,26 @@ def plan_chunks(conn: psycopg.Connection[Any], table: TableSchema, *, chunk_byte
     chunks: list[Chunk] = []
     for schema, name, size, oid, filenode in relations:
         pages = -(-size // PAGE_BYTES)
-        count = max(1, -(-size // chunk_bytes))
-        if count > EVEN:  # no core is left with a piece more than the others
-            count = round(size / chunk_bytes / EVEN) * EVEN
-        step = max(1, -(-pages // count))
-        firsts = list(range(0, max(pages, 1), step))
-        for first in firsts:
-            end = None if first == firsts[-1] else first + step
-            share = min(step, max(pages - first, 0)) * PAGE_BYTES
+        firsts = [*_first_pages(pages, size / chunk_bytes), None]
+        for first, end in itertools.pairwise(firsts):
+            assert first is not None
+            share = ((pages if end is None else end) - first) * PAGE_BYTES
             chunks.append(Chunk(len(chunks), schema, name, first, end, share, oid, filenode))
     return chunks
+
+
+def _first_pages(pages: int, wanted: float) -> list[int]:
+    """Where about so many chunks begin.  The last ones are smaller, so that no core works long while the others have nothing left."""
+    if wanted <= EVEN:
+        count, halves = max(1, math.ceil(wanted)), 0
+    else:
+        count, halves = round(wanted / EVEN) * EVEN, EVEN // 2
+    step = max(1, -(-pages // count))
+    firsts = list(range(0, max(pages, 1), step))
+    half = step // 2
+    return sorted(
+        {*firsts, *(first + half for first in firsts[len(firsts) - halves :] if first + half < pages)}
+    )
 
 
 def copy_sql(columns: str, chunk: Chunk, condition: str | None = None, options: str = "") -> str:

@@ -31,7 +31,7 @@ from aqueduck.schema import TableSchema
 __all__ = ["CopyItem", "CopyJob", "run_copy"]
 
 POOL = "copy"
-TASK_BYTES = 64 << 20
+TASK_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
