@@ -92,6 +92,7 @@ def test_a_parent_is_synced_without_its_children(shared: Sync) -> None:
     sync.tables = ()
 
 
+@pytest.mark.slow
 def test_a_table_that_is_dropped_and_created_anew_waits_for_a_word(shared: Sync) -> None:
     """P-S13: another table with the same name replaces the lake's rows only when somebody says so; the others go on."""
     sync, db = shared, shared.db
