@@ -24,7 +24,7 @@ from aqueduck import faults, metrics
 from aqueduck.app.copy_journal import CopyJournal, CopySession, forget_journal, journaled_files, journals_of
 from aqueduck.changes import SegmentRef
 from aqueduck.errors import AqueduckError, CopyDisturbedError, ResyncNeededError, own_error
-from aqueduck.lake.apply import table_directory
+from aqueduck.lake.apply import make_target, table_directory
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import set_lineage, transact
 from aqueduck.lake.copy_files import ChunkFile
@@ -359,6 +359,8 @@ class Copier:
                 schema = only_needed(described).in_lake
                 planned.append((state, schema, plan_chunks(conn, schema, chunk_bytes=self.chunk_bytes)))
         with self.commit_lock:
+            # In one transaction: after each that makes a table, DuckLake reads its whole catalog again.
+            transact(self.lake, lambda: self._make_targets([(state, schema) for state, schema, _ in planned]))
             places = []
             beside = set()
             for state, schema, _ in planned:
@@ -376,6 +378,10 @@ class Copier:
                 chunks=len(journal.missing()),
             )  # fmt: skip
         return copies
+
+    def _make_targets(self, tables: Sequence[tuple[TableState, TableSchema]]) -> None:
+        for state, schema in tables:
+            make_target(self.lake, state.target, schema, state.mode)
 
     def _check_undisturbed(self, copies: Sequence[_Copy]) -> None:
         """A table that was rewritten between two chunks has its rows on other pages now."""
