@@ -48,10 +48,9 @@ from aqueduck.errors import (
     LakeBusyError,
     LakeError,
     ResyncNeededError,
-    SchemaChangeError,
     TableDisabledError,
 )
-from aqueduck.lake.apply import table_directory
+from aqueduck.lake.apply import table_directories
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import BatchPlan, TableFailed, commit_batch, transact
 from aqueduck.lake.evolve import same_columns, widen, wider_columns
@@ -162,12 +161,12 @@ class GroupRunner:
 
     def _tell_tables(self) -> None:
         """Which tables there are, and where their files go."""
-        places: list[tuple[TableSchema, str | None]] = []
-        for table in self.tables.values():
-            try:
-                places.append((table.schema, table_directory(self.lake, table.target)))
-            except SchemaChangeError:  # the target is gone: the driver will see, and park the table
-                places.append((table.schema, None))
+        known = table_directories(self.lake)
+        # None where the target is gone: the driver will see, and park the table.
+        places = [
+            (table.schema, known.get(TableName(table.target.schema.lower(), table.target.name.lower())))
+            for table in self.tables.values()
+        ]
         write_tables(self._tables_note, places, {oid: t.mode for oid, t in self.tables.items()})
 
     def _on_ready(self, oids: list[int]) -> None:

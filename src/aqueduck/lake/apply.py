@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
 from aqueduck.errors import SchemaChangeError
 from aqueduck.lake.bags import delete_rows
@@ -37,6 +38,7 @@ __all__ = [
     "ensure_target",
     "make_target",
     "same_key",
+    "table_directories",
     "table_directory",
 ]
 
@@ -132,17 +134,31 @@ def _refuse_reserved_names(session: LakeSession, target: TableName, schema: Tabl
 def table_directory(session: LakeSession, target: TableName) -> str:
     """Where DuckLake keeps the target's files."""
     rows = session.execute(
-        f"select s.path, s.path_is_relative, t.path, t.path_is_relative from {METADATA}.ducklake_table t"
-        f" join {METADATA}.ducklake_schema s using (schema_id)"
-        " where lower(s.schema_name) = lower(?) and lower(t.table_name) = lower(?)"
-        " and t.end_snapshot is null and s.end_snapshot is null",
+        f"{_DIRECTORIES} and lower(s.schema_name) = lower(?) and lower(t.table_name) = lower(?)",
         [target.schema, target.name],
     )
     if not rows:
         raise SchemaChangeError("the target table does not exist in the lake", table=target.qualified)
-    schema_path, schema_relative, path, relative = rows[0]
+    return _directory(session, rows[0])
+
+
+def table_directories(session: LakeSession) -> dict[TableName, str]:
+    """Where DuckLake keeps the files of each table; names are in lower case."""
+    rows = session.execute(_DIRECTORIES)
+    return {TableName(row[0].lower(), row[1].lower()): _directory(session, row) for row in rows}
+
+
+_DIRECTORIES = (
+    "select s.schema_name, t.table_name, s.path, s.path_is_relative, t.path, t.path_is_relative"
+    f" from {METADATA}.ducklake_table t join {METADATA}.ducklake_schema s using (schema_id)"
+    " where t.end_snapshot is null and s.end_snapshot is null"
+)
+
+
+def _directory(session: LakeSession, row: Sequence[Any]) -> str:
+    _, _, schema_path, schema_relative, path, relative = row
     base = join(session.config.data_path, schema_path) if schema_relative else schema_path
-    return (join(base, path) if relative else path).rstrip("/")
+    return str(join(base, path) if relative else path).rstrip("/")
 
 
 def empty_target(session: LakeSession, target: TableName, schema: TableSchema) -> None:
