@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
-from aqueduck.config import _SECTIONS, SyncConfig, _key, load_config, parse_config
+from aqueduck.config import _SECTIONS, SyncConfig, load_config, parse_config
 from aqueduck.errors import ConfigError
 from aqueduck.schema import TableName
+from aqueduck.sections import key_of
 
 BASE = Path("/srv/shop")
 SMALLEST: dict[str, Any] = {
@@ -307,7 +308,7 @@ def documented_keys() -> dict[str, tuple[str, str]]:
 def model_keys() -> dict[str, FieldInfo]:
     """The fields of the models, by the keys of a file."""
     return {
-        ".".join((*path, _key(section, name))): field
+        ".".join((*path, key_of(section, name))): field
         for path, section in _SECTIONS.items()
         for name, field in section.model_fields.items()
     }

@@ -19,6 +19,7 @@ from aqueduck.fanout_config import (
     assigned,
     is_fanout,
     listed_destinations,
+    load_fanout,
     parse_fanout,
 )
 from aqueduck.lake_place import LakePlace, resolve
@@ -166,6 +167,10 @@ def test_routing_values_may_be_written_without_quotes(value: object, text: str) 
         (smallest("instance", partition={"mode": "explicit", "include": ["nobody"]}), "nobody"),
         ({**SMALLEST, "destinations": []}, "destinations"),
         ({**SMALLEST, "sink": {}}, "sink"),
+        (smallest("source", tabel="t"), "source.tabel: unknown key (did you mean table?)"),
+        (smallest("routing", zzz=1), "routing.zzz: unknown key (known here: field, key_columns,"),
+        (destination({"routing_valu": "a"}), "destinations[0].routing_valu: unknown key (did you mean routing_value?)"),
+        (smallest("instance", partition={"modus": "all"}), "instance.partition.modus: unknown key (did you mean mode?)"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_refused_by_the_name_of_its_key(values: object, named: str) -> None:
@@ -173,6 +178,13 @@ def test_a_mistake_is_refused_by_the_name_of_its_key(values: object, named: str)
     text = problem(values)
     assert named in text
     assert "\n" not in text
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    """P-F14: one line with a code, whatever the file is."""
+    (tmp_path / "fanout.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not a text file in UTF-8"):
+        load_fanout(tmp_path / "fanout.yaml")
 
 
 def test_a_missing_variable_is_refused_by_name() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from aqueduck.config import TableConfig, describe_problems
+from aqueduck.config import TableConfig
 from aqueduck.errors import ConfigError
 from aqueduck.projection import (
     Mask,
@@ -21,6 +21,7 @@ from aqueduck.projection import (
     problem,
 )
 from aqueduck.schema import Column, TableSchema
+from aqueduck.sections import describe_problems
 from aqueduck.table_options import read_options
 
 TABLE = TableSchema(
@@ -73,7 +74,7 @@ def test_options_that_contradict_each_other_are_refused_by_name(options: dict[st
     """P-S26: in the words of the file."""
     with pytest.raises(ValidationError) as caught:
         TableConfig.model_validate({"source": "t", **options})
-    assert says in describe_problems(caught.value)
+    assert says in describe_problems(caught.value, {(): TableConfig})
 
 
 def names(table: TableSchema) -> list[str]:

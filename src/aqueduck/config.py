@@ -8,33 +8,45 @@ tables exist and paths can be written is for `app` to check.
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import os
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ByteSize,
-    ConfigDict,
     Field,
     ValidationError,
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
 from aqueduck.errors import ConfigError
 from aqueduck.modes import TableMode
-from aqueduck.object_store import Properties, read_properties, refuse_secrets
+from aqueduck.object_store import VARIABLE, Properties, read_properties, refuse_secrets
 from aqueduck.projection import Mask, Projection
 from aqueduck.schema import TableName, parse_table_name
+from aqueduck.sections import (
+    MIB,
+    SCHEME,
+    Bytes,
+    Section,
+    Sections,
+    SlotName,
+    Text,
+    absolute,
+    absolute_catalog,
+    absolute_data_path,
+    describe_problems,
+    key_of,
+    read_file,
+    read_yaml,
+    refuse_repeated,
+)
 
 __all__ = [
     "GroupConfig",
@@ -50,12 +62,7 @@ __all__ = [
     "parse_config",
 ]
 
-MIB = 1 << 20
-
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _GROUP_NAME = re.compile(r"[a-z0-9_]{1,40}")
-_SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _MASTER = re.compile(r"local(\[(\d+|\*)(,\d+)?\])?|local-cluster\[[\d,]+\]|spark://.+|k8s://.+|yarn")
 _TABLE_OPTIONS = {"columns", "exclude", "rename", "mask", "where"}
 _HINT = "see docs/configuration.md for every key"
@@ -68,15 +75,7 @@ def _spark_value(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) else value
 
 
-Text = Annotated[str, Field(min_length=1)]
 SparkValue = Annotated[str, BeforeValidator(_spark_value)]
-Bytes = Annotated[ByteSize, Field(gt=0)]
-
-
-class Section(BaseModel):
-    """What all parts of the file share: fixed once read, and no keys that we do not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class SourceConfig(Section):
@@ -100,7 +99,7 @@ class LakeConfig(Section):
     @field_validator("catalog")
     @classmethod
     def _is_a_known_catalog(cls, value: str) -> str:
-        scheme = _SCHEME.match(value)
+        scheme = SCHEME.match(value)
         if scheme and scheme[1] not in ("postgres", "postgresql", "sqlite"):
             raise ValueError("must be postgres:…, sqlite:PATH or the path of a DuckDB file")
         return value
@@ -236,7 +235,7 @@ class GroupConfig(Section):
     on_recreate: Literal["stop", "resync"] = "stop"
     heartbeat_interval_ms: int = Field(default=0, ge=0, le=3_600_000)
     publication_by: Literal["aqueduck", "user"] = "aqueduck"
-    slot_name: str = ""
+    slot_name: SlotName = ""
     """By default `aqueduck_` and the group's name."""
     publication: str = Field(default="", min_length=1, max_length=63)
     """By default `aqueduck_` and the group's name."""
@@ -268,13 +267,6 @@ class GroupConfig(Section):
     def _is_a_group_name(cls, value: str) -> str:
         if not _GROUP_NAME.fullmatch(value):
             raise ValueError("must be 1 to 40 of the characters a-z, 0-9 and _")
-        return value
-
-    @field_validator("slot_name")
-    @classmethod
-    def _is_a_slot_name(cls, value: str) -> str:
-        if not _SLOT_NAME.fullmatch(value):
-            raise ValueError("must be 1 to 63 of the characters a-z, 0-9 and _")
         return value
 
 
@@ -315,7 +307,7 @@ class ServerConfig(Section):
     @field_validator("token_env")
     @classmethod
     def _is_a_variable(cls, value: str | None) -> str | None:
-        if value is not None and not _VARIABLE.fullmatch(value):  # it may be a token: never show it
+        if value is not None and not VARIABLE.fullmatch(value):  # it may be a token: never show it
             raise ValueError("must be the name of an environment variable")
         return value
 
@@ -372,7 +364,7 @@ class SyncConfig(Section):
     @field_validator("mask_salt_env")
     @classmethod
     def _is_a_variable(cls, value: str | None) -> str | None:
-        if value is not None and not _VARIABLE.fullmatch(value):  # it may be a salt: never show it
+        if value is not None and not VARIABLE.fullmatch(value):  # it may be a salt: never show it
             raise ValueError("must be the name of an environment variable")
         return value
 
@@ -381,15 +373,13 @@ class SyncConfig(Section):
         if not self.groups:
             raise ValueError("groups: needs at least one group")
         tables = [table for group in self.groups for table in group.tables]
-        _refuse_repeated("group name", (group.name for group in self.groups))
-        _refuse_repeated("slot_name", (group.slot_name for group in self.groups))
-        _refuse_repeated("publication", (group.publication for group in self.groups))
-        _refuse_repeated("source table", (table.source for table in tables))
+        refuse_repeated("group name", (group.name for group in self.groups), " under groups")
+        refuse_repeated("slot_name", (group.slot_name for group in self.groups), " under groups")
+        refuse_repeated("publication", (group.publication for group in self.groups), " under groups")
+        refuse_repeated("source table", (table.source for table in tables), " under groups")
         _refuse_shared_targets(tables)
         return self
 
-
-Sections = Mapping[tuple[str, ...], type[Section]]
 
 _SECTIONS: Sections = {
     (): SyncConfig,
@@ -406,64 +396,28 @@ _SECTIONS: Sections = {
 
 def load_config(path: str | os.PathLike[str]) -> SyncConfig:
     """Read the file at `path`, with the environment of this process."""
-    file = Path(path).absolute()
-    try:
-        text = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as exc:
-        raise ConfigError(f"{path} is not a text file in UTF-8") from exc
-    except OSError as exc:
-        reason = (exc.strerror or "unknown reason").lower()
-        raise ConfigError(f"{path} cannot be read: {reason}", hint="check the path after -c") from exc
-    return parse_config(text, base_dir=file.parent, env=os.environ, name=str(path))
+    text = read_file(path)
+    return parse_config(text, base_dir=Path(path).absolute().parent, env=os.environ, name=str(path))
 
 
 def parse_config(text: str, *, base_dir: Path, env: Mapping[str, str], name: str = "config") -> SyncConfig:
     """Turn the text of a file into a configuration, its relative paths resolved against `base_dir`."""
-    values = _read_yaml(text, name)
+    values = read_yaml(text, name)
     try:
         config = SyncConfig.model_validate(_with_dsn(values, env, name))
     except ValidationError as exc:
-        raise ConfigError(f"{name}: {describe_problems(exc)}", hint=_HINT) from None
+        raise ConfigError(f"{name}: {describe_problems(exc, _SECTIONS)}", hint=_HINT) from None
     read_properties(config.lake.properties, env, f"{name}: lake")
     return _with_absolute_paths(config, base_dir)
-
-
-def describe_problems(exc: ValidationError) -> str:
-    """What is wrong, in the words of the file."""
-    return "; ".join(map(_describe, exc.errors(include_url=False, include_input=False)))
 
 
 def setting_names() -> list[str]:
     """Every key, as a path such as `groups.tables.source`."""
     return sorted(
-        ".".join((*path, _key(section, field)))
+        ".".join((*path, key_of(section, field)))
         for path, section in _SECTIONS.items()
         for field in section.model_fields
     )
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """A loader that refuses a key which stands twice in one mapping."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = Counter(key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge")
-        for key, count in keys.items():
-            if count > 1:
-                raise yaml.MarkedYAMLError(problem=f"key {key!r} stands twice", problem_mark=node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-def _read_yaml(text: str, name: str) -> dict[str, Any]:
-    try:
-        values = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a subclass of SafeLoader
-    except yaml.MarkedYAMLError as exc:
-        line = f" in line {exc.problem_mark.line + 1}" if exc.problem_mark else ""
-        raise ConfigError(f"{name} is not valid YAML{line}: {exc.problem}") from None
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise ConfigError(f"{name} is not valid YAML") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{name} must hold keys such as source, lake and groups", hint=_HINT)
-    return values
 
 
 def _with_dsn(values: dict[str, Any], env: Mapping[str, str], name: str) -> dict[str, Any]:
@@ -473,7 +427,7 @@ def _with_dsn(values: dict[str, Any], env: Mapping[str, str], name: str) -> dict
         return values
     if source.get("dsn") is not None:
         raise ConfigError(f"{name}: source: has both dsn and dsn_env", hint="keep one of them")
-    if not _VARIABLE.fullmatch(variable):  # it may be a connection string: never show it
+    if not VARIABLE.fullmatch(variable):  # it may be a connection string: never show it
         hint = "name the variable there, or use the key dsn for a connection string"
         raise ConfigError(f"{name}: source.dsn_env: must be the name of an environment variable", hint=hint)
     if not env.get(variable):
@@ -484,17 +438,17 @@ def _with_dsn(values: dict[str, Any], env: Mapping[str, str], name: str) -> dict
 
 def _with_absolute_paths(config: SyncConfig, base_dir: Path) -> SyncConfig:
     lake = config.lake
-    data_path = lake.data_path if "://" in lake.data_path else _absolute(lake.data_path, base_dir)
-    paths = {"catalog": _absolute_catalog(lake.catalog, base_dir), "data_path": data_path}
-    state_dir = _absolute(config.state_dir, base_dir)
+    data_path = absolute_data_path(lake.data_path, base_dir)
+    paths = {"catalog": absolute_catalog(lake.catalog, base_dir), "data_path": data_path}
+    state_dir = absolute(config.state_dir, base_dir)
     server = config.server
     if server.tls_cert is not None and server.tls_key is not None:
         tls = {
-            "tls_cert": _absolute(server.tls_cert, base_dir),
-            "tls_key": _absolute(server.tls_key, base_dir),
+            "tls_cert": absolute(server.tls_cert, base_dir),
+            "tls_key": absolute(server.tls_key, base_dir),
         }
         server = server.model_copy(update=tls)
-    readers = tuple(_absolute(path, base_dir) for path in config.maintenance.readers)
+    readers = tuple(absolute(path, base_dir) for path in config.maintenance.readers)
     maintenance = config.maintenance.model_copy(update={"readers": readers})
     return config.model_copy(
         update={
@@ -504,22 +458,6 @@ def _with_absolute_paths(config: SyncConfig, base_dir: Path) -> SyncConfig:
             "maintenance": maintenance,
         }
     )
-
-
-def _absolute_catalog(catalog: str, base_dir: Path) -> str:
-    if catalog.startswith("sqlite:"):
-        return "sqlite:" + _absolute(catalog.removeprefix("sqlite:"), base_dir)
-    return catalog if _SCHEME.match(catalog) else _absolute(catalog, base_dir)
-
-
-def _absolute(path: str, base_dir: Path) -> str:
-    return os.path.normpath(base_dir / Path(path).expanduser())
-
-
-def _refuse_repeated(what: str, names: Iterable[str]) -> None:
-    for name, count in Counter(names).items():
-        if count > 1:
-            raise ValueError(f"the {what} {name} stands {count} times under groups")
 
 
 def _refuse_shared_targets(tables: Iterable[TableConfig]) -> None:
@@ -539,40 +477,6 @@ def _refuse_shared_targets(tables: Iterable[TableConfig]) -> None:
             )
         if len({(mode.name, mode.source_column) for mode in modes}) > 1:
             raise ValueError(f"the sources of the target table {name} need the same mode and source_column")
-        _refuse_repeated(f"source_value of the target {name}", (str(mode.source_value) for mode in modes))
-
-
-def _describe(problem: ErrorDetails, sections: Sections = _SECTIONS) -> str:
-    """One problem in the words of the file: the key's path, and what is wrong with it."""
-    location = problem["loc"]
-    match problem["type"]:
-        case "missing" if location == ("source", "dsn"):
-            text = "is missing (or dsn_env)"
-        case "missing":
-            text = "is missing"
-        case "extra_forbidden":
-            text = "unknown key" + _suggestion(location, sections)
-        case "literal_error":
-            text = f"must be {problem['ctx']['expected']}"
-        case "value_error":
-            text = str(problem["ctx"]["error"])
-        case _:
-            text = problem["msg"][:1].lower() + problem["msg"][1:]
-    return f"{_path(location)}: {text}" if location else text
-
-
-def _path(location: tuple[int | str, ...]) -> str:
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
-    return text.removeprefix(".")
-
-
-def _suggestion(location: tuple[int | str, ...], sections: Sections) -> str:
-    *path, key = location
-    section = sections.get(tuple(part for part in path if isinstance(part, str)))
-    known = [_key(section, field) for field in section.model_fields] if section else []
-    close = difflib.get_close_matches(str(key), known, n=1)
-    return f" (did you mean {close[0]}?)" if close else f" (known here: {', '.join(known)})"
-
-
-def _key(section: type[Section], field: str) -> str:
-    return section.model_fields[field].alias or field
+        refuse_repeated(
+            f"source_value of the target {name}", (str(mode.source_value) for mode in modes), " under groups"
+        )

@@ -3,7 +3,7 @@ The configuration of the flow `events`: a source, a sink, a state, as users of J
 
 `parse_events` is pure, `load_events` adds the file and the environment.  The keys and words of `source` and
 `state` are those of such tools, so that their files run unchanged; every mistake is a `ConfigError` that
-names the key.  The sections are in `events_sections`; the flow `sync` is in `config`, whose helpers are used here.
+names the key.  The sections are in `events_sections`; the flow `sync` is in `config`, what all of them share in `sections`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,7 @@ from typing import Any, Literal
 
 from pydantic import ByteSize, Field, ValidationError
 
-from aqueduck.config import (
-    _VARIABLE,
-    MIB,
-    Bytes,
-    LakeConfig,
-    Section,
-    Sections,
-    ServerConfig,
-    SparkConfig,
-    Text,
-    _absolute,
-    _absolute_catalog,
-    _describe,
-    _read_yaml,
-)
+from aqueduck.config import LakeConfig, ServerConfig, SparkConfig
 from aqueduck.envelope import Envelope
 from aqueduck.errors import ConfigError
 from aqueduck.events_sections import (
@@ -46,6 +32,20 @@ from aqueduck.events_sections import (
     StateConfig,
     StdoutSinkConfig,
     TlsConfig,
+)
+from aqueduck.object_store import VARIABLE
+from aqueduck.sections import (
+    MIB,
+    Bytes,
+    Section,
+    Sections,
+    Text,
+    absolute,
+    absolute_catalog,
+    absolute_data_path,
+    describe_problems,
+    read_file,
+    read_yaml,
 )
 
 __all__ = [
@@ -143,19 +143,18 @@ def is_events(values: Mapping[str, Any]) -> bool:
 
 def load_events(path: str | os.PathLike[str]) -> EventsConfig | None:
     """The file at `path` if it is of the flow `events`; None for another flow, or if it cannot be read."""
-    file = Path(path).absolute()
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        text = read_file(path)
+    except ConfigError:
         return None  # whoever reads it next says why
-    if not is_events(_read_yaml(text, str(path))):
+    if not is_events(read_yaml(text, str(path))):
         return None
-    return parse_events(text, base_dir=file.parent, env=os.environ, name=str(path))
+    return parse_events(text, base_dir=Path(path).absolute().parent, env=os.environ, name=str(path))
 
 
 def parse_events(text: str, *, base_dir: Path, env: Mapping[str, str], name: str = "config") -> EventsConfig:
     """Turn the text of a file into a configuration."""
-    document = _validated(_Document, _read_yaml(text, name), (), name)
+    document = _validated(_Document, read_yaml(text, name), (), name)
     source = _section("source", document.source, env, name)
     sink = _section("sink", document.sink, env, name)
     given = document.state or _Typed(type="file", config={"path": ".aqueduck"})
@@ -174,7 +173,7 @@ def parse_events(text: str, *, base_dir: Path, env: Mapping[str, str], name: str
         state=state,
         envelope=document.envelope or source.envelope or "default",
         server=_with_absolute(document.server, base_dir),
-        state_dir=_absolute(state_dir, base_dir),
+        state_dir=absolute(state_dir, base_dir),
         **values,
     )
 
@@ -207,11 +206,8 @@ def _validated(section: type[Section], values: Any, prefix: tuple[str, ...], nam
         return section.model_validate(values)
     except ValidationError as exc:
         known: Sections = {**_SECTIONS, prefix: section, (*prefix, "tls"): TlsConfig}
-        problems = [
-            _describe({**problem, "loc": (*prefix, *problem["loc"])}, known)
-            for problem in exc.errors(include_url=False, include_input=False)
-        ]
-        raise ConfigError(f"{name}: {'; '.join(problems)}", hint=_HINT) from None
+        problems = describe_problems(exc, known, prefix=prefix)
+        raise ConfigError(f"{name}: {problems}", hint=_HINT) from None
 
 
 def _with_environment(
@@ -234,9 +230,7 @@ def _with_environment(
 
 
 def _variable(where: str, variable: Any, env: Mapping[str, str], name: str) -> str:
-    if not isinstance(variable, str) or not _VARIABLE.fullmatch(
-        variable
-    ):  # it may be a secret: never show it
+    if not isinstance(variable, str) or not VARIABLE.fullmatch(variable):  # it may be a secret: never show it
         raise ConfigError(f"{name}: {where}: must be the name of an environment variable")
     if not env.get(variable):
         raise ConfigError(f"{name}: {where}: the variable {variable} is not set", hint=f"export {variable}=…")
@@ -247,12 +241,11 @@ def _with_absolute(section: Any, base_dir: Path) -> Any:
     update: dict[str, Any] = {}
     for key in ("path", "dead_letter_path", "tls_cert", "tls_key"):
         if getattr(section, key, None):
-            update[key] = _absolute(getattr(section, key), base_dir)
+            update[key] = absolute(getattr(section, key), base_dir)
     if isinstance(section, LakeConfig):
-        update["catalog"] = _absolute_catalog(section.catalog, base_dir)
-        if "://" not in section.data_path:
-            update["data_path"] = _absolute(section.data_path, base_dir)
+        update["catalog"] = absolute_catalog(section.catalog, base_dir)
+        update["data_path"] = absolute_data_path(section.data_path, base_dir)
     if isinstance(section, PostgresCdcConfig) and section.tls and section.tls.ca_path:
-        tls = {"ca_path": _absolute(section.tls.ca_path, base_dir)}
+        tls = {"ca_path": absolute(section.tls.ca_path, base_dir)}
         update["tls"] = section.tls.model_copy(update=tls)
     return section.model_copy(update=update) if update else section

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ByteSize, Field, field_validator, model_validator
 
-from aqueduck.config import _SLOT_NAME, MIB, Bytes, LakeConfig, Section, Text
+from aqueduck.config import LakeConfig
 from aqueduck.envelope import Envelope
 from aqueduck.schema import parse_lsn, parse_table_name
+from aqueduck.sections import MIB, Bytes, Section, SlotName, Text
 
 __all__ = [
     "DuckLakeSinkConfig",
@@ -49,7 +50,7 @@ class PostgresCdcConfig(Section):
 
     connection_url: Text = Field(repr=False)
     connection_url_env: str | None = None
-    slot_name: str
+    slot_name: SlotName
     publication_name: Text
     create_slot_if_missing: bool = True
     slot_type: Literal["permanent", "temporary"] = "permanent"
@@ -77,13 +78,6 @@ class PostgresCdcConfig(Section):
         if isinstance(values, dict) and values.get("plugin") == "test_decoding":
             values = {"capture": "poll", **values}
         return values
-
-    @field_validator("slot_name")
-    @classmethod
-    def _is_a_slot_name(cls, value: str) -> str:
-        if not _SLOT_NAME.fullmatch(value):
-            raise ValueError("must be 1 to 63 of the characters a-z, 0-9 and _")
-        return value
 
     @field_validator("start_lsn")
     @classmethod

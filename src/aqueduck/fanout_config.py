@@ -10,28 +10,29 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from aqueduck.config import (
-    MaintenanceConfig,
-    Section,
-    ServerConfig,
-    SparkConfig,
-    Text,
-    _absolute,
-    _absolute_catalog,
-    _describe,
-    _read_yaml,
-)
+from aqueduck.config import MaintenanceConfig, ServerConfig, SparkConfig
 from aqueduck.errors import ConfigError
 from aqueduck.lake_place import LakeKeys, LakePlace, PlainText, resolve
 from aqueduck.object_store import Properties, refuse_secrets
 from aqueduck.schema import TableName, parse_table_name
+from aqueduck.sections import (
+    Section,
+    Sections,
+    Text,
+    absolute,
+    absolute_catalog,
+    absolute_data_path,
+    describe_problems,
+    read_file,
+    read_yaml,
+    refuse_repeated,
+)
 
 __all__ = [
     "LISTED_KEYS",
@@ -50,12 +51,6 @@ __all__ = [
 
 _HINT = "see docs/fanout.md for every key"
 _PLACEHOLDER = "{value}"
-
-
-def _refuse_repeated(what: str, names: Iterable[str]) -> None:
-    for name, count in Counter(names).items():
-        if count > 1:
-            raise ValueError(f"the {what} {name} stands {count} times")
 
 
 class SourceLakeConfig(LakeKeys):
@@ -84,7 +79,7 @@ class RoutingConfig(Section):
     @field_validator("key_columns")
     @classmethod
     def _has_no_column_twice(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        _refuse_repeated("column", (name.lower() for name in value))
+        refuse_repeated("column", (name.lower() for name in value))
         return value
 
 
@@ -190,7 +185,7 @@ class PartitionConfig(Section):
             raise ValueError("include is for mode explicit")
         if self.mode == "hash" and self.ordinal >= self.total:
             raise ValueError("ordinal must be less than total")
-        _refuse_repeated("id", self.include)
+        refuse_repeated("id", self.include)
         return self
 
 
@@ -227,8 +222,8 @@ class FanoutConfig(Section):
             raise ValueError(
                 "destinations: needs at least one destination, or the key destinations_table or dynamic"
             )
-        _refuse_repeated("id", (d.id for d in self.destinations))
-        _refuse_repeated("routing_value", (d.routing_value for d in self.destinations))
+        refuse_repeated("id", (d.id for d in self.destinations))
+        refuse_repeated("routing_value", (d.routing_value for d in self.destinations))
         if self.maintenance.readers:
             raise ValueError("maintenance.readers is for files of sync: it names those that read its lake")
         unknown = set(self.instance.partition.include) - {d.id for d in self.destinations}
@@ -281,8 +276,7 @@ def listed_destinations(
             config.target_of(each)
             found.append(each)
         except ValidationError as exc:
-            wrong = exc.errors(include_url=False, include_input=False)
-            problems[name] = str(ConfigError("; ".join(map(_describe, wrong)), hint=_HINT))
+            problems[name] = str(ConfigError(describe_problems(exc, {(): DestinationConfig}), hint=_HINT))
         except ValueError as exc:
             problems[name] = str(ConfigError(str(exc), hint=_HINT))
     values = canonical([d.routing_value for d in (*config.destinations, *found)])
@@ -310,6 +304,23 @@ def _refuse_relative(each: DestinationConfig) -> None:
         raise ValueError("data_path and catalog need absolute paths in a table")
 
 
+_SECTIONS: Sections = {
+    (): FanoutConfig,
+    ("source",): SourceLakeConfig,
+    ("routing",): RoutingConfig,
+    ("destinations",): DestinationConfig,
+    ("dynamic",): DynamicConfig,
+    ("defaults",): DefaultsConfig,
+    ("poll",): PollConfig,
+    ("pool",): PoolConfig,
+    ("server",): ServerConfig,
+    ("instance",): InstanceConfig,
+    ("instance", "partition"): PartitionConfig,
+    ("spark",): SparkConfig,
+    ("maintenance",): MaintenanceConfig,
+}
+
+
 def is_fanout(values: Mapping[str, Any]) -> bool:
     """Whether the keys of a file are those of this flow."""
     return not {"routing", "destinations", "destinations_table"}.isdisjoint(values)
@@ -330,25 +341,21 @@ def assigned(partition: PartitionConfig, destination_id: str) -> bool:
 def file_is_fanout(path: Path) -> bool:
     """Whether the file at `path` is one of this flow; one that cannot be read is not."""
     try:
-        return is_fanout(_read_yaml(path.read_text(encoding="utf-8"), str(path)))
-    except (OSError, UnicodeDecodeError, ConfigError):
+        return is_fanout(read_yaml(read_file(path), str(path)))
+    except ConfigError:
         return False
 
 
 def load_fanout(path: str | os.PathLike[str]) -> FanoutConfig:
     """Read the file at `path`, with the environment of this process."""
-    file = Path(path).absolute()
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as exc:
-        reason = (exc.strerror or "unknown reason").lower()
-        raise ConfigError(f"{path} cannot be read: {reason}", hint="check the path after -c") from exc
-    return parse_fanout(text, base_dir=file.parent, env=os.environ, name=str(path))
+    return parse_fanout(
+        read_file(path), base_dir=Path(path).absolute().parent, env=os.environ, name=str(path)
+    )
 
 
 def parse_fanout(text: str, *, base_dir: Path, env: Mapping[str, str], name: str = "config") -> FanoutConfig:
     """Turn the text of a file into a configuration; variables that it names must be set."""
-    values = _read_yaml(text, name)
+    values = read_yaml(text, name)
     try:
         config = FanoutConfig.model_validate(values)
         config = _with_absolute_paths(config, base_dir)
@@ -358,8 +365,7 @@ def parse_fanout(text: str, *, base_dir: Path, env: Mapping[str, str], name: str
             if assigned(config.instance.partition, destination.id):
                 config.place_of(destination, env)
     except ValidationError as exc:
-        problems = "; ".join(map(_describe, exc.errors(include_url=False, include_input=False)))
-        raise ConfigError(f"{name}: {problems}", hint=_HINT) from None
+        raise ConfigError(f"{name}: {describe_problems(exc, _SECTIONS)}", hint=_HINT) from None
     except ValueError as exc:
         raise ConfigError(f"{name}: table: {exc}", hint=_HINT) from None
     return config
@@ -368,8 +374,8 @@ def parse_fanout(text: str, *, base_dir: Path, env: Mapping[str, str], name: str
 def _with_absolute_paths(config: FanoutConfig, base_dir: Path) -> FanoutConfig:
     def moved(lake: Any) -> Any:
         update = {
-            "data_path": lake.data_path if "://" in lake.data_path else _absolute(lake.data_path, base_dir),
-            "catalog": lake.catalog and _absolute_catalog(lake.catalog, base_dir),
+            "data_path": absolute_data_path(lake.data_path, base_dir),
+            "catalog": lake.catalog and absolute_catalog(lake.catalog, base_dir),
         }
         return lake.model_copy(update=update)
 
@@ -378,6 +384,6 @@ def _with_absolute_paths(config: FanoutConfig, base_dir: Path) -> FanoutConfig:
             "source": moved(config.source),
             "destinations": tuple(map(moved, config.destinations)),
             "dynamic": config.dynamic and moved(config.dynamic),
-            "state_dir": _absolute(config.state_dir, base_dir),
+            "state_dir": absolute(config.state_dir, base_dir),
         }
     )

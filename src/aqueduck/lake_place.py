@@ -13,7 +13,6 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from aqueduck.config import Section, Text
 from aqueduck.object_store import (
     VARIABLE,
     Properties,
@@ -22,6 +21,7 @@ from aqueduck.object_store import (
     read_variable,
     refuse_secrets,
 )
+from aqueduck.sections import Section, Text
 
 __all__ = ["LakeKeys", "LakePlace", "PlainText", "resolve"]
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from aqueduck.config import TableConfig, describe_problems
+from aqueduck.config import TableConfig
 from aqueduck.errors import ConfigError
+from aqueduck.sections import describe_problems
 
 __all__ = ["check_options", "read_options"]
 
@@ -47,7 +48,9 @@ def check_options(table: str, options: dict[str, Any], mode: str = "upsert") -> 
     try:
         return TableConfig.model_validate({"source": table, "mode": mode, **options}).options
     except ValidationError as exc:
-        raise ConfigError(f"{table}: {describe_problems(exc)}", hint="see docs/columns.md") from None
+        raise ConfigError(
+            f"{table}: {describe_problems(exc, {(): TableConfig})}", hint="see docs/columns.md"
+        ) from None
 
 
 def _names(text: str | None) -> list[str]:

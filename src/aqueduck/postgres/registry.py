@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
-from aqueduck.config import GroupConfig, Section, SyncConfig, TableConfig
+from aqueduck.config import GroupConfig, SyncConfig, TableConfig
 from aqueduck.postgres.connection import translate_errors
 from aqueduck.postgres.group_lock import lock_group, try_lock_group, unlock_group
 from aqueduck.postgres.quoting import identifier
@@ -40,6 +40,7 @@ from aqueduck.postgres.registry_rows import (
     write_group_observed,
     write_observed,
 )
+from aqueduck.sections import Section
 
 __all__ = [
     "GroupObservation",

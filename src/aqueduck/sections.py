@@ -1,0 +1,176 @@
+"""
+What the configuration files of all flows share: sections, reading YAML, paths, and words for mistakes.
+
+The keys themselves are in `config` (sync), `fanout_config` and `events_sections`.  A mistake is told by the path of its key;
+of an unknown one, what is known there is told too, which is what `Sections` is for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from aqueduck.errors import ConfigError
+
+__all__ = [
+    "MIB",
+    "SCHEME",
+    "Bytes",
+    "Section",
+    "Sections",
+    "SlotName",
+    "Text",
+    "absolute",
+    "absolute_catalog",
+    "absolute_data_path",
+    "describe",
+    "describe_problems",
+    "key_of",
+    "read_file",
+    "read_yaml",
+    "refuse_repeated",
+]
+
+MIB = 1 << 20
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+_SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
+
+
+def _slot_name(value: str) -> str:
+    if not _SLOT_NAME.fullmatch(value):
+        raise ValueError("must be 1 to 63 of the characters a-z, 0-9 and _")
+    return value
+
+
+Text = Annotated[str, Field(min_length=1)]
+Bytes = Annotated[ByteSize, Field(gt=0)]
+SlotName = Annotated[str, AfterValidator(_slot_name)]
+
+
+class Section(BaseModel):
+    """A part of a file: fixed once read, and no keys that we do not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+Sections = Mapping[tuple[str, ...], type[Section]]
+"""The sections of a file by their path of keys."""
+
+
+# -- reading
+
+
+def read_file(path: str | os.PathLike[str]) -> str:
+    """The text of a configuration file."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{path} is not a text file in UTF-8") from exc
+    except OSError as exc:
+        reason = (exc.strerror or "unknown reason").lower()
+        raise ConfigError(f"{path} cannot be read: {reason}", hint="check the path after -c") from exc
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """A loader that refuses a key which stands twice in one mapping."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = Counter(key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge")
+        for key, count in keys.items():
+            if count > 1:
+                raise yaml.MarkedYAMLError(problem=f"key {key!r} stands twice", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(text: str, name: str) -> dict[str, Any]:
+    try:
+        values = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a subclass of SafeLoader
+    except yaml.MarkedYAMLError as exc:
+        line = f" in line {exc.problem_mark.line + 1}" if exc.problem_mark else ""
+        raise ConfigError(f"{name} is not valid YAML{line}: {exc.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise ConfigError(f"{name} is not valid YAML") from None
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"{name} must hold keys such as source, lake and groups",
+            hint="see docs/configuration.md for every key",
+        )
+    return values
+
+
+# -- paths
+
+
+def absolute(path: str, base_dir: Path) -> str:
+    return os.path.normpath(base_dir / Path(path).expanduser())
+
+
+def absolute_data_path(path: str, base_dir: Path) -> str:
+    """Also of an object store, which is no path."""
+    return path if "://" in path else absolute(path, base_dir)
+
+
+def absolute_catalog(catalog: str, base_dir: Path) -> str:
+    if catalog.startswith("sqlite:"):
+        return "sqlite:" + absolute(catalog.removeprefix("sqlite:"), base_dir)
+    return catalog if SCHEME.match(catalog) else absolute(catalog, base_dir)
+
+
+# -- mistakes
+
+
+def refuse_repeated(what: str, names: Iterable[str], where: str = "") -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ValueError(f"the {what} {name} stands {count} times{where}")
+
+
+def describe_problems(exc: ValidationError, sections: Sections, *, prefix: tuple[str, ...] = ()) -> str:
+    """What is wrong, in the words of the file; `prefix` is where in it the values were."""
+    problems = exc.errors(include_url=False, include_input=False)
+    return "; ".join(describe({**p, "loc": (*prefix, *p["loc"])}, sections) for p in problems)
+
+
+def describe(problem: ErrorDetails, sections: Sections) -> str:
+    """One problem in the words of the file: the key's path, and what is wrong with it."""
+    location = problem["loc"]
+    match problem["type"]:
+        case "missing" if location == ("source", "dsn"):
+            text = "is missing (or dsn_env)"
+        case "missing":
+            text = "is missing"
+        case "extra_forbidden":
+            text = "unknown key" + _suggestion(location, sections)
+        case "literal_error":
+            text = f"must be {problem['ctx']['expected']}"
+        case "value_error":
+            text = str(problem["ctx"]["error"])
+        case _:
+            text = problem["msg"][:1].lower() + problem["msg"][1:]
+    return f"{_path(location)}: {text}" if location else text
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return text.removeprefix(".")
+
+
+def _suggestion(location: tuple[int | str, ...], sections: Sections) -> str:
+    *path, key = location
+    section = sections.get(tuple(part for part in path if isinstance(part, str)))
+    known = [key_of(section, field) for field in section.model_fields] if section else []
+    close = difflib.get_close_matches(str(key), known, n=1)
+    return f" (did you mean {close[0]}?)" if close else f" (known here: {', '.join(known)})"
+
+
+def key_of(section: type[Section], field: str) -> str:
+    return section.model_fields[field].alias or field
