@@ -45,12 +45,17 @@ class Sync:
     user: str = "postgres"
     dsn: str | None = None
     """How the service reaches the source, where it is not directly."""
+    catalog: str = ""
+    """Of the lake; by default a file of SQLite."""
     group: str = "test"
     spark: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     """Other sections of the file."""
     arguments: tuple[str, ...] = ()
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.catalog = self.catalog or f"sqlite:{self.directory}/lake.sqlite"
 
     @property
     def config_file(self) -> Path:
@@ -64,7 +69,7 @@ class Sync:
         config = {
             "source": {"dsn": self.dsn or self.db.dsn_for(self.user)},
             "lake": {
-                "catalog": f"sqlite:{self.directory}/lake.sqlite",
+                "catalog": self.catalog,
                 "data_path": f"{self.directory}/data",
             },
             "groups": [group],
@@ -194,13 +199,10 @@ class Sync:
     def _on_lake(self, query: str, options: str) -> list[tuple[Any, ...]]:
         con = duckdb.connect(":memory:")
         try:
-            for name in ("ducklake", "sqlite_scanner"):
+            for name in ("ducklake", "sqlite_scanner", "postgres_scanner"):
                 load_extension(con, name)
             con.execute("set TimeZone = 'UTC'")
-            con.execute(
-                f"attach 'ducklake:sqlite:{self.directory}/lake.sqlite' as lake"
-                + (f" ({options})" if options else "")
-            )
+            con.execute(f"attach 'ducklake:{self.catalog}' as lake" + (f" ({options})" if options else ""))
             return con.execute(query).fetchall()
         finally:
             con.close()

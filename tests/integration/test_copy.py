@@ -152,8 +152,10 @@ def test_many_small_tables_start_and_stream(shared: Sync) -> None:
 
 @pytest.mark.slow
 def test_a_thousand_small_tables_start_and_stream(sync_of: Any, db: Database) -> None:
-    """1 000 small tables in one group are copied, and stream."""
+    """1 000 small tables in one group are copied, and stream; the catalog is PostgreSQL, as for any large lake."""
     sync = sync_of("public.t0", copy=True)
+    db.execute(f"create database {db.name}_lake")
+    sync.catalog = f"postgres:{db.server.dsn_for(f'{db.name}_lake')}"
     db.execute("create table t0 (id int primary key)")
     process = sync.started()
     _many_tables(sync, 1000)

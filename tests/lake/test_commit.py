@@ -196,7 +196,7 @@ def test_a_table_that_cannot_be_written_is_named_and_nothing_is_written(shop: La
     assert commit_batch(shop.session, BatchPlan(END, (good,), tuple(parked), (failed,)))
     assert counts(shop) == (1, 0)
     assert read_states(shop.session, "shop") == {22: failed}
-    assert parked_segments(shop.session, "shop", parked[0].table_oid) == parked
+    assert parked_segments(shop.session, "shop", [parked[0].table_oid]) == {parked[0].table_oid: parked}
 
 
 def test_a_value_that_does_not_fit_is_the_tables_failure(shop: Lake, tmp_path: Path) -> None:

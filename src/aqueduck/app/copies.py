@@ -414,8 +414,9 @@ class Copier:
         """Copies, parked changes and states in one lake transaction; returns the rows by table."""
         rows: dict[int, int] = {}
 
-        def land() -> list[tuple[TableState, list[SegmentRef]]]:
+        def land() -> tuple[list[TableState], list[SegmentRef]]:
             landed = []
+            parked = parked_segments(self.lake, self.group, [copy.state.oid for copy in copies])
             for copy in copies:
                 state = replace(copy.state, ready=True, copy_position=position, error=None)
                 files = copy.journal.files_by_session()
@@ -424,21 +425,24 @@ class Copier:
                     SessionFiles(s.moment, tuple(f.path for f in found if f.path), s.time_us)
                     for s, found in zip(copy.journal.sessions, files, strict=True)
                 ]
-                landed.append(land_copy(self.lake, self.group, state, copy.schema, sessions))
+                landed.append(
+                    land_copy(self.lake, self.group, state, copy.schema, sessions, parked[state.oid])
+                )
                 if copy.marks is not None:
                     write_marks(self.lake, self.group, state.oid, copy.marks)
                 rows[state.oid] = sum(f.rows for found in files for f in found)
             names = ", ".join(c.schema.qualified for c in copies[:3]) + (", …" if len(copies) > 3 else "")
+            write_state(self.lake, self.group, landed)
             set_lineage(self.lake, f"copy of {names}", {"group": self.group, "lsn": lsn_text(position)})
-            return landed
+            return landed, [segment for found in parked.values() for segment in found]
 
         with self.commit_lock:
             if any(c.state.oid not in self.states for c in copies):
                 raise CopyDisturbedError("a table was removed while it was copied")
-            landed = transact(self.lake, land)
-            self.states.update((state.oid, state) for state, _ in landed)
-            self.on_ready([state.oid for state, _ in landed])
-        remove_parked_files(segment for _, parked in landed for segment in parked)
+            landed, replayed = transact(self.lake, land)
+            self.states.update((state.oid, state) for state in landed)
+            self.on_ready([state.oid for state in landed])
+        remove_parked_files(replayed)
         return rows
 
     def _replay(self, states: list[TableState]) -> None:
@@ -460,10 +464,11 @@ class Copier:
         self, ready: TableState, message: str, *, also: Callable[[], None] | None = None
     ) -> None:
         """Apply what was parked and mark the table as ready; `also` is done in the same lake transaction."""
-        parked = parked_segments(self.lake, self.group, ready.oid)
+        parked = parked_segments(self.lake, self.group, [ready.oid])[ready.oid]
 
         def replay() -> TableState:
             done = replay_parked(self.lake, self.group, ready, parked, self.version)
+            write_state(self.lake, self.group, [done])
             if also is not None:
                 also()
             set_lineage(self.lake, message, {"group": self.group})

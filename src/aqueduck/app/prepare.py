@@ -249,17 +249,18 @@ def _make_tables(
     now: int,
     filled: Collection[TableName],
 ) -> None:
+    states = []
     for oid, table in tables.items():
         in_lake = table.schema.in_lake
         make = make_target if table.target in filled and table.initial_copy else ensure_target
         make(lake, table.target, in_lake, table.mode)
-        forget_marks(lake, group, oid)
         position = 0 if table.initial_copy else now
         ready = not table.initial_copy
-        state = TableState(
-            oid, table.schema.qualified, table.target, ready, position, None, in_lake, table.mode
+        states.append(
+            TableState(oid, table.schema.qualified, table.target, ready, position, None, in_lake, table.mode)
         )
-        write_state(lake, group, [state])
+    forget_marks(lake, group, *tables)
+    write_state(lake, group, states)
 
 
 def refuse_recreated(
@@ -355,10 +356,10 @@ def _prepare_lake(
         changed.append(replace(state, ready=False, copy_position=0, error=None, schema=in_lake))
 
     def write() -> None:
-        for state in gone:
-            forget_state(lake, group.name, state.oid)
-            forget_parked(lake, group.name, state.oid)
-            forget_marks(lake, group.name, state.oid)
+        oids = [state.oid for state in gone]
+        forget_state(lake, group.name, *oids)
+        forget_parked(lake, group.name, *oids)
+        forget_marks(lake, group.name, *oids)
         write_state(lake, group.name, changed)
 
     transact(lake, write)
@@ -381,10 +382,12 @@ def _begin_at(
     known = read_states(lake, group.name)
 
     def write() -> None:
-        for oid, table in tables.items():
-            forget_parked(lake, group.name, oid)
-            ready = not table.initial_copy
-            write_state(lake, group.name, [replace(known[oid], ready=ready, copy_position=0, error=None)])
+        forget_parked(lake, group.name, *tables)
+        anew = [
+            replace(known[oid], ready=not table.initial_copy, copy_position=0, error=None)
+            for oid, table in tables.items()
+        ]
+        write_state(lake, group.name, anew)
         write_position(lake, first)
 
     transact(lake, write)

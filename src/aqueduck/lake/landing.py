@@ -21,10 +21,10 @@ from aqueduck.lake.evolve import same_columns
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.keeping import own_rows
 from aqueduck.lake.landing_modes import SessionFiles, copied_keys, make_way
-from aqueduck.lake.parking import forget_parked, parked_segments
+from aqueduck.lake.parking import forget_parked
 from aqueduck.lake.projected import change_view
 from aqueduck.lake.segments import Scans, columns_of, read_batches
-from aqueduck.lake.table_states import TableState, write_state
+from aqueduck.lake.table_states import TableState
 from aqueduck.moments import Moment
 from aqueduck.schema import TableSchema
 from aqueduck.typemap import cast_sql
@@ -38,15 +38,14 @@ def land_copy(
     ready: TableState,
     schema: TableSchema,
     sessions: Sequence[SessionFiles],
-) -> tuple[TableState, list[SegmentRef]]:
+    parked: Sequence[SegmentRef],
+) -> TableState:
     """
-    Inside a transaction: fill the target and mark the table as ready.
+    Inside a transaction: fill the target; returns the state that is to be written then.
 
     The lake must have (parked) every change that was committed before the last session's position,
-    if there are several, or if that moment is more than a position.  Returns the state, and
-    what was parked, for `remove_parked_files` after the transaction.
+    if there are several, or if that moment is more than a position.
     """
-    parked = parked_segments(session, group, ready.oid)
     moment = sessions[-1].moment
     for segment in parked:
         known = columns_of(segment)
@@ -58,14 +57,14 @@ def land_copy(
     if landed.mode.plain:
         empty_target(session, landed.target, schema)
     elif not make_way(session, group, landed, parked, sessions):
-        return replay_parked(session, group, landed, parked, moment=moment), parked
+        return replay_parked(session, group, landed, parked, moment=moment)
     for before, now in zip([None, *sessions], sessions, strict=False):
         if before is not None:
             between = [s for s in parked if not _is_shown(s, before.moment)]
             _remove_touched(session, landed, schema, between, before.moment, now.moment)
             _remove_read(session, landed, schema, now.paths)
         add_files(session, landed.target, now.paths, landed.mode)
-    return replay_parked(session, group, landed, parked, moment=moment), parked
+    return replay_parked(session, group, landed, parked, moment=moment)
 
 
 def replay_parked(
@@ -78,10 +77,10 @@ def replay_parked(
     moment: Moment | None = None,
 ) -> TableState:
     """
-    Inside a transaction: apply what was parked after the copy, and mark the table as ready.
+    Inside a transaction: apply what was parked after the copy.
 
     `moment` is what the copy shows, by default everything before its position.  `version` tells the columns of a
-    segment.  Returns the state with the columns that the target has then.
+    segment.  Returns the state that is to be written then, with the columns that the target has.
     """
     current = ready.schema
     shown = moment or Moment(ready.copy_position)
@@ -99,9 +98,7 @@ def replay_parked(
         )
     if parked:
         forget_parked(session, group, ready.oid)
-    ready = replace(ready, schema=current)
-    write_state(session, group, [ready])
-    return ready
+    return replace(ready, schema=current)
 
 
 def _is_shown(segment: SegmentRef, moment: Moment) -> bool:

@@ -84,13 +84,17 @@ def record_parked(session: LakeSession, group: str, position: int, segments: Seq
         )
 
 
-def parked_segments(session: LakeSession, group: str, oid: int) -> list[SegmentRef]:
-    """A table's parked segments, in order; `first_ord` is renumbered, as each run of the service counts anew."""
+def parked_segments(session: LakeSession, group: str, oids: Iterable[int]) -> dict[int, list[SegmentRef]]:
+    """The parked segments of each of these tables, in order."""
+    parked: dict[int, list[SegmentRef]] = {oid: [] for oid in oids}
     rows, _ = session.query(
-        f"select segment from {TABLE} where group_name = ? and source_oid = ? order by position, number",
-        [group, oid],
+        f"select source_oid, segment from {TABLE} where group_name = ? and source_oid in (select unnest(?))"
+        " order by position, number",
+        [group, list(parked)],
     )
-    return [SegmentRef.from_dict(json.loads(text)) for (text,) in rows]
+    for oid, text in rows:
+        parked[oid].append(SegmentRef.from_dict(json.loads(text)))
+    return parked
 
 
 def parked_totals(session: LakeSession, group: str) -> dict[int, tuple[int, int, datetime]]:
@@ -103,9 +107,11 @@ def parked_totals(session: LakeSession, group: str) -> dict[int, tuple[int, int,
     return {oid: (n, size, datetime.fromtimestamp(us / 1e6, UTC)) for oid, n, size, us in rows}
 
 
-def forget_parked(session: LakeSession, group: str, oid: int) -> None:
+def forget_parked(session: LakeSession, group: str, *oids: int) -> None:
     """Inside the transaction that replays them, or that makes them void."""
-    session.execute(f"delete from {TABLE} where group_name = ? and source_oid = ?", [group, oid])
+    session.execute(
+        f"delete from {TABLE} where group_name = ? and source_oid in (select unnest(?))", [group, list(oids)]
+    )
 
 
 def remove_parked_files(segments: Iterable[SegmentRef]) -> None:

@@ -57,6 +57,8 @@ def write_marks(session: LakeSession, group: str, oid: int, marks: Marks) -> Non
     session.execute(f"insert into {TABLE} values (?, ?, ?)", [group, oid, text])
 
 
-def forget_marks(session: LakeSession, group: str, oid: int) -> None:
+def forget_marks(session: LakeSession, group: str, *oids: int) -> None:
     """Inside an open transaction."""
-    session.execute(f"delete from {TABLE} where group_name = ? and source_oid = ?", [group, oid])
+    session.execute(
+        f"delete from {TABLE} where group_name = ? and source_oid in (select unnest(?))", [group, list(oids)]
+    )

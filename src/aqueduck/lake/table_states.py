@@ -7,7 +7,7 @@ states that people see (and their history) are derived from this in `app`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from aqueduck.lake.catalog import OWN_SCHEMA, LakeSession
@@ -75,26 +75,32 @@ def read_states(session: LakeSession, group: str) -> dict[int, TableState]:
     }
 
 
-def write_state(session: LakeSession, group: str, states: Iterable[TableState]) -> None:
+def write_state(session: LakeSession, group: str, states: Collection[TableState]) -> None:
     """Inside an open transaction."""
-    for state in states:
-        forget_state(session, group, state.oid)
-        session.execute(
-            f"insert into {TABLE} values (?, ?, ?, ?, ?, ?, ?, ?, ?, now(), ?)",
-            [
-                group,
-                state.oid,
-                state.source,
-                state.target.schema,
-                state.target.name,
-                state.ready,
-                state.copy_position,
-                state.error,
-                None if state.schema is None else state.schema.to_json(),
-                state.mode.to_json(),
-            ],
-            doing="writing a table's state",
-        )
+    if not states:
+        return
+    forget_state(session, group, *(state.oid for state in states))
+    rows = [
+        [
+            group,
+            state.oid,
+            state.source,
+            state.target.schema,
+            state.target.name,
+            state.ready,
+            state.copy_position,
+            state.error,
+            None if state.schema is None else state.schema.to_json(),
+            state.mode.to_json(),
+        ]
+        for state in states
+    ]
+    places = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?, now(), ?)"] * len(rows))
+    session.execute(
+        f"insert into {TABLE} values {places}",
+        [cell for row in rows for cell in row],
+        doing="writing the states of tables",
+    )
 
 
 def forget_group(session: LakeSession, group: str) -> None:
@@ -111,5 +117,7 @@ def forget_group(session: LakeSession, group: str) -> None:
         forget_position(session, group)
 
 
-def forget_state(session: LakeSession, group: str, oid: int) -> None:
-    session.execute(f"delete from {TABLE} where group_name = ? and source_oid = ?", [group, oid])
+def forget_state(session: LakeSession, group: str, *oids: int) -> None:
+    session.execute(
+        f"delete from {TABLE} where group_name = ? and source_oid in (select unnest(?))", [group, list(oids)]
+    )
