@@ -22,6 +22,7 @@ from aqueduck.app.actions import RegistryActions
 from aqueduck.app.control import Control, Wanted, open_control
 from aqueduck.app.copy_journal import journaled_files, journals_of
 from aqueduck.app.group import GroupRunner, source_name
+from aqueduck.app.group_tables import add_tables, follow_name, remove_tables
 from aqueduck.app.maintenance_sync import Maintainer
 from aqueduck.app.observe import RequestsDone, observe_group, observe_tables
 from aqueduck.app.overviews import SyncOverviews
@@ -325,7 +326,7 @@ class SyncService:
                 and not row.removed
                 and source_name(runner.tables[oid]) != str(row.source)
             ):
-                runner.follow_name(oid, row.source)
+                follow_name(runner, oid, row.source)
         surplus = self._surplus(runner, wanted)
         elsewhere = {
             t.source_table.qualified
@@ -345,7 +346,7 @@ class SyncService:
             drop = [oid for oid in gone if (runner.tables[oid].target, runner.tables[oid].mode) in dropped]
             for oid in gone:
                 log.info("table removed", group=wanted.group.name, table=runner.tables[oid].schema.qualified)
-            runner.remove_tables(gone, drop=drop)
+            remove_tables(runner, gone, drop=drop)
         self._forget_tables(control, wanted)
         known = {(t.schema.qualified, t.target, t.mode) for t in runner.tables.values()}
         new = [
@@ -355,7 +356,7 @@ class SyncService:
         ]
         if new:
             renew = [name for name, row in wanted.rows.items() if row.resync_wanted]
-            runner.add_tables(new, handover=lambda oid: self._giver(oid, runner), renew=renew)
+            add_tables(runner, new, handover=lambda oid: self._giver(oid, runner), renew=renew)
             for oid, table in runner.tables.items():  # a new table's copy is what was asked for
                 new_here = (table.schema.qualified, table.target, table.mode) not in known
                 if new_here and source_name(table) in renew:
