@@ -88,13 +88,13 @@ class SyncOverviews:
 
     def _groups(self) -> Iterator[GroupOverview]:
         service = self._service
-        runners = dict(service._runners)
-        for name, wanted in dict(service._wanted).items():
+        runners = dict(service.running)
+        for name, wanted in dict(service.wanted).items():
             runner = runners.get(name)
             if runner is not None:
                 yield self._running(runner, wanted.rows)
             else:
-                state: GroupState = "starting" if name in service._ready else "disabled"
+                state: GroupState = "starting" if name in service.prepared else "disabled"
                 rows = [row for row in wanted.rows.values() if not row.removed]
                 tables = tuple(_table(name, row, row.observed) for row in rows)
                 yield GroupOverview(name=name, state=state, slot_name=wanted.group.slot_name, tables=tables)
