@@ -29,7 +29,7 @@ from aqueduck.events_config import (
     KafkaSinkConfig,
     PostgresSinkConfig,
 )
-from aqueduck.notes import write_note
+from aqueduck.notes import read_report, write_note
 from aqueduck.overview import (
     DeliveryOverview,
     FlowOverview,
@@ -200,10 +200,7 @@ def events_status(config: EventsConfig) -> dict[str, Any]:
     bookmark = load_bookmark(config, dsn)
     # While nothing is pending the slot is confirmed beyond the bookmark.
     reached = max(bookmark.position if bookmark else 0, (slot.confirmed_flush_lsn or 0) if slot else 0)
-    try:
-        last = json.loads((flow_dir(config) / "last-error.json").read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        last = {}
+    last = read_report(flow_dir(config) / "last-error.json")
     time_us = None if bookmark is None else bookmark.time_us
     return {
         "slot_name": slot_name,

@@ -9,7 +9,6 @@ groups run, and when they are started again, is decided in `service`; what peopl
 from __future__ import annotations
 
 import functools
-import json
 import threading
 import time
 import uuid
@@ -36,7 +35,7 @@ from aqueduck.lake.parking import parked_totals
 from aqueduck.lake.progress import lake_mark, read_position
 from aqueduck.lake.table_states import read_states
 from aqueduck.lake.units import UnitWriter, skips_of
-from aqueduck.notes import write_skips, write_tables
+from aqueduck.notes import read_report, write_skips, write_tables
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.schema import TableName
 from aqueduck.spark.copy_job import run_copy
@@ -231,11 +230,8 @@ class GroupRunner:
         return status
 
     def report(self) -> dict[str, Any]:
-        try:
-            report: dict[str, Any] = json.loads((self.directory / "capture.json").read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
-            return {}
-        return report
+        """What the capture last reported."""
+        return read_report(self.directory / "capture.json")
 
     # -- its tables
 
