@@ -59,8 +59,8 @@ class WholeGroup:
         self.refused = ready.refused
         runner = self.runner
         runner.copier.run_job = lambda job: [job.run(number) for number in range(len(job.items))]
-        runner._tell_tables()
-        runner._tell_tasks()
+        runner.tell_tables()
+        runner.tell_tasks()
         position = runner.stored_position()
         self.stage = Stage(
             runner.directory / "stage", segment_bytes=1 << 20, bytes_max=1 << 30, position=position

@@ -379,16 +379,40 @@ class SchemaChangeError(LakeError):
     code = "lake.schema_change"
 
 
-class ResyncNeededError(LakeError):
-    """A change of the source table can only be followed by copying the table again."""
+class SourceExpiredError(LakeError):
+    """Lake snapshots that were still to be read have expired."""
 
-    code = "lake.resync_needed"
+    code = "lake.expired"
+
+
+class ReservedColumnError(LakeError):
+    """A source column has a name that DuckLake's change feed needs for itself."""
+
+    code = "lake.reserved_column"
+
+
+class LakeTableMissingError(LakeError):
+    """The lake table to read does not exist."""
+
+    code = "lake.table_missing"
 
 
 class NoSnapshotError(LakeError):
     """No lake snapshot shows the source as of what was asked for."""
 
     code = "lake.no_snapshot"
+
+
+class DuplicateKeyError(LakeError):
+    """A write has several rows of one key, and nothing says which of them wins."""
+
+    code = "lake.duplicate_key"
+
+
+class ResyncNeededError(LakeError):
+    """A change of the source table can only be followed by copying the table again."""
+
+    code = "lake.resync_needed"
 
 
 class CopyDisturbedError(AqueduckError):
@@ -504,30 +528,6 @@ class SinkUnreachableError(EventError):
 
     code = "sink.unreachable"
     retry = Retry.AUTO
-
-
-class SourceExpiredError(LakeError):
-    """Lake snapshots that were still to be read have expired."""
-
-    code = "lake.expired"
-
-
-class ReservedColumnError(LakeError):
-    """A source column has a name that DuckLake's change feed needs for itself."""
-
-    code = "lake.reserved_column"
-
-
-class LakeTableMissingError(LakeError):
-    """The lake table to read does not exist."""
-
-    code = "lake.table_missing"
-
-
-class DuplicateKeyError(LakeError):
-    """A write has several rows of one key, and nothing says which of them wins."""
-
-    code = "lake.duplicate_key"
 
 
 class RoutingError(AqueduckError):

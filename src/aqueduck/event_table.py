@@ -1,18 +1,21 @@
 """
-The columns of a table of events, for the sinks that are tables: PostgreSQL (`postgres.events_table`) and DuckLake
-(`lake.events_lake`).
+Tables of events: their columns, and what the sinks share that are tables, in PostgreSQL (`postgres.events_table`) and in
+DuckLake (`lake.events_lake`).
 
 Parts of the format `table` have the columns of `lake.change_rows.EVENT_SCHEMA`; `member` says which one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from aqueduck.errors import SinkTableError
+from aqueduck.bookmarks import Bookmark
+from aqueduck.errors import BookmarkError, SinkTableError
+from aqueduck.event_parts import EventPart, PartFormat
 
-__all__ = ["EVENT_COLUMNS", "EventColumn", "check_columns"]
+__all__ = ["EVENT_COLUMNS", "EventColumn", "TableSink", "check_columns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +63,36 @@ def check_columns(table: str, found: Mapping[str, str], required: Iterable[str] 
             hint="name another table, which is then made, or give it the columns of docs/events.md",
             table=table,
         )
+
+
+class TableSink:
+    """
+    A sink that keeps its own bookmark: `write` takes a batch, `save` makes it visible together with the bookmark that ends it.
+
+    It has no place to return to and nothing to do between batches: all that it has is behind one commit.
+    """
+
+    part_format: PartFormat = "table"
+    _parts: Sequence[EventPart] = ()
+    """The batch that `save` writes."""
+    _known: Bookmark | None = None
+    """The bookmark that was loaded or saved last."""
+
+    def place(self) -> dict[str, Any]:
+        return {}
+
+    def write(self, parts: Sequence[EventPart], position: int) -> None:
+        """Remember the batch; `save` writes it."""
+        self._parts = parts
+
+    def tick(self, position: int, *, final: bool = False) -> bool:
+        return False
+
+    def settle(self, position: int) -> None: ...
+
+    def _check_nobody_else(self, found: Bookmark | None) -> None:
+        """Two services of one slot would both deliver: the second one to get here finds another bookmark."""
+        if found != self._known:
+            raise BookmarkError(
+                "another service has moved the bookmark", hint="let one service at a time read a slot"
+            )

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from aqueduck.modes import UPSERT, TableMode
 from aqueduck.schema import TableSchema, lsn_text, parse_lsn
@@ -23,8 +24,10 @@ __all__ = [
     "read_confirmation",
     "read_modes",
     "read_note",
+    "read_report",
     "read_skips",
     "read_tables",
+    "write_note",
     "write_skips",
     "write_tables",
 ]
@@ -74,6 +77,15 @@ def read_note(path: Path) -> int | None:
         return parse_lsn(path.read_text())
     except FileNotFoundError:
         return None
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """What somebody wrote there last about how it fares, such as the capture; nothing if it has not yet."""
+    try:
+        report: dict[str, Any] = json.loads(path.read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+    return report
 
 
 def write_tables(

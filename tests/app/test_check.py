@@ -7,7 +7,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from aqueduck.app.check import CheckResult, run_checks
+from aqueduck.app.check import run_checks
+from aqueduck.app.check_server import CheckResult
 from aqueduck.config import SyncConfig, parse_config
 from aqueduck.errors import (
     AuthenticationError,

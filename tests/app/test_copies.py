@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from aqueduck.app.copies import Copier
-from aqueduck.app.group import Units
+from aqueduck.app.group_commits import Units
 from aqueduck.batches import plan_units
 from aqueduck.config import LakeConfig
 from aqueduck.errors import ConnectionLostError

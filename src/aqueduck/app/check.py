@@ -2,59 +2,39 @@
 The preflight: every requirement of a configuration, what is wrong, and what repairs it.
 
 Each check returns what it found or raises the error that the service would raise later, with the
-exact statement that fixes it as the hint.  Nothing is created.  Checks of the lake are in
-`check_lake`.
+exact statement that fixes it as the hint.  Nothing is created.  What all flows ask of a server is in
+`check_server`, checks of the lake are in `check_lake`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
-from typing import Any, ParamSpec
-
-import psycopg
+from collections.abc import Iterator
 
 from aqueduck.app.check_lake import check_catalog, check_data_path, check_state_dir
+from aqueduck.app.check_server import CheckResult, Connection, check_pooler, refused, result_of, server_checks
 from aqueduck.app.options import with_projection
 from aqueduck.config import GroupConfig, SyncConfig, TableConfig
 from aqueduck.errors import (
     AqueduckError,
     PrivilegeError,
     SlotLimitError,
-    SourceQueryError,
-    SourceUnreachableError,
 )
-from aqueduck.postgres.connection import connect, is_pooled, translate_errors
+from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.failures import RAISE_SLOTS, RAISE_WALSENDERS, THEN_RESTART
 from aqueduck.postgres.publications import publishes_exactly, refuse_without_identity, refuse_without_key
 from aqueduck.postgres.published import refuse_narrowed
 from aqueduck.postgres.quoting import identifier, table_identifier
 from aqueduck.postgres.registry import check_registry
-from aqueduck.postgres.server import ServerInfo, read_server, require_logical_wal
+from aqueduck.postgres.server import ServerInfo, read_server
 from aqueduck.postgres.slots import check_slot, slot_info
 from aqueduck.postgres.tables import describe_table
 from aqueduck.schema import TableSchema
 
-__all__ = ["CheckResult", "run_checks"]
+__all__ = ["run_checks"]
 
-OLDEST_VERSION = 14
 COPY_CONNECTIONS = 1
 """Slots and walsenders that the initial copy takes for a while, besides one a group."""
-
-Connection = psycopg.Connection[Any]
-P = ParamSpec("P")
-
-
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """One requirement: what was found, and how to repair it if it fails or could be better."""
-
-    name: str
-    ok: bool
-    detail: str
-    fix: str | None = None
-    error: AqueduckError | None = None
 
 
 def run_checks(config: SyncConfig) -> list[CheckResult]:
@@ -62,84 +42,32 @@ def run_checks(config: SyncConfig) -> list[CheckResult]:
     results = list(_source_checks(config))
     return [
         *results,
-        _result("data path", check_data_path, config.lake),
-        _result("catalog", check_catalog, config.lake),
-        _result("state directory", check_state_dir, config.state_dir),
+        result_of("data path", check_data_path, config.lake),
+        result_of("catalog", check_catalog, config.lake),
+        result_of("state directory", check_state_dir, config.state_dir),
     ]
-
-
-def _result(name: str, check: Callable[P, str], *args: P.args, **kwargs: P.kwargs) -> CheckResult:
-    try:
-        return CheckResult(name, True, check(*args, **kwargs))
-    except AqueduckError as exc:
-        return CheckResult(name, False, exc.message, exc.hint, exc)
 
 
 # -- The server
 
 
 def _source_checks(config: SyncConfig) -> Iterator[CheckResult]:
+    captures = {group.capture for group in config.groups}
     with contextlib.ExitStack() as stack:
         try:
             conn = stack.enter_context(connect(config.source.dsn))
             server = read_server(conn)
         except AqueduckError as exc:
-            yield CheckResult("connection", False, exc.message, exc.hint, exc)
+            yield refused("connection", exc)
             return
-        yield CheckResult("connection", True, f"database {server.database} as {server.role}")
-        yield _result("server version", _check_version, server)
-        yield _result("wal_level", _check_wal_level, server)
-        captures = {group.capture for group in config.groups}
-        yield _result("replication", _check_replication, server, config.source.dsn, captures)
-        yield _result("free slots", _check_slots, conn, server, config)
+        yield from server_checks(server, config.source.dsn, captures)
+        yield result_of("free slots", _check_slots, conn, server, config)
         if captures != {"poll"}:
-            yield _result("free walsenders", _check_walsenders, conn, server, config)
-        yield _result("pooler", _check_pooler, conn, captures)
+            yield result_of("free walsenders", _check_walsenders, conn, server, config)
+        yield result_of("pooler", check_pooler, conn, captures)
         yield _registry_check(conn)
         for group in config.groups:
             yield from _group_checks(conn, server, config, group)
-
-
-def _check_version(server: ServerInfo) -> str:
-    version = f"{server.version_num // 10000}.{server.version_num % 10000}"
-    if server.version_num < OLDEST_VERSION * 10000:
-        raise SourceQueryError(
-            f"PostgreSQL {version} is too old", hint=f"upgrade the server to {OLDEST_VERSION} or later"
-        )
-    if server.in_recovery:
-        raise SourceQueryError(
-            "the server is a standby, where no publication can be made",
-            hint="let the connection string name the primary, or add target_session_attrs=read-write",
-        )
-    return f"PostgreSQL {version}"
-
-
-def _check_wal_level(server: ServerInfo) -> str:
-    require_logical_wal(server)
-    return server.wal_level
-
-
-def _check_replication(server: ServerInfo, dsn: str, captures: Collection[str] = ("stream",)) -> str:
-    if not server.has_replication:
-        raise PrivilegeError(
-            f"the role {server.role} may not replicate",
-            hint=f"alter role {identifier(server.role)} replication",
-        )
-    if set(captures) == {"poll"}:
-        return f"{server.role} may use slots; no replication connection is needed to poll"
-    connect(dsn, replication="database").close()  # pg_hba.conf may still refuse it
-    return f"{server.role} may replicate"
-
-
-def _check_pooler(conn: Connection, captures: Collection[str]) -> str:
-    if not is_pooled(conn):
-        return "none: the connection is the server's own"
-    if set(captures) != {"poll"}:
-        raise SourceUnreachableError(
-            "the connection goes through a pooler, which has no replication connections",
-            hint="set capture: poll, or let the connection string name the server itself",
-        )
-    return "polls through a pooler: steps peek, and each lock and copy keeps one of its connections"
 
 
 def _check_slots(conn: Connection, server: ServerInfo, config: SyncConfig) -> str:
@@ -172,7 +100,7 @@ def _within(what: str, needed: int, used: int, limit: int, fix: str) -> str:
 
 def _registry_check(conn: Connection) -> CheckResult:
     """Without the rights the file alone is enough, so the statements that grant them are only a note."""
-    result = _result("registry", check_registry, conn)
+    result = result_of("registry", check_registry, conn)
     if isinstance(result.error, PrivilegeError):
         return CheckResult(
             result.name, True, f"{result.detail}: the file alone says what is synced", result.fix
@@ -186,20 +114,20 @@ def _registry_check(conn: Connection) -> CheckResult:
 def _group_checks(
     conn: Connection, server: ServerInfo, config: SyncConfig, group: GroupConfig
 ) -> Iterator[CheckResult]:
-    yield _result(f"slot {group.slot_name}", _check_slot, conn, server, group)
+    yield result_of(f"slot {group.slot_name}", _check_slot, conn, server, group)
     tables: list[TableSchema] = []
     for table in group.tables:
-        yield _result(f"table {table.source}", _check_table, conn, config, group, table, tables)
+        yield result_of(f"table {table.source}", _check_table, conn, config, group, table, tables)
     name = f"publication {group.publication}"
     if group.users_publication:
-        yield _result(name, _check_users_publication, conn, group)
+        yield result_of(name, _check_users_publication, conn, group)
         return
     if len(tables) == len(group.tables) and publishes_exactly(conn, group.publication, tables):
         yield CheckResult(name, True, f"publishes all {len(tables)} tables")
         return
-    yield _result(name, _check_publication, conn, server, group)
+    yield result_of(name, _check_publication, conn, server, group)
     for found in tables:
-        yield _result(f"ownership of {found.qualified}", _check_owner, conn, server, found)
+        yield result_of(f"ownership of {found.qualified}", _check_owner, conn, server, found)
 
 
 def _check_slot(conn: Connection, server: ServerInfo, group: GroupConfig) -> str:

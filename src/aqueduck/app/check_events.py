@@ -7,16 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from aqueduck.app.check import (
-    CheckResult,
-    Connection,
-    _check_pooler,
-    _check_replication,
-    _check_version,
-    _check_wal_level,
-    _result,
-)
 from aqueduck.app.check_lake import check_catalog, check_data_path
+from aqueduck.app.check_server import CheckResult, Connection, check_pooler, refused, result_of, server_checks
 from aqueduck.app.events_wiring import load_bookmark, source_dsn, table_of
 from aqueduck.app.prepare_events import check_slot_position
 from aqueduck.config import LakeConfig
@@ -45,8 +37,8 @@ __all__ = ["run_event_checks"]
 def run_event_checks(config: EventsConfig) -> list[CheckResult]:
     """Check everything that can be checked; what depends on a failed connection is left out."""
     results = list(_source_checks(config))
-    results.append(_result("state", _check_state, config))
-    results.append(_result("sink", _check_sink, config))
+    results.append(result_of("state", _check_state, config))
+    results.append(result_of("sink", _check_sink, config))
     return results
 
 
@@ -57,16 +49,13 @@ def _source_checks(config: EventsConfig) -> Iterator[CheckResult]:
             conn = stack.enter_context(connect(dsn))
             server = read_server(conn)
         except AqueduckError as exc:
-            yield CheckResult("connection", False, exc.message, exc.hint, exc)
+            yield refused("connection", exc)
             return
-        yield CheckResult("connection", True, f"database {server.database} as {server.role}")
-        yield _result("server version", _check_version, server)
-        yield _result("wal_level", _check_wal_level, server)
-        yield _result("replication", _check_replication, server, dsn, {config.source.capture})
-        yield _result("pooler", _check_pooler, conn, {config.source.capture})
+        yield from server_checks(server, dsn, {config.source.capture})
+        yield result_of("pooler", check_pooler, conn, {config.source.capture})
         name = config.source.publication_name
-        yield _result(f"publication {name}", _check_publication, conn, name, config.source.plugin)
-        yield _result(f"slot {config.source.slot_name}", _check_slot, conn, server, config, dsn)
+        yield result_of(f"publication {name}", _check_publication, conn, name, config.source.plugin)
+        yield result_of(f"slot {config.source.slot_name}", _check_slot, conn, server, config, dsn)
 
 
 def _check_publication(conn: Connection, name: str, plugin: str) -> str:

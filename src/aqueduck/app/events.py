@@ -8,7 +8,6 @@ the query from the bookmark, with backoff; any other ends the service with its e
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Sequence
@@ -36,7 +35,7 @@ from aqueduck.errors import (
 )
 from aqueduck.event_parts import EventPart
 from aqueduck.events_config import EventsConfig
-from aqueduck.notes import note_position
+from aqueduck.notes import note_position, read_report
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.events_capture import EventsSettings
 from aqueduck.postgres.group_lock import GroupLocks
@@ -326,8 +325,4 @@ class EventsService:
 
     def report(self) -> dict[str, Any]:
         """What the capture last reported."""
-        try:
-            report: dict[str, Any] = json.loads((self.directory / "capture.json").read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
-            return {}
-        return report
+        return read_report(self.directory / "capture.json")

@@ -9,7 +9,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["add_commands"]
+from aqueduck.app.cli_options import Json
+
+__all__ = ["add_events_commands"]
 
 Dsn = Annotated[
     str,
@@ -20,7 +22,7 @@ SlotName = Annotated[str, typer.Argument(metavar="SLOT", help="The slot's name."
 slots_app = typer.Typer(no_args_is_help=True, help="Replication slots: list, create, drop.")
 
 
-def add_commands(app: typer.Typer) -> None:
+def add_events_commands(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command("tail")(tail)
     app.add_typer(slots_app, name="slots")
@@ -49,9 +51,7 @@ def tail(
 
 
 @slots_app.command("list")
-def slots_list(
-    dsn: Dsn, as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False
-) -> None:
+def slots_list(dsn: Dsn, as_json: Json = False) -> None:
     """Show the server's slots and the WAL that each one keeps."""
     from aqueduck.postgres.connection import connect
     from aqueduck.postgres.slots import list_slots

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +18,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from aqueduck import __version__
 from aqueduck.app.events_wiring import load_bookmark, source_dsn
-from aqueduck.app.overviews import ERRORS_KEPT, SLOW_SECONDS, processes
+from aqueduck.app.overviews import SLOW_SECONDS, processes
+from aqueduck.app.problems import Problems
 from aqueduck.errors import AqueduckError
 from aqueduck.events_config import (
     DuckLakeSinkConfig,
@@ -29,14 +29,13 @@ from aqueduck.events_config import (
     KafkaSinkConfig,
     PostgresSinkConfig,
 )
-from aqueduck.notes import write_note
+from aqueduck.notes import read_report, write_note
 from aqueduck.overview import (
     DeliveryOverview,
     FlowOverview,
     GroupOverview,
     GroupState,
     Overview,
-    Problem,
     ProcessUsage,
 )
 from aqueduck.postgres.connection import connect
@@ -106,8 +105,7 @@ class EventsOverviews:
         self._started_at = datetime.now(UTC)
         self._database = str(conninfo_to_dict(service.dsn).get("dbname") or "")
         self._sink = sink_text(service.config)
-        self._errors: deque[Problem] = deque(maxlen=ERRORS_KEPT)
-        self._problem: tuple[str, Problem] | None = None
+        self._problems = Problems(FLOW)
         self._slow_at = -SLOW_SECONDS
         self._retained_bytes: int | None = None
         self._processes: tuple[ProcessUsage, ...] = ()
@@ -131,7 +129,7 @@ class EventsOverviews:
             version=__version__,
             started_at=self._started_at,
             flows=(flow,),
-            errors=tuple(self._errors),
+            errors=self._problems.recent(),
             processes=self._processes,
         )
 
@@ -148,6 +146,7 @@ class EventsOverviews:
         position = 0 if bookmark is None else bookmark.position
         seen = max(position, int(report.get("seen", 0)))
         waits, oldest = bool(report.get("pending")), report.get("oldest_us")
+        trouble = status.last_error if status.state == "retrying" else report.get("trouble")
         return GroupOverview(
             name=source.slot_name,
             state=status.state,
@@ -169,7 +168,7 @@ class EventsOverviews:
             retained_bytes=self._retained_bytes,
             restarts=status.restarts,
             last_sync_at=status.last_delivery_at,
-            error=self._error(status.last_error if status.state == "retrying" else report.get("trouble")),
+            error=self._problems.see(trouble, group=source.slot_name),
             delivery=DeliveryOverview(
                 sink=self._sink,
                 events=status.events,
@@ -177,24 +176,6 @@ class EventsOverviews:
                 events_total=0 if bookmark is None else bookmark.events,
             ),
         )
-
-    def _error(self, text: str | None) -> Problem | None:
-        """The error that a text holds; one that was not there before is kept as a recent one."""
-        if text is None:
-            self._problem = None
-        elif self._problem is None or self._problem[0] != text:
-            found = AqueduckError.from_text(text) or AqueduckError(text)
-            problem = Problem(
-                code=found.code,
-                message=found.message,
-                hint=found.hint,
-                at=datetime.now(UTC),
-                flow=FLOW,
-                group=self._service.config.source.slot_name,
-            )
-            self._problem = (text, problem)
-            self._errors.appendleft(problem)
-        return None if self._problem is None else self._problem[1]
 
 
 # -- with or without one
@@ -219,10 +200,7 @@ def events_status(config: EventsConfig) -> dict[str, Any]:
     bookmark = load_bookmark(config, dsn)
     # While nothing is pending the slot is confirmed beyond the bookmark.
     reached = max(bookmark.position if bookmark else 0, (slot.confirmed_flush_lsn or 0) if slot else 0)
-    try:
-        last = json.loads((flow_dir(config) / "last-error.json").read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        last = {}
+    last = read_report(flow_dir(config) / "last-error.json")
     time_us = None if bookmark is None else bookmark.time_us
     return {
         "slot_name": slot_name,

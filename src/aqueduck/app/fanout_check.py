@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from aqueduck.app.check import CheckResult, _result
 from aqueduck.app.check_lake import check_state_dir, file_catalog_problem, folder_problem, repair
+from aqueduck.app.check_server import CheckResult, result_of
 from aqueduck.app.fanout import FanoutService
 from aqueduck.app.fanout_status import state_path
 from aqueduck.errors import AqueduckError, CatalogUnreachableError, DataPathError, LakeWriteError, own_error
@@ -43,7 +43,7 @@ def run_fanout_checks(config: FanoutConfig, env: Mapping[str, str] = os.environ)
         return [
             *_source_checks(service, pool),
             *_destination_checks(service, pool),
-            _result("state directory", check_state_dir, str(state_path(config).parent)),
+            result_of("state directory", check_state_dir, str(state_path(config).parent)),
         ]
     finally:
         service.source.close()
@@ -75,18 +75,18 @@ def _source_checks(service: FanoutService, pool: LakePool) -> Iterator[CheckResu
             )
         return f"{len(service.tenants)} served here, {len(service.tenants.elsewhere)} by other instances"
 
-    found = _result("source", table)
+    found = result_of("source", table)
     yield found
     if found.ok:
-        yield _result("source files", readable)
-        yield _result("destinations", destinations)
+        yield result_of("source files", readable)
+        yield result_of("destinations", destinations)
 
 
 def _destination_checks(service: FanoutService, pool: LakePool) -> Iterator[CheckResult]:
     mine = [tenant.destination for tenant in service.tenants]
 
     def one(destination: Destination) -> CheckResult:
-        return _result(f"destination {destination.id}", _check_destination, pool, destination)
+        return result_of(f"destination {destination.id}", _check_destination, pool, destination)
 
     with ThreadPoolExecutor(max_workers=THREADS) as threads:
         results = list(threads.map(one, mine))

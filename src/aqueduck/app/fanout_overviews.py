@@ -8,7 +8,6 @@ made anew only when its status changed.
 from __future__ import annotations
 
 import time
-from collections import deque
 from dataclasses import fields
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -16,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from aqueduck import __version__
 from aqueduck.app.fanout_status import FLOW, DestinationStatus
-from aqueduck.app.overviews import ERRORS_KEPT, SLOW_SECONDS, processes
-from aqueduck.errors import AqueduckError
+from aqueduck.app.overviews import SLOW_SECONDS, processes
+from aqueduck.app.problems import Problems
 from aqueduck.overview import (
     DestinationOverview,
     FlowOverview,
     Overview,
     PoolOverview,
-    Problem,
     ProcessUsage,
     SeedOverview,
 )
@@ -42,8 +40,7 @@ class FanoutOverviews:
     def __init__(self, service: FanoutService) -> None:
         self._service = service
         self._started_at = datetime.now(UTC)
-        self._errors: deque[Problem] = deque(maxlen=ERRORS_KEPT)
-        self._problems: dict[str, tuple[str, Problem]] = {}
+        self._problems = Problems(FLOW)
         self._rows: dict[str, tuple[Any, DestinationOverview]] = {}
         self._slow_at = -SLOW_SECONDS
         self._processes: tuple[ProcessUsage, ...] = ()
@@ -54,7 +51,7 @@ class FanoutOverviews:
             self._processes = tuple(processes())
         service, status = self._service, self._service.status
         for name, problem in status.row_problems.items():
-            self._problem(name, problem)
+            self._problems.see(problem, destination=name or None)
         seed = status.seed
         jobs = [lane.look() for lane in service.progress.values()]
         flow = FlowOverview(
@@ -68,7 +65,7 @@ class FanoutOverviews:
             pool=PoolOverview(
                 open=status.pool_open, created=status.pool_created, evicted=status.pool_evicted
             ),
-            error=self._problem("", status.source_error),
+            error=self._problems.see(status.source_error),
             moved_at=_moment(max(status.moved_at, *jobs)),
         )
         return Overview(
@@ -76,7 +73,7 @@ class FanoutOverviews:
             version=__version__,
             started_at=self._started_at,
             flows=(flow,),
-            errors=tuple(self._errors),
+            errors=self._problems.recent(),
             processes=self._processes,
         )
 
@@ -111,33 +108,12 @@ class FanoutOverviews:
             rows_deleted=status.rows_deleted,
             rows_matched=status.rows_matched,
             last_change_at=_moment(status.last_change_at),
-            error=self._problem(status.id, status.last_error),
+            error=self._problems.see(status.last_error, destination=status.id),
             failures=status.failures,
             retry_at=_moment(status.retry_at),
         )
         self._rows[status.id] = (now, made)
         return made
-
-    def _problem(self, destination: str, text: str | None) -> Problem | None:
-        """The error that a text holds; one that was not there before is kept as a recent one."""
-        if text is None:
-            self._problems.pop(destination, None)
-            return None
-        before = self._problems.get(destination)
-        if before is not None and before[0] == text:
-            return before[1]
-        found = AqueduckError.from_text(text) or AqueduckError(text)
-        problem = Problem(
-            code=found.code,
-            message=found.message,
-            hint=found.hint,
-            at=datetime.now(UTC),
-            flow=FLOW,
-            destination=destination or None,
-        )
-        self._problems[destination] = (text, problem)
-        self._errors.appendleft(problem)
-        return problem
 
 
 def _moment(seconds: float | None) -> datetime | None:

@@ -8,7 +8,6 @@ often, and the lake only while nobody commits.  The service is only read here, n
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -20,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from aqueduck import __version__
 from aqueduck.app.group import GroupRunner, source_name
 from aqueduck.app.observe import observe_table, table_state
-from aqueduck.errors import AqueduckError
+from aqueduck.app.problems import Problems
 from aqueduck.lake.health import read_health
 from aqueduck.lifecycle import TableState
 from aqueduck.overview import (
@@ -30,7 +29,6 @@ from aqueduck.overview import (
     GroupState,
     LakeOverview,
     Overview,
-    Problem,
     ProcessUsage,
     TableOverview,
 )
@@ -41,11 +39,10 @@ from aqueduck.schema import lsn_text
 if TYPE_CHECKING:  # the service starts the server that shows it
     from aqueduck.app.service import SyncService
 
-__all__ = ["ERRORS_KEPT", "SLOW_SECONDS", "SyncOverviews", "processes"]
+__all__ = ["SLOW_SECONDS", "SyncOverviews", "processes"]
 
 FLOW = "sync"
 SLOW_SECONDS = 15.0
-ERRORS_KEPT = 200
 
 
 class SyncOverviews:
@@ -54,8 +51,7 @@ class SyncOverviews:
     def __init__(self, service: SyncService) -> None:
         self._service = service
         self._started_at = datetime.now(UTC)
-        self._errors: deque[Problem] = deque(maxlen=ERRORS_KEPT)
-        self._seen: dict[tuple[str, str | None], tuple[str, Problem]] = {}
+        self._problems = Problems(FLOW)
         self._database = conninfo_to_dict(service.config.source.dsn).get("dbname") or ""
         self._slow_at = -SLOW_SECONDS
         self._lake: LakeOverview | None = None
@@ -73,7 +69,7 @@ class SyncOverviews:
             started_at=self._started_at,
             flows=(FlowOverview(name=FLOW, kind="sync", source=str(self._database), groups=groups),),
             lake=self._lake,
-            errors=tuple(self._errors),
+            errors=self._problems.recent(),
             processes=self._processes,
         )
 
@@ -92,13 +88,13 @@ class SyncOverviews:
 
     def _groups(self) -> Iterator[GroupOverview]:
         service = self._service
-        runners = dict(service._runners)
-        for name, wanted in dict(service._wanted).items():
+        runners = dict(service.running)
+        for name, wanted in dict(service.wanted).items():
             runner = runners.get(name)
             if runner is not None:
                 yield self._running(runner, wanted.rows)
             else:
-                state: GroupState = "starting" if name in service._ready else "disabled"
+                state: GroupState = "starting" if name in service.prepared else "disabled"
                 rows = [row for row in wanted.rows.values() if not row.removed]
                 tables = tuple(_table(name, row, row.observed) for row in rows)
                 yield GroupOverview(name=name, state=state, slot_name=wanted.group.slot_name, tables=tables)
@@ -106,7 +102,7 @@ class SyncOverviews:
     def _running(self, runner: GroupRunner, rows: dict[str, TableRow]) -> GroupOverview:
         status, report, name = runner.refresh(), runner.report(), runner.group.name
         state: GroupState = "retrying" if status.state == "retrying" else "streaming"
-        error = self._problem(name, None, status.last_error if state == "retrying" else None)
+        error = self._problems.see(status.last_error if state == "retrying" else None, group=name)
         tables = tuple(self._tables(runner, rows))
         return GroupOverview(
             name=name,
@@ -151,7 +147,8 @@ class SyncOverviews:
             else:
                 seen = observe_table(runner, row.observed.active_group_id, oid, row)
                 made = _table(runner.group.name, row, seen)
-                made = replace(made, error=self._problem(made.group, source, seen.error_message))
+                error = self._problems.see(seen.error_message, group=made.group, table=source)
+                made = replace(made, error=error)
             yield replace(
                 made,
                 inserts=counts.inserts,
@@ -159,28 +156,6 @@ class SyncOverviews:
                 deletes=counts.deletes,
                 truncates=counts.truncates,
             )
-
-    def _problem(self, group: str, table: str | None, text: str | None) -> Problem | None:
-        """The error that a text holds; one that was not there before is kept as a recent one."""
-        if text is None:
-            self._seen.pop((group, table), None)
-            return None
-        before = self._seen.get((group, table))
-        if before is not None and before[0] == text:
-            return before[1]
-        found = AqueduckError.from_text(text) or AqueduckError(text)
-        problem = Problem(
-            code=found.code,
-            message=found.message,
-            hint=found.hint,
-            at=datetime.now(UTC),
-            flow=FLOW,
-            group=group,
-            table=table,
-        )
-        self._seen[group, table] = (text, problem)
-        self._errors.appendleft(problem)
-        return problem
 
 
 def _table(group: str, row: TableRow, seen: TableObservation) -> TableOverview:

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
-from aqueduck.app.check import CheckResult
+from aqueduck.app.check_server import CheckResult
 from aqueduck.app.fanout_verify import DestinationComparison
 from aqueduck.app.verify import TableComparison
 from aqueduck.app.verify_reads import Progress as Told

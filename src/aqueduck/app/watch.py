@@ -14,6 +14,7 @@ import psycopg
 import structlog
 
 from aqueduck.app.group import GroupRunner
+from aqueduck.app.group_tables import leave_table
 from aqueduck.lake.commit import transact
 from aqueduck.lake.partition_marks import Marks, read_marks, write_marks
 from aqueduck.postgres.connection import connect
@@ -100,7 +101,7 @@ def _leave_dropped(runner: GroupRunner, structure: Structure) -> None:
     for oid in [oid for oid in runner.tables if oid not in structure.tables]:
         table = runner.tables[oid].schema.qualified
         log.warning("table dropped at the source", group=runner.group.name, table=table)
-        runner.leave_table(oid)
+        leave_table(runner, oid)
 
 
 def marks_of(leaves: dict[int, Leaf], horizon: int) -> Marks:

@@ -1,24 +1,22 @@
 """
 Events in a DuckLake table, exactly once: a batch and the bookmark are one lake snapshot.
 
-`LakeEvents` is a sink and the store of its own bookmark: `write` takes a batch, `save` makes it visible together with the
-bookmark that ends it.  Its twin for PostgreSQL is `postgres.events_table`.
+`LakeEvents` is a sink and the store of its own bookmark (`event_table.TableSink`).  Its twin for PostgreSQL is
+`postgres.events_table`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import pyarrow as pa
 
 from aqueduck import faults
 from aqueduck.bookmarks import Bookmark
 from aqueduck.config import LakeConfig
-from aqueduck.errors import BookmarkError, CatalogUnreachableError, LakeBusyError, LakeWriteError
-from aqueduck.event_parts import EventPart, PartFormat
-from aqueduck.event_table import EVENT_COLUMNS, check_columns
+from aqueduck.errors import CatalogUnreachableError, LakeBusyError, LakeWriteError
+from aqueduck.event_table import EVENT_COLUMNS, TableSink, check_columns
 from aqueduck.lake.bookmark_lake import BOOKMARKS, LakeBookmarks
 from aqueduck.lake.catalog import LakeSession, open_lake
 from aqueduck.lake.change_rows import EVENT_SCHEMA
@@ -34,17 +32,14 @@ TRIES = 8
 _ARRIVED = "arrived_events"
 
 
-class LakeEvents(LakeBookmarks):
+class LakeEvents(TableSink, LakeBookmarks):
     """Appends to `table`, which is made if it is missing."""
 
-    part_format: PartFormat = "table"
     batch_bytes_max: int | None = None
 
     def __init__(self, config: LakeConfig, table: TableName, slot: str) -> None:
         super().__init__(config, slot)
         self._table = table
-        self._parts: Sequence[EventPart] = ()
-        self._known: Bookmark | None = None
         self._failed = False
 
     # -- the sink
@@ -62,18 +57,6 @@ class LakeEvents(LakeBookmarks):
         schema = f"create schema if not exists {ident(LAKE)}.{ident(self._table.schema)}"
         self._lake.execute(schema, doing=doing, table=of)
         self._lake.execute(f"create table if not exists {name} ({columns})", doing=doing, table=of)
-
-    def place(self) -> dict[str, Any]:
-        return {}
-
-    def write(self, parts: Sequence[EventPart], position: int) -> None:
-        """Remember the batch; `save` writes it."""
-        self._parts = parts
-
-    def tick(self, position: int, *, final: bool = False) -> bool:
-        return False
-
-    def settle(self, position: int) -> None: ...
 
     # -- the bookmark
 
@@ -97,7 +80,7 @@ class LakeEvents(LakeBookmarks):
         for attempt in range(TRIES):
             try:
                 with self._lake.transaction():
-                    self._check_nobody_else()
+                    self._check_nobody_else(super().load())
                     self._insert()
                     faults.point("sink.written")
                     self._put(bookmark)
@@ -118,13 +101,6 @@ class LakeEvents(LakeBookmarks):
         inlined[BOOKMARKS] += 1
         inlined[self._table] += rows if rows <= self._lake.config.inline_rows else 0
         flush_where_due(self._lake, (BOOKMARKS, self._table))
-
-    def _check_nobody_else(self) -> None:
-        """Two services of one slot would both deliver: the second one to get here finds another bookmark."""
-        if super().load() != self._known:
-            raise BookmarkError(
-                "another service has moved the bookmark", hint="let one service at a time read a slot"
-            )
 
     def _insert(self) -> None:
         if not self._parts:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from aqueduck.postgres import pgoutput as wireformat
 from aqueduck.postgres import pgoutput_messages as messages
 from aqueduck.postgres.capture import Capture
 from aqueduck.postgres.capture_settings import CaptureSettings
-from aqueduck.postgres.decoder import Commit, Decoder, Layout, Place, Rows, Run, Truncate
+from aqueduck.postgres.decoder import Commit, Decoder, Layout, Rows, Run, Truncate
 from aqueduck.postgres.events_capture import EventsDecoder
 from aqueduck.postgres.stage import Stage
 from aqueduck.postgres.wire import ReplicationStream
@@ -46,10 +46,9 @@ class CdcDecoder(EventsDecoder):
         first_ord: int = 0,
         first_version: int = 0,
     ) -> None:
-        super().__init__(tables, first_ord=first_ord, first_version=first_version)
+        super().__init__(tables, first_ord=first_ord, first_version=first_version, rows_step=rows_step)
         self._resolve = resolve
         self._wanted = wanted
-        self._rows_step = rows_step
 
     def _learn(self, relation: messages.WireRelation) -> None:
         if self._wanted and f"{relation.schema}.{relation.name}" not in self._wanted:
@@ -71,33 +70,6 @@ class CdcDecoder(EventsDecoder):
         return dataclasses.replace(
             found, layout=layout, batch=pa.RecordBatch.from_arrays(arrays, schema=layout.arrow)
         )
-
-    def _whole(self, buf: wireformat.Bytes, start: Place, stop: Place) -> Iterator[Run]:
-        """With `rows_step`, a commit after every so many rows, instead of one after the last whole transaction."""
-        if self._rows_step is None:
-            yield from super()._whole(buf, start, stop)
-            return
-        index = self._index
-        done = np.flatnonzero(index.tx_end[start[1] : stop[1]] >= 0) + start[1]
-        last = int(done[-1]) if done.size else -1
-        at, _, control = start
-        committed, counted = at, 0
-        for tx in range(start[1], stop[1]):
-            while control < stop[2] and int(index.control_tx[control]) <= tx:
-                yield from self._rows(buf, at, int(index.control_rows[control]))
-                at = int(index.control_rows[control])
-                yield from self._control(buf, control)
-                control += 1
-            whole = bool(index.tx_end[tx] >= 0)
-            upto = int(index.tx_rows[tx]) if whole else stop[0]
-            counted += whole
-            if whole and tx != last and upto - committed < self._rows_step:
-                continue
-            yield from self._rows(buf, at, upto)
-            at = upto
-            if whole:
-                yield self._commit(tx, counted)
-                committed, counted = upto, 0
 
 
 class CdcStage(Stage):

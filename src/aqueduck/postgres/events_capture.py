@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow.compute as pc
 
 from aqueduck.errors import TransactionTooLargeError
@@ -66,7 +67,11 @@ class EventsSettings:
 
 
 class EventsDecoder(Decoder):
-    """A decoder that takes every table of the stream but the excluded ones."""
+    """
+    A decoder that takes every table of the stream but the excluded ones.
+
+    With `rows_step` it tells the commit of the first transaction that ends so many rows after the last one told; with 0, of each.
+    """
 
     def __init__(
         self,
@@ -75,12 +80,12 @@ class EventsDecoder(Decoder):
         first_ord: int = 0,
         first_version: int = 0,
         excluded: tuple[str, ...] = (),
-        every_commit: bool = False,
+        rows_step: int | None = None,
         streams: bool = False,
     ) -> None:
         super().__init__(tables, first_ord=first_ord, first_version=first_version, streams=streams)
         self._excluded = excluded
-        self._every_commit = every_commit
+        self._rows_step = rows_step
 
     def _learn(self, relation: messages.WireRelation) -> None:
         if f"{relation.schema}.{relation.name}" in self._excluded:
@@ -91,23 +96,31 @@ class EventsDecoder(Decoder):
         super()._learn(relation)
 
     def _whole(self, buf: wireformat.Bytes, start: Place, stop: Place) -> Iterator[Run]:
-        """With `every_commit`, a commit for each transaction instead of one after the last whole one."""
-        if not self._every_commit:
+        """With `rows_step`, a commit after every so many rows, instead of one after the last whole transaction."""
+        if self._rows_step is None:
             yield from super()._whole(buf, start, stop)
             return
         index = self._index
+        done = np.flatnonzero(index.tx_end[start[1] : stop[1]] >= 0) + start[1]
+        last = int(done[-1]) if done.size else -1
         at, _, control = start
+        committed, counted = at, 0
         for tx in range(start[1], stop[1]):
             while control < stop[2] and int(index.control_tx[control]) <= tx:
                 yield from self._rows(buf, at, int(index.control_rows[control]))
                 at = int(index.control_rows[control])
                 yield from self._control(buf, control)
                 control += 1
-            upto = int(index.tx_rows[tx]) if index.tx_end[tx] >= 0 else stop[0]
+            whole = bool(index.tx_end[tx] >= 0)
+            upto = int(index.tx_rows[tx]) if whole else stop[0]
+            counted += whole
+            if whole and tx != last and upto - committed < self._rows_step:
+                continue
             yield from self._rows(buf, at, upto)
             at = upto
-            if index.tx_end[tx] >= 0:
-                yield self._commit(tx, 1)
+            if whole:
+                yield self._commit(tx, counted)
+                committed, counted = upto, 0
 
 
 def _described(relation: messages.WireRelation) -> TableSchema:
@@ -209,6 +222,6 @@ class EventsCapture(Capture):
             first_ord=self._next_ord,
             first_version=self._next_version,
             excluded=events.excluded,
-            every_commit=events.max_messages is not None,
+            rows_step=None if events.max_messages is None else 0,
             streams=self._in_progress,
         )

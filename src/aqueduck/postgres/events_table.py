@@ -1,14 +1,13 @@
 """
 Events in a PostgreSQL table, exactly once: a batch and the bookmark are one transaction.
 
-`EventsTable` is a sink and the store of its own bookmark: `write` takes a batch, `save` makes it visible together with the
-bookmark that ends it.  The bookmark is a row of `aqueduck_bookmarks` in the schema of the table.  Rows go by COPY, whole
-columns at a time.  Its twin for lakes is `lake.events_lake`.
+`EventsTable` is a sink and the store of its own bookmark (`event_table.TableSink`), which is a row of `aqueduck_bookmarks`
+in the schema of the table.  Rows go by COPY, whole columns at a time.  Its twin for lakes is `lake.events_lake`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ import pyarrow.ipc
 
 from aqueduck import faults
 from aqueduck.bookmarks import Bookmark
-from aqueduck.errors import BookmarkError, PrivilegeError
-from aqueduck.event_parts import EventPart, PartFormat
-from aqueduck.event_table import EVENT_COLUMNS, check_columns
+from aqueduck.errors import PrivilegeError
+from aqueduck.event_table import EVENT_COLUMNS, TableSink, check_columns
 from aqueduck.postgres.bookmark_table import PostgresBookmarks
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.quoting import identifier, table_identifier
@@ -41,18 +39,15 @@ def bookmarks_beside(table: TableName) -> TableName:
     return TableName(table.schema, "aqueduck_bookmarks")
 
 
-class EventsTable(PostgresBookmarks):
+class EventsTable(TableSink, PostgresBookmarks):
     """Appends to `table`, which is made if it is missing."""
 
-    part_format: PartFormat = "table"
     batch_bytes_max: int | None = 64 << 20
 
     def __init__(self, dsn: str, table: TableName, slot: str) -> None:
         super().__init__(dsn, bookmarks_beside(table), slot)
         self._events = table
         self._own = (table, bookmarks_beside(table))
-        self._parts: Sequence[EventPart] = ()
-        self._known: Bookmark | None = None
 
     # -- the sink
 
@@ -62,18 +57,6 @@ class EventsTable(PostgresBookmarks):
             if not _columns(conn, self._events)[0]:
                 _create(conn, self._events)
             check_columns(self._events.qualified, *_columns(conn, self._events))
-
-    def place(self) -> dict[str, Any]:
-        return {}
-
-    def write(self, parts: Sequence[EventPart], position: int) -> None:
-        """Remember the batch; `save` writes it."""
-        self._parts = parts
-
-    def tick(self, position: int, *, final: bool = False) -> bool:
-        return False
-
-    def settle(self, position: int) -> None: ...
 
     # -- the bookmark
 
@@ -93,7 +76,7 @@ class EventsTable(PostgresBookmarks):
         grant = f"grant insert on {table_identifier(self._events)} to {identifier(conn.info.user)}"
         try:
             with translate_errors("write events", name, conn=conn, fix=grant), conn.transaction():
-                self._check_nobody_else(conn)
+                self._check_nobody_else(self._read(conn, lock=True))
                 self._copy(conn)
                 faults.point("sink.written")
                 self._put(conn, bookmark)
@@ -101,13 +84,6 @@ class EventsTable(PostgresBookmarks):
             self.close()
             raise
         self._known, self._parts = bookmark, ()
-
-    def _check_nobody_else(self, conn: psycopg.Connection[Any]) -> None:
-        """Two services of one slot would both deliver: the second one to get here finds another bookmark."""
-        if self._read(conn, lock=True) != self._known:
-            raise BookmarkError(
-                "another service has moved the bookmark", hint="let one service at a time read a slot"
-            )
 
     def _copy(self, conn: psycopg.Connection[Any]) -> None:
         if not self._parts:

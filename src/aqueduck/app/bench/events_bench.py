@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ import duckdb
 import psycopg
 from rich.console import Console
 
-from aqueduck.app.bench.workbench import TABLE, Meter
+from aqueduck.app.bench.workbench import SETTINGS, TABLE, Meter, bench_server, seconds_to_send
 from aqueduck.app.events import EventsService
 from aqueduck.errors import VerifyDifferenceError
 from aqueduck.events_config import parse_events
@@ -89,16 +87,7 @@ class _Bench:
 
     def limit_seconds(self) -> float:
         """How long PostgreSQL itself needs to send the backlog."""
-        command = [
-            str(self.server.bin("pg_recvlogical")), "-d", self.server.dsn, "--slot", "bench_limit", "--start",
-            "-o", "proto_version=1", "-o", f"publication_names={PUBLICATION}", "-f", "/dev/null",
-            "--endpos", lsn_text(self.position()), "--no-loop",
-        ]  # fmt: skip
-        began = time.monotonic()
-        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-        seconds = time.monotonic() - began
-        self.conn.execute("select pg_drop_replication_slot('bench_limit')")
-        return seconds
+        return seconds_to_send(self.server, self.conn, PUBLICATION, lsn_text(self.position()))
 
 
 def bench_events(console: Console, rows: int | None, *, capture: str = "stream") -> dict[str, Any]:
@@ -172,30 +161,26 @@ def _verify(bench: _Bench, before: int, rows: int) -> None:
 
 @contextlib.contextmanager
 def _bench(capture: str) -> Iterator[_Bench]:
-    with tempfile.TemporaryDirectory(prefix="aqueduck-bench-", ignore_cleanup_errors=True) as name:
-        directory = Path(name)
-        directory.chmod(0o755)
-        settings = {"max_wal_size": "16GB", "shared_buffers": "256MB", "checkpoint_timeout": "1h"}
-        with EmbeddedPostgres(directory / "pg", settings=settings) as server, connect(server.dsn) as conn:
-            conn.execute(TABLE.encode())
-            conn.execute(f"create publication {PUBLICATION} for table sbtest".encode())
-            config = {
-                "source": {
-                    "type": "postgres-cdc",
-                    "config": {
-                        "connection_url": server.dsn,
-                        "slot_name": SLOT,
-                        "publication_name": PUBLICATION,
-                        "capture": capture,
-                    },
+    with bench_server(SETTINGS) as (directory, server), connect(server.dsn) as conn:
+        conn.execute(TABLE.encode())
+        conn.execute(f"create publication {PUBLICATION} for table sbtest".encode())
+        config = {
+            "source": {
+                "type": "postgres-cdc",
+                "config": {
+                    "connection_url": server.dsn,
+                    "slot_name": SLOT,
+                    "publication_name": PUBLICATION,
+                    "capture": capture,
                 },
-                "sink": {"type": "jsonl", "config": {"path": "changes.jsonl"}},
-                "state": {"type": "file", "config": {"path": "state"}},
-            }
-            service = EventsService(parse_events(json.dumps(config), base_dir=directory, env={}))
-            try:
-                service.prepare()
-                service.start()
-                yield _Bench(server, service, conn, directory / "changes.jsonl")
-            finally:
-                service.stop()
+            },
+            "sink": {"type": "jsonl", "config": {"path": "changes.jsonl"}},
+            "state": {"type": "file", "config": {"path": "state"}},
+        }
+        service = EventsService(parse_events(json.dumps(config), base_dir=directory, env={}))
+        try:
+            service.prepare()
+            service.start()
+            yield _Bench(server, service, conn, directory / "changes.jsonl")
+        finally:
+            service.stop()

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from rich.console import Console
 
-from aqueduck.app.bench.workbench import Meter
+from aqueduck.app.bench.workbench import Meter, bench_server
 from aqueduck.app.fanout import FanoutService
 from aqueduck.app.fanout_run import catch_up
 from aqueduck.app.fanout_verify import raise_difference, verify_destinations
@@ -168,16 +168,13 @@ class FanoutBench:
 
 @contextlib.contextmanager
 def _bench(destinations: int, max_open: int) -> Iterator[FanoutBench]:
-    with tempfile.TemporaryDirectory(prefix="aqueduck-bench-", ignore_cleanup_errors=True) as name:
-        directory = Path(name)
-        directory.chmod(0o755)
-        settings = {"max_connections": "600", "shared_buffers": "256MB", "max_wal_size": "4GB"}
-        with EmbeddedPostgres(directory / "pg", settings=settings) as server:
-            bench = FanoutBench(directory, server, destinations, max_open)
-            try:
-                yield bench
-            finally:
-                bench.close()
+    settings = {"max_connections": "600", "shared_buffers": "256MB", "max_wal_size": "4GB"}
+    with bench_server(settings) as (directory, server):
+        bench = FanoutBench(directory, server, destinations, max_open)
+        try:
+            yield bench
+        finally:
+            bench.close()
 
 
 def bench_fanout(console: Console, rows: int | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,10 @@ from aqueduck.postgres.connection import connect
 from aqueduck.postgres.embedded import EmbeddedPostgres
 from aqueduck.schema import lsn_text, parse_lsn
 
-__all__ = ["Meter", "Workbench", "workbench"]
+__all__ = ["SETTINGS", "TABLE", "Meter", "Workbench", "bench_server", "seconds_to_send", "workbench"]
+
+SETTINGS = {"max_wal_size": "16GB", "shared_buffers": "256MB", "checkpoint_timeout": "1h"}
+"""Of a server that keeps a large backlog, and whose checkpoints come when a bench wants them."""
 
 TABLE = """
 create table sbtest (id int primary key, k int not null, c char(120) not null, pad char(60) not null);
@@ -110,18 +113,8 @@ class Workbench:
 
     def limit_seconds(self, upto: str) -> float:
         """How long PostgreSQL itself needs to send the backlog."""
-        began = time.monotonic()
-        subprocess.run(
-            [
-                str(self.server.bin("pg_recvlogical")), "-d", self.server.dsn, "--slot", "bench_limit", "--start",
-                "-o", "proto_version=1", "-o", f"publication_names={self.service.config.groups[0].publication}",
-                "-f", "/dev/null", "--endpos", upto, "--no-loop",
-            ],
-            check=True, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        seconds = time.monotonic() - began
-        self.conn.execute("select pg_drop_replication_slot('bench_limit')")
-        return seconds
+        publication = self.service.config.groups[0].publication
+        return seconds_to_send(self.server, self.conn, publication, upto)
 
 
 CONFIG = """
@@ -136,23 +129,45 @@ state_dir: "{directory}/state"
 
 
 @contextlib.contextmanager
+def bench_server(settings: Mapping[str, str]) -> Iterator[tuple[Path, EmbeddedPostgres]]:
+    """A directory and a server in it; both are gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="aqueduck-bench-", ignore_cleanup_errors=True) as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        with EmbeddedPostgres(directory / "pg", settings=settings) as server:
+            yield directory, server
+
+
+def seconds_to_send(
+    server: EmbeddedPostgres, conn: psycopg.Connection[Any], publication: str, upto: str
+) -> float:
+    """How long PostgreSQL itself needs to send what waits in the slot `bench_limit`, which is dropped."""
+    command = [
+        str(server.bin("pg_recvlogical")), "-d", server.dsn, "--slot", "bench_limit", "--start",
+        "-o", "proto_version=1", "-o", f"publication_names={publication}", "-f", "/dev/null",
+        "--endpos", upto, "--no-loop",
+    ]  # fmt: skip
+    began = time.monotonic()
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    seconds = time.monotonic() - began
+    conn.execute("select pg_drop_replication_slot('bench_limit')")
+    return seconds
+
+
+@contextlib.contextmanager
 def workbench(
     *, setup: str = TABLE, tables: Sequence[str] = ("sbtest",), capture: str = "stream"
 ) -> Iterator[Workbench]:
     """Everything started; everything gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="aqueduck-bench-", ignore_cleanup_errors=True) as name:
-        directory = Path(name)
-        directory.chmod(0o755)
-        settings = {"max_wal_size": "16GB", "shared_buffers": "256MB", "checkpoint_timeout": "1h"}
-        with EmbeddedPostgres(directory / "pg", settings=settings) as server, connect(server.dsn) as conn:
-            conn.execute(setup.encode())
-            service = SyncService(_config(server.dsn, directory, tables, capture))
-            service.prepare()
-            service.start()
-            try:
-                yield Workbench(directory, server, service, conn)
-            finally:
-                service.stop()
+    with bench_server(SETTINGS) as (directory, server), connect(server.dsn) as conn:
+        conn.execute(setup.encode())
+        service = SyncService(_config(server.dsn, directory, tables, capture))
+        service.prepare()
+        service.start()
+        try:
+            yield Workbench(directory, server, service, conn)
+        finally:
+            service.stop()
 
 
 def _config(dsn: str, directory: Path, tables: Sequence[str], capture: str) -> SyncConfig:

@@ -1,0 +1,187 @@
+"""
+Commit the batches of a group: which tables are applied and which are parked, one lake transaction, and what is counted.
+
+A table that cannot be written is parked in the same batch, so that the others go on.  The transaction itself is
+`lake.commit`; who calls is `group`.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import structlog
+
+from aqueduck import metrics
+from aqueduck.app.copy_journal import forget_journal
+from aqueduck.app.status import Parked
+from aqueduck.app.tracing import BatchTimes
+from aqueduck.batches import Unit
+from aqueduck.errors import (
+    CatalogUnreachableError,
+    DataPathError,
+    LakeBusyError,
+    LakeError,
+    ResyncNeededError,
+)
+from aqueduck.lake.commit import BatchPlan, TableFailed, commit_batch, transact
+from aqueduck.lake.evolve import same_columns, widen, wider_columns
+from aqueduck.lake.parking import copy_to_parking
+from aqueduck.lake.progress import Position
+from aqueduck.lake.table_states import TableState, write_state
+from aqueduck.lake.units import UnitFiles, parked_units, plan_batch, remove_scratch
+from aqueduck.notes import note_position
+from aqueduck.schema import TableSchema, lsn_text
+
+if TYPE_CHECKING:  # a group hands its batches over
+    from aqueduck.app.group import GroupRunner
+
+__all__ = ["Units", "commit_units"]
+
+log = structlog.get_logger()
+
+Units = list[tuple[Unit, UnitFiles | None]]
+
+
+def commit_units(runner: GroupRunner, units: Units, position: int, time_us: int) -> None:
+    """Everything of a batch, in one lake transaction, and then the word that it is durable."""
+    paths = [s.path for unit, _ in units for s in unit.segments if s.path] if runner.on_commit else []
+    end = Position(
+        runner.group.name, position, time_us, runner.ready.system_identifier, runner.ready.timeline
+    )
+    began, before = time.monotonic(), runner.status.position
+    with runner.commit_lock:
+        # A table that was removed may still have changes on the way.
+        ours = [(unit, files) for unit, files in units if unit.table_oid in runner.states]
+        _commit_or_isolate(runner, ours, end)
+        if runner.on_commit is not None:
+            runner.on_commit(paths)
+        note_position(runner.directory / "durable", position)
+        _count(runner, ours, position, time_us)
+        runner.tell_tasks()
+    seconds = time.monotonic() - began
+    changes = sum(s.rows for unit, _ in ours if not unit.bucket for s in unit.segments)
+    metrics.observe_batch(
+        runner.group.name,
+        phase_seconds={"fold": runner.query.fold_seconds, "commit": seconds},
+        commit_seconds=seconds,
+        changes=changes,
+        freshness_seconds=runner.status.freshness_seconds,
+    )
+    if runner.on_traced is not None:
+        runner.on_traced(
+            BatchTimes(
+                group=runner.group.name,
+                ended=time.time(),
+                fold_seconds=runner.query.fold_seconds,
+                commit_seconds=seconds,
+                source_commit=time_us / 1e6 if time_us else None,
+                lsn_from=lsn_text(before),
+                lsn_to=lsn_text(position),
+                changes=changes,
+                tables=len({unit.table_oid for unit, _ in ours}),
+            )
+        )
+    remove_scratch(units)
+
+
+def _commit_or_isolate(runner: GroupRunner, units: Units, end: Position) -> None:
+    """A table that fails is parked, in the same batch; the others go on."""
+    changed: list[TableState] = []
+    while True:
+        refs = parked_units(units, runner.states)
+        parked = copy_to_parking(runner.config.lake.data_path, runner.group.name, runner.run_id, refs)
+        plan = plan_batch(
+            units,
+            runner.states,
+            end,
+            before=runner.status.position,
+            parked=parked,
+            version=runner.versions.of,
+        )
+        try:
+            plan, evolved = _evolved(runner, plan)
+            plan = replace(plan, changed=(*changed, *evolved))
+            commit_batch(runner.lake, plan)
+            runner.states.update((state.oid, state) for state in evolved)
+        except TableFailed as failed:
+            changed.append(_isolate(runner, failed))
+        else:
+            break
+    for segment in parked:
+        before = runner.parked.get(segment.table_oid, Parked(0, 0, datetime.now(UTC)))
+        runner.parked[segment.table_oid] = before.plus(segment.rows, segment.bytes)
+
+
+def _isolate(runner: GroupRunner, failed: TableFailed) -> TableState:
+    """The state of a table that is not applied any more: it waits for a new copy, or for whatever mends its error."""
+    state = runner.states[failed.oid]
+    again = isinstance(failed.error, ResyncNeededError) and runner.group.on_type_change == "resync"
+    what = "table is copied again" if again else "table failed"
+    log.warning(what, group=runner.group.name, table=state.source, error=str(failed.error))
+    error = None if again else str(failed.error)
+    position = 0 if again else state.copy_position
+    isolated = replace(state, ready=False, error=error, copy_position=position)
+    runner.states[failed.oid] = isolated
+    if again:
+        forget_journal(runner.directory, failed.oid)
+    else:
+        runner.copier.failed(failed.oid, failed.error)
+    metrics.count_error(failed.error.code, flow="sync", group=runner.group.name)
+    return isolated
+
+
+def _evolved(runner: GroupRunner, plan: BatchPlan) -> tuple[BatchPlan, list[TableState]]:
+    """The plan after wider types, which come first and by themselves; and states of tables whose columns change."""
+    tables, evolved = [], []
+    for table in plan.tables:
+        state, versions = runner.states[table.oid], [run.schema for run in table.runs]
+        old = state.schema
+        if old is not None and any(not same_columns(old, version) for version in versions):
+            try:
+                wider, versions = wider_columns(old, versions)
+                if wider != old:
+                    state = replace(state, schema=wider)
+                    transact(runner.lake, functools.partial(_widen, runner, state, old))
+                    runner.states[table.oid] = state
+            except (LakeBusyError, CatalogUnreachableError, DataPathError):
+                raise  # not the table's fault
+            except LakeError as exc:
+                raise TableFailed(table.oid, exc) from exc
+            evolved.append(replace(state, schema=versions[-1]))
+            log.info("columns changed", group=runner.group.name, table=state.source)
+        runs = tuple(replace(run, schema=v) for run, v in zip(table.runs, versions, strict=True))
+        tables.append(replace(table, schema=state.schema, runs=runs))
+    return replace(plan, tables=tuple(tables)), evolved
+
+
+def _widen(runner: GroupRunner, state: TableState, old: TableSchema) -> None:
+    assert state.schema is not None
+    widen(runner.lake, state.target, old, state.schema)
+    write_state(runner.lake, runner.group.name, [state])
+
+
+def _count(runner: GroupRunner, units: Units, position: int, time_us: int) -> None:
+    status = runner.status
+    for unit, _ in units:
+        if unit.bucket:
+            continue  # buckets of one run name the same segments
+        counts = status.tables[runner.tables[unit.table_oid].schema.qualified]
+        if runner.states[unit.table_oid].ready:
+            counts.applied = (position, datetime.now(UTC))
+        if unit.truncate is not None:
+            counts.truncates += 1
+            runner.truncated.add(unit.table_oid)
+        for segment in unit.segments:
+            counts.changes += segment.rows
+            counts.inserts += segment.inserts
+            counts.updates += segment.updates
+            counts.deletes += segment.deletes
+    status.batches += 1
+    status.position = position
+    status.last_commit_at = datetime.now(UTC)
+    status.freshness_seconds = max(0.0, time.time() - time_us / 1e6)
+    runner.failures = 0

@@ -1,0 +1,180 @@
+"""
+Tables come and go while the query of their group runs.
+
+They are added, removed, renamed, and handed over from one group to another without a new copy.  When is decided in
+`reconcile` and `watch`.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+
+import structlog
+
+from aqueduck.app.copy_journal import forget_journal
+from aqueduck.app.group import GroupRunner, source_name
+from aqueduck.app.options import is_other, known_projections
+from aqueduck.app.prepare import describe_tables, prepare_tables, publish, refuse_recreated
+from aqueduck.app.status import TableCounts
+from aqueduck.config import TableConfig
+from aqueduck.lake.commit import transact
+from aqueduck.lake.keeping import remove_target
+from aqueduck.lake.parking import forget_parked
+from aqueduck.lake.partition_marks import forget_marks
+from aqueduck.lake.table_states import TableState, forget_state, read_states
+from aqueduck.postgres.connection import connect
+from aqueduck.postgres.server import flushed_position, settled_position
+from aqueduck.postgres.table_copy import export_snapshot
+from aqueduck.schema import TableName
+
+__all__ = ["add_tables", "follow_name", "leave_table", "remove_tables"]
+
+log = structlog.get_logger()
+
+
+def add_tables(
+    runner: GroupRunner,
+    tables: Iterable[TableConfig],
+    *,
+    handover: Callable[[int], GroupRunner | None],
+    renew: Collection[str] = (),
+) -> None:
+    """Follow more tables from now on; what cannot be added is in `refused`.  `renew` as for `prepare_group`."""
+    dsn = runner.config.source.dsn
+    with connect(dsn) as conn:
+        options = known_projections(runner.lake, runner.group)
+        found, refused = describe_tables(conn, runner.config, runner.group, tables, options)
+        now = flushed_position(dsn)
+        with runner.commit_lock:
+            known = read_states(runner.lake, runner.group.name)
+            refuse_recreated(runner.group, found, refused, known, renew)
+            replaced = [
+                s
+                for s in known.values()
+                if s.oid not in runner.tables | found
+                and (s.target, s.mode.source_value)
+                in {(t.target, t.mode.source_value) for t in found.values()}
+            ]
+            transact(runner.lake, lambda: _forget_in_lake(runner, [s.oid for s in replaced]))
+            failed = prepare_tables(
+                runner.lake, runner.group.name, found, now=now, filled={s.target for s in replaced}
+            )
+            states = read_states(runner.lake, runner.group.name)
+            for oid, table in found.items():
+                name = source_name(table)
+                if oid in failed:
+                    refused[name] = failed[oid]
+                    continue
+                runner.refused.pop(name, None)
+                forget_journal(runner.directory, oid)
+                runner.tables[oid] = table
+                runner.states[oid] = states[oid]
+                runner.status.tables.setdefault(table.schema.qualified, TableCounts())
+                log.info("table added", group=runner.group.name, table=table.schema.qualified)
+            runner.tell_tables()
+            runner.tell_tasks()
+        for name, error in refused.items():
+            if str(error) != str(runner.refused.get(name)):
+                log.warning("table not added", group=runner.group.name, table=name, error=str(error))
+        runner.refused.update(refused)
+        # The capture knows them before the first change can come.
+        publish(conn, runner.group, [t.schema for t in runner.tables.values()])
+    for oid in found:
+        giver = handover(oid)
+        if giver is not None and oid in runner.states and not runner.states[oid].ready:
+            runner.copier.handovers[oid] = functools.partial(_take_over, runner, giver)
+    runner.copier.start()
+
+
+def remove_tables(runner: GroupRunner, oids: Iterable[int], *, drop: Iterable[int] = ()) -> None:
+    """Follow these tables no more; the lake's tables stay, but for those in `drop`."""
+    gone, dropped = set(oids), set(drop)
+    with connect(runner.config.source.dsn) as conn:
+        rest = [t.schema for oid, t in runner.tables.items() if oid not in gone]
+        publish(conn, runner.group, rest)
+    with runner.commit_lock:
+        transact(runner.lake, lambda: _forget_in_lake(runner, gone, dropped))
+        for oid in gone:
+            runner.forget_table(oid)
+        runner.tell_tables()
+        runner.tell_tasks()
+
+
+def _forget_in_lake(runner: GroupRunner, oids: Iterable[int], dropped: Collection[int] = ()) -> None:
+    for oid in oids:
+        forget_state(runner.lake, runner.group.name, oid)
+        forget_parked(runner.lake, runner.group.name, oid)
+        forget_marks(runner.lake, runner.group.name, oid)
+        if oid in dropped:
+            remove_target(runner.lake, runner.tables[oid].target, runner.tables[oid].mode)
+
+
+def leave_table(runner: GroupRunner, oid: int) -> None:
+    """The source table is gone; the lake's table and what the lake knows of it stay."""
+    with runner.commit_lock:
+        runner.forget_table(oid)
+        runner.tell_tables()
+        runner.tell_tasks()
+
+
+def follow_name(runner: GroupRunner, oid: int, name: TableName) -> None:
+    """The source table was renamed or moved to another schema; its target keeps its name."""
+    table = runner.tables[oid]
+    schema = replace(table.schema, schema=name.schema, name=name.name)
+    log.info("table renamed", group=runner.group.name, table=schema.qualified, before=table.schema.qualified)
+    with runner.commit_lock:
+        counts = runner.status.tables.pop(table.schema.qualified, TableCounts())
+        runner.status.tables[schema.qualified] = counts
+        runner.tables[oid] = replace(table, schema=schema)
+        runner.tell_tables()
+
+
+def _take_over(runner: GroupRunner, giver: GroupRunner, state: TableState) -> None:
+    """
+    Go on with a table where another group is, without a new copy.
+
+    Both publish it by now.  A transaction that commits after the position below is published whole
+    here, because whatever was open before has ended by then; everything before it, the giver has applied.
+    """
+    settled = _settled_position(runner)
+    deadline = time.monotonic() + 600
+    while not giver.has_everything_before(settled):
+        if time.monotonic() > deadline or not giver.query.active:
+            break  # the ordinary copy, then
+        time.sleep(0.05)
+    with runner.commit_lock:
+        theirs = giver.states.get(state.oid)
+        if (
+            theirs is None
+            or not theirs.ready
+            or is_other(theirs, runner.tables[state.oid].schema)
+            or not giver.has_everything_before(settled)
+        ):
+            giver.leaving.discard(state.oid)
+            runner.copier.handovers.pop(state.oid, None)
+            return
+        position = max(settled, giver.status.position)
+        ready = replace(state, ready=True, copy_position=position, error=None, schema=theirs.schema)
+        runner.copier.finish_locked(
+            ready,
+            f"{state.source} moves from {giver.group.name} to {runner.group.name}",
+            also=lambda: forget_state(runner.lake, giver.group.name, state.oid),
+        )
+        giver.forget_table(state.oid)
+        giver.tell_tables()
+        giver.tell_tasks()
+    with connect(runner.config.source.dsn) as conn:
+        publish(conn, giver.group, [t.schema for t in giver.tables.values()])
+    log.info("table moved", table=state.source, group=runner.group.name, came_from=giver.group.name)
+
+
+def _settled_position(runner: GroupRunner) -> int:
+    """A position by which every transaction has ended that was open now."""
+    if runner.group.capture == "poll":
+        return settled_position(runner.config.source.dsn)
+    snapshot = export_snapshot(runner.config.source.dsn)
+    snapshot.close()
+    return snapshot.position
