@@ -142,6 +142,11 @@ class TableName:
         """The name for people, such as `public.orders`; equals `TableSchema.qualified`."""
         return f"{self.schema}.{self.name}"
 
+    @property
+    def folded(self) -> TableName:
+        """In lower case: names that differ by nothing else are one table for the lake."""
+        return TableName(self.schema.lower(), self.name.lower())
+
     def __str__(self) -> str:
         """The name with quotes where they are needed: `parse_table_name` reads it back."""
         return ".".join(map(_quote_where_needed, (self.schema, self.name)))

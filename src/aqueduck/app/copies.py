@@ -24,14 +24,14 @@ from aqueduck import faults, metrics
 from aqueduck.app.copy_journal import CopyJournal, CopySession, forget_journal, journaled_files, journals_of
 from aqueduck.changes import SegmentRef
 from aqueduck.errors import AqueduckError, CopyDisturbedError, ResyncNeededError, own_error
-from aqueduck.lake.apply import make_target, table_directory
+from aqueduck.lake.apply import table_directories
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import set_lineage, transact
 from aqueduck.lake.copy_files import ChunkFile
 from aqueduck.lake.files import file_prefix
 from aqueduck.lake.keeping import copied_columns
 from aqueduck.lake.landing import land_copy, replay_parked
-from aqueduck.lake.landing_modes import SessionFiles, prepare_copy
+from aqueduck.lake.landing_modes import SessionFiles, can_go_on, prepare_copy
 from aqueduck.lake.parking import parked_segments, remove_parked_files
 from aqueduck.lake.partition_marks import Marks, write_marks
 from aqueduck.lake.segments import columns_of
@@ -360,15 +360,13 @@ class Copier:
                 planned.append((state, schema, plan_chunks(conn, schema, chunk_bytes=self.chunk_bytes)))
         with self.commit_lock:
             # In one transaction: after each that makes a table, DuckLake reads its whole catalog again.
-            transact(self.lake, lambda: self._make_targets([(state, schema) for state, schema, _ in planned]))
-            places = []
-            beside = set()
-            for state, schema, _ in planned:
-                if not prepare_copy(self.lake, state, schema):
-                    beside.add(state.oid)
-                    forget_journal(self.directory, state.oid)
-                places.append(table_directory(self.lake, state.target))
-        for (state, schema, chunks), place in zip(planned, places, strict=True):
+            transact(self.lake, lambda: self._prepare([(state, schema) for state, schema, _ in planned]))
+            places = table_directories(self.lake)
+            beside = {state.oid for state, schema, _ in planned if not can_go_on(self.lake, state, schema)}
+        for oid in beside:
+            forget_journal(self.directory, oid)
+        for state, schema, chunks in planned:
+            place = places[state.target.folded]
             journal = CopyJournal(self.journals / str(state.oid))
             session = journal.begin(schema, place, chunks, moment=snapshot.moment, xmin=xmin, time_us=time_us)
             copies.append(_Copy(state, schema, place, journal, session, state.oid in beside))
@@ -379,9 +377,9 @@ class Copier:
             )  # fmt: skip
         return copies
 
-    def _make_targets(self, tables: Sequence[tuple[TableState, TableSchema]]) -> None:
+    def _prepare(self, tables: Sequence[tuple[TableState, TableSchema]]) -> None:
         for state, schema in tables:
-            make_target(self.lake, state.target, schema, state.mode)
+            prepare_copy(self.lake, state, schema)
 
     def _check_undisturbed(self, copies: Sequence[_Copy]) -> None:
         """A table that was rewritten between two chunks has its rows on other pages now."""

@@ -131,10 +131,7 @@ class GroupRunner:
         """Which tables there are, and where their files go."""
         known = table_directories(self.lake)
         # None where the target is gone: the driver will see, and park the table.
-        places = [
-            (table.schema, known.get(TableName(table.target.schema.lower(), table.target.name.lower())))
-            for table in self.tables.values()
-        ]
+        places = [(table.schema, known.get(table.target.folded)) for table in self.tables.values()]
         write_tables(self._tables_note, places, {oid: t.mode for oid, t in self.tables.items()})
 
     def _on_ready(self, oids: list[int]) -> None:

@@ -143,9 +143,9 @@ def table_directory(session: LakeSession, target: TableName) -> str:
 
 
 def table_directories(session: LakeSession) -> dict[TableName, str]:
-    """Where DuckLake keeps the files of each table; names are in lower case."""
+    """Where DuckLake keeps the files of each table; names are `folded`."""
     rows = session.execute(_DIRECTORIES)
-    return {TableName(row[0].lower(), row[1].lower()): _directory(session, row) for row in rows}
+    return {TableName(row[0], row[1]).folded: _directory(session, row) for row in rows}
 
 
 _DIRECTORIES = (

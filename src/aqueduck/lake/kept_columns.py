@@ -38,7 +38,7 @@ def keep_columns(session: LakeSession, target: TableName, steps: Sequence[Step],
 
 
 def fit_columns(session: LakeSession, target: TableName, schema: TableSchema, mode: TableMode) -> None:
-    """Make room for a new copy with these columns, in a transaction of its own; no row changes."""
+    """Inside a transaction: make room for a new copy with these columns; no row changes."""
     stored = stored_columns(session, target)
     for column in schema.columns:
         kind, found = lake_type(column), stored.get(column.name.lower())

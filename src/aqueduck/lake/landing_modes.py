@@ -3,7 +3,7 @@ Landing a copy where the target keeps more than that: what it has of the source 
 
 A first copy is landed as files, in every mode.  A later one of the same table meets rows that must not be lost:
 `append` tells of it and goes on, `history` ends only versions that the copy does not confirm, `soft_delete` marks
-rows that the copy does not have.  Inside the transaction of `landing`; `prepare_copy` comes before the copy is read.
+rows that the copy does not have.  Inside the transaction of `landing`; `prepare_copy` and `can_go_on` come before the copy is read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from aqueduck.moments import Moment
 from aqueduck.projection import other_rules
 from aqueduck.schema import Column, TableSchema
 
-__all__ = ["SessionFiles", "copied_keys", "make_way", "prepare_copy"]
+__all__ = ["SessionFiles", "can_go_on", "copied_keys", "make_way", "prepare_copy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +44,22 @@ class SessionFiles:
         return self.moment.position
 
 
-def prepare_copy(session: LakeSession, state: TableState, schema: TableSchema) -> bool:
+def prepare_copy(session: LakeSession, state: TableState, schema: TableSchema) -> None:
+    """Inside a transaction: make the target, or fit it to these columns."""
+    make_target(session, state.target, schema, state.mode)
+    if not state.mode.plain:
+        fit_columns(session, state.target, schema, state.mode)
+
+
+def can_go_on(session: LakeSession, state: TableState, schema: TableSchema) -> bool:
     """
-    Make the target, or fit it to these columns; whether chunks of an earlier session can be used.
+    Whether chunks of an earlier session can be used.
 
     They are put together by key, in place of the rows that the target has: not where rows of an earlier copy stay.
     """
-    mode = state.mode
-    make_target(session, state.target, schema, mode)
-    if mode.plain:
+    if state.mode.plain:
         return True
-    with session.transaction():
-        fit_columns(session, state.target, schema, mode)
-    return bool(schema.key) and not (mode.keeps and has_rows(session, state.target, mode))
+    return bool(schema.key) and not (state.mode.keeps and has_rows(session, state.target, state.mode))
 
 
 def make_way(
