@@ -39,6 +39,7 @@ SHOP = """
     create table orders (id bigint generated always as identity primary key, country text, total numeric(10, 2));
     create table customers (id int primary key, name text, email text, notes text, country text);
     create table audit (id int, what text);
+    create table invoices (id int primary key);
     insert into orders (country, total) select case when n % 2 = 0 then 'DE' else 'FR' end, n from generate_series(1, 50) n;
     insert into customers values (1, 'Ada', 'ada@example.org', 'vip', 'DE')
 """
@@ -156,7 +157,10 @@ class Tour:
         if words[0] == "tail":
             self.db.execute("insert into orders (country, total) values ('DE', 7)")
             return "orders" in out.read_text()
-        return "serving" in out.read_text()
+        done = (
+            "seeded " if "viaduck.yaml" in words else "serving"
+        )  # a fan-out has to fill its destinations first
+        return done in out.read_text()
 
 
 def choices(line: str) -> list[str]:
@@ -220,7 +224,7 @@ def test_every_command_of_the_documents_works(tour: Tour) -> None:
     assert all(answers)
     for sql in (*statements("README.md"), *statements("docs/operations.md")):
         if "pg_create_logical" not in sql:  # by hand, after a failover
-            tour.db.execute(sql.replace("public.invoices", "public.audit"))
+            tour.db.execute(sql)
 
 
 def statements(document: str) -> list[str]:
