@@ -87,9 +87,8 @@ def test_a_kill_during_bulk_catch_up_loses_and_doubles_nothing(
     sync_of: Callable[..., Sync], point: str
 ) -> None:
     """Promise 1: `auto` reads a backlog on a copy of the slot, which dies with it; the slot is where the lake is."""
-    sync = sync_of(
-        "public.t", capture="auto", catchup_bytes="1MiB", poll_step_bytes="1MiB", segment_bytes="1MiB"
-    )
+    small = dict.fromkeys(("catchup_bytes", "poll_step_bytes", "segment_bytes", "batch_bytes_max"), "1MiB")
+    sync = sync_of("public.t", capture="auto", **small)
     db = sync.db
     db.execute("create table t (id int primary key, v text)")
     sync.init()
