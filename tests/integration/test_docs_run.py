@@ -110,7 +110,7 @@ class Tour:
         if words == ["bench"]:
             words += ["drain"]
         if words[0] == "bench":
-            words += ["--rows", "2000", "--json"]
+            words += ["--rows", "4" if "tenants" in words else "2000", "--json"]  # of tenants: destinations
         if words[0] not in WITHOUT_FILE and "-c" not in words:
             words += ["-c", "aqueduck.yaml"]
         return words
