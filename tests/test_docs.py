@@ -230,6 +230,14 @@ def test_files_that_the_documents_name_exist() -> None:
     assert missing == []
 
 
+def test_every_decision_has_a_number_of_its_own() -> None:
+    """ADRs are numbered without gap or double, and their titles say the same number."""
+    files = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
+    assert [int(file.name[:4]) for file in files] == list(range(1, len(files) + 1))
+    for file in files:
+        assert file.read_text(encoding="utf-8").startswith(f"# {int(file.name[:4])}. "), file.name
+
+
 def test_every_document_has_its_place_in_the_site() -> None:
     """The navigation has every page, and none that does not exist."""
     pages = runpy.run_path(str(ROOT / "docs" / "_site" / "pages.py"))
