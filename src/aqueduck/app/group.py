@@ -82,6 +82,8 @@ class GroupRunner:
         """Requests about tables that were begun, see `observe`."""
         self.rows_before: dict[int, int] = {}
         """What the registry had counted when the service started."""
+        self.read_to = 0
+        """What a single run (`--once`) has read to its end; there may have been nothing to commit."""
         self.on_commit: Callable[[list[str]], None] | None = None
         """Called with the segments of a batch right after its commit; a bench times them."""
         self.on_traced: Callable[[BatchTimes], None] | None = None
@@ -193,7 +195,7 @@ class GroupRunner:
 
     def has_everything_before(self, position: int) -> bool:
         """Whether all that was committed before `position` is in the lake, applied or parked."""
-        if self.status.position >= position:
+        if max(self.status.position, self.read_to) >= position:
             return True
         report = self.report()
         return int(report.get("seen", 0)) >= position and not report.get("pending", True)

@@ -43,6 +43,7 @@ from aqueduck.lake.orphans import remove_orphans
 from aqueduck.lake.parking import remove_parking_orphans
 from aqueduck.lake.progress import progress_table
 from aqueduck.postgres.group_lock import GroupLocks
+from aqueduck.postgres.server import flushed_position
 from aqueduck.schema import lsn_text
 from aqueduck.spark.session import build_session
 from aqueduck.web.server import serve
@@ -232,15 +233,18 @@ class SyncService:
         """Until every copy is in and every query has caught up and ended, or we are told to stop."""
         self._watch_sources()
         for runner in self.running.values():
+            reading_to = 0
             while True:
                 while not runner.query.wait(1):
                     if stopping.is_set():
                         return
                 runner.query.check()
+                runner.read_to = reading_to
                 runner.copier.start()
                 if not runner.copier.busy or stopping.is_set():
                     break
                 # A copy that goes on after a crash needs the changes up to its position.
+                reading_to = flushed_position(self.config.source.dsn)
                 runner.start(once=True)
             runner.copier.raise_failures()
             self._observe_at_end()
