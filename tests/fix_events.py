@@ -187,7 +187,7 @@ class Flow:
         return code
 
     def wait_free(self) -> None:
-        wait_until(lambda: not self.slot_active(), f"the slot is free\n{self.log()}", 60)
+        wait_until(lambda: not self.slot_active(), "the slot is free", 60, log=self.log)
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
         """Kill -9 of the whole family."""
@@ -205,9 +205,13 @@ class Flow:
         )
         return bool(self.db.query(query, [self.db.name]))
 
+    def streams(self) -> bool:
+        """Whether it is read: a slot that is still being made is active, too, and misses what commits meanwhile."""
+        return self.slot_active() and self.confirmed() > 0
+
     def confirmed(self) -> int:
         query = "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = 'faucet_slot'"
-        return parse_lsn(self.db.value(query))
+        return parse_lsn(self.db.value(query) or "0/0")
 
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")[-6000:] if self.log_file.exists() else ""

@@ -106,7 +106,7 @@ class Sync:
         """A service that streams."""
         process = self.start()
         wait_until(
-            lambda: self.slot_active() or process.poll() is not None,
+            lambda: self.streams() or process.poll() is not None,
             "the service streams",
             START_SECONDS,
             log=self.log,
@@ -180,10 +180,14 @@ class Sync:
             )
         )
 
+    def streams(self) -> bool:
+        """Whether it is read: a slot that is still being made is active, too, and misses what commits meanwhile."""
+        return self.slot_active() and self.confirmed() > 0
+
     def confirmed(self) -> int:
         return int(
             self.db.value(
-                "select confirmed_flush_lsn - '0/0'::pg_lsn from pg_replication_slots"
+                "select coalesce(confirmed_flush_lsn - '0/0'::pg_lsn, 0) from pg_replication_slots"
                 f" where slot_name = 'aqueduck_{self.group}'"
             )
         )

@@ -31,7 +31,7 @@ def tailing(db: Database, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        active = f"{SLOTS} and temporary and active"
+        active = f"{SLOTS} and temporary and active and confirmed_flush_lsn is not null"
         wait_until(lambda: db.query(active) or process.poll() is not None, "the tail reads", 90)
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
         yield process

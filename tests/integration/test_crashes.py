@@ -119,9 +119,7 @@ def test_a_postgres_restart_in_the_middle_is_survived(
     )
     sync: Sync = sync_of("public.t", "public.s", database=database)
     process = sync.start()
-    wait_until(
-        lambda: sync.slot_active() or process.poll() is not None, "the service streams", 120, log=sync.log
-    )
+    wait_until(lambda: sync.streams() or process.poll() is not None, "the service streams", 120, log=sync.log)
     load(database)
     server.stop(mode="immediate")
     server.start()

@@ -51,15 +51,15 @@ def test_the_reference_file_runs_on_spark(db: Database, flow_of: FlowOf) -> None
         source={"create_slot_if_missing": True, "idle_timeout": 120}, more={"segment_bytes": "1MiB"}
     )
     process = flow.start()
-    wait_until(lambda: flow.slot_active() or process.poll() is not None, f"it streams\n{flow.log()}", 120)
+    wait_until(lambda: flow.streams() or process.poll() is not None, "it streams", 120, log=flow.log)
     db.execute("insert into orders values (1, 'a'); update orders set v = 'b'; delete from orders")
-    wait_until(lambda: flow.count() == 3, f"the events are there\n{flow.log()}", 60)
+    wait_until(lambda: flow.count() == 3, "the events are there", 60, log=flow.log)
     with db.connect() as conn, conn.transaction():
         conn.execute("insert into orders select g, repeat(md5(g::text), 4) from generate_series(1, 40000) g")
         conn.execute("insert into users select g, 'u' from generate_series(1, 1000) g")
         conn.execute("truncate users")
         conn.execute("update orders set v = 'late' where id <= 10")
-    wait_until(lambda: flow.count() == 3 + 41011, f"a large transaction is there\n{flow.log()}", 120)
+    wait_until(lambda: flow.count() == 3 + 41011, "a large transaction is there", 120, log=flow.log)
     process.send_signal(signal.SIGTERM)
     began = time.monotonic()
     assert process.wait(timeout=60) == 0, flow.log()
@@ -89,7 +89,7 @@ def test_a_kill_of_the_whole_family_on_spark(db: Database, flow_of: FlowOf, poin
             f"insert into orders select {i} * 500 + g, repeat('x', 100) from generate_series(1, 500) g"
         )
     process = flow.start(fault=point)
-    wait_until(lambda: process.poll() is not None, f"it dies\n{flow.log()}", 180)
+    wait_until(lambda: process.poll() is not None, "it dies", 180, log=flow.log)
     flow.kill(process)
     assert flow.start("--once").wait(timeout=180) == 0, flow.log()
     assert [e["after"]["id"] for e in flow.lines()] == list(range(1, 10001))
@@ -111,10 +111,10 @@ def test_a_lake_sink_on_spark_is_exact_and_shows_itself(db: Database, flow_of: F
             f"insert into orders select {i} * 500 + g, repeat('x', 100) from generate_series(1, 500) g"
         )
     process = flow.start(fault="bookmark.saved:3")
-    wait_until(lambda: process.poll() is not None, f"it dies\n{flow.log()}", 180)
+    wait_until(lambda: process.poll() is not None, "it dies", 180, log=flow.log)
     flow.kill(process)
     process = flow.start()
-    wait_until(lambda: flow.log().count("serving") == 2, f"it serves\n{flow.log()}", 180)
+    wait_until(lambda: flow.log().count("serving") == 2, "it serves", 180, log=flow.log)
     [*_, address] = re.findall(r"http://127.0.0.1:\d+/", flow.log())
 
     def delivered() -> int:
@@ -122,7 +122,7 @@ def test_a_lake_sink_on_spark_is_exact_and_shows_itself(db: Database, flow_of: F
             [group] = json.load(answer)["flows"][0]["groups"]
         return int(group["delivery"]["events_total"])
 
-    wait_until(lambda: delivered() == 10_000, f"all are delivered\n{flow.log()}", 180)
+    wait_until(lambda: delivered() == 10_000, "all are delivered", 180, log=flow.log)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 0, flow.log()
     place = LakeConfig(
@@ -153,7 +153,7 @@ def test_a_run_ends_when_nothing_happens_for_idle_timeout(db: Database, flow_of:
     db.execute(SHOP)
     flow = flow_of(source={"idle_timeout": 2})
     process = flow.fork()
-    wait_until(flow.slot_active, f"it streams\n{flow.log()}", 60)
+    wait_until(flow.streams, "it streams", 60, log=flow.log)
     began = time.monotonic()
     for i in range(4):
         time.sleep(0.8)
@@ -201,10 +201,10 @@ def test_a_temporary_slot_leaves_nothing_behind(db: Database, flow_of: FlowOf) -
     db.execute("insert into orders values (1)")
     flow = flow_of(source={"slot_type": "temporary"})
     process = flow.fork()
-    wait_until(flow.slot_active, f"it streams\n{flow.log()}", 60)
+    wait_until(flow.streams, "it streams", 60, log=flow.log)
     assert db.value("select temporary from pg_replication_slots where slot_name = 'faucet_slot'")
     db.execute("insert into orders values (2)")
-    wait_until(lambda: len(flow.lines()) == 1, f"the event is there\n{flow.log()}", 60)
+    wait_until(lambda: len(flow.lines()) == 1, "the event is there", 60, log=flow.log)
     assert process.end(signal.SIGTERM) == 0
     assert not db.query("select from pg_replication_slots where slot_name = 'faucet_slot'")
     assert "PERMANENT" not in flow.log()
@@ -215,9 +215,9 @@ def test_the_slot_follows_the_bookmark_and_idle_traffic(db: Database, flow_of: F
     db.execute(SHOP + "create table other (id int)")
     flow = flow_of()
     process = flow.fork()
-    wait_until(flow.slot_active, f"it streams\n{flow.log()}", 60)
+    wait_until(flow.streams, "it streams", 60, log=flow.log)
     db.execute("insert into orders values (1)")
-    wait_until(lambda: len(flow.lines()) == 1, f"the event is there\n{flow.log()}", 60)
+    wait_until(lambda: len(flow.lines()) == 1, "the event is there", 60, log=flow.log)
     db.execute("insert into other select generate_series(1, 10000)")
     here = parse_lsn(db.value("select pg_current_wal_flush_lsn()::text"))
     wait_until(lambda: flow.confirmed() >= here, "the slot follows", 60)
@@ -232,11 +232,11 @@ def test_the_bookmarks_own_table_makes_no_events(db: Database, flow_of: FlowOf) 
     db.execute("create table t (id int primary key); create publication faucet_pub for all tables")
     flow = flow_of(state={"type": "postgres", "config": {}})
     process = flow.fork()
-    wait_until(flow.slot_active, f"it streams\n{flow.log()}", 60)
+    wait_until(flow.streams, "it streams", 60, log=flow.log)
     db.execute(
         "insert into t values (1); create table later (id int primary key); insert into later values (2)"
     )
-    wait_until(lambda: len(flow.lines()) == 2, f"the events are there\n{flow.log()}", 60)
+    wait_until(lambda: len(flow.lines()) == 2, "the events are there", 60, log=flow.log)
     updated = "select updated_at from aqueduck_bookmarks"
     before = None
     for _ in range(2):
@@ -304,7 +304,7 @@ def test_one_flow_a_slot_at_a_time(db: Database, flow_of: FlowOf) -> None:
     db.execute(SHOP)
     flow = flow_of(source={"slot_acquire_retries": 0})
     process = flow.fork()
-    wait_until(flow.slot_active, f"it streams\n{flow.log()}", 60)
+    wait_until(flow.streams, "it streams", 60, log=flow.log)
     assert isinstance(refused(flow), ServiceLockedError)
     process.end(signal.SIGTERM)
     flow.wait_free()
@@ -331,10 +331,10 @@ def test_a_sink_that_fails_for_a_while_is_tried_again(db: Database, flow_of: Flo
     db.execute(SHOP)
     flow = flow_of()
     process = flow.fork(fault="sink.written:raise")
-    wait_until(flow.slot_active, f"it streams\n{flow.log()}", 60)
+    wait_until(flow.streams, "it streams", 60, log=flow.log)
     db.execute("insert into orders select generate_series(1, 50)")
-    wait_until(lambda: len(flow.lines()) == 50, f"the events are there\n{flow.log()}", 60)
-    assert "trying again" in flow.log()
+    wait_until(lambda: "trying again" in flow.log(), "it failed", 60, log=flow.log)
+    wait_until(lambda: len(flow.lines()) == 50, "the events are there", 60, log=flow.log)
     process.end(signal.SIGTERM)
     assert [e["after"]["id"] for e in flow.lines()] == list(range(1, 51))
 

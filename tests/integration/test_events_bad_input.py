@@ -68,12 +68,12 @@ def test_a_spoiled_stream_is_read_again(db: Database, flow_of: FlowOf, wire: Bad
     db.execute(SHOP)
     flow = flow_of(source=through(db, wire))
     process = flow.fork()
-    wait_until(flow.slot_active, f"it streams\n{flow.log()}", 60)
+    wait_until(flow.streams, "it streams", 60, log=flow.log)
     insert(db, 1, 3)
-    wait_until(lambda: flow.count() == 3, f"the first are there\n{flow.log()}", 60)
+    wait_until(lambda: flow.count() == 3, "the first are there", 60, log=flow.log)
     wire.spoil = spoil
     insert(db, 4, 10)
-    wait_until(lambda: flow.count() == 10, f"all are there\n{flow.log()}", 90)
+    wait_until(lambda: flow.count() == 10, "all are there", 90, log=flow.log)
     process.end(signal.SIGTERM)
     assert wire.spoiled == 1
     assert "[pg." in flow.log(), "a typed error"

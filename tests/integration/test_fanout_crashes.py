@@ -177,7 +177,7 @@ class Service:
             process.wait(timeout=60)
 
     def wait_same(self) -> None:
-        wait_until(lambda: not self.different(), f"destinations are the source\n{self.log()}", 240)
+        wait_until(lambda: not self.different(), "destinations are the source", 240, log=self.log)
 
     def different(self) -> bool:
         try:
