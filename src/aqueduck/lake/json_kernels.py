@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from aqueduck.byte_copy import copy_bytes
 from aqueduck.lake.json_values import (
     NULL_WORD,
-    copy_bytes,
     write_array,
     write_hex,
     write_number,

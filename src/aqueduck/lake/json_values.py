@@ -8,9 +8,9 @@ type writes.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import njit
+
+from aqueduck.byte_copy import copy_bytes
 
 __all__ = [
     "BOOL",
@@ -21,7 +21,6 @@ __all__ = [
     "NULL_WORD",
     "NUMERIC",
     "TEXT",
-    "copy_bytes",
     "write_array",
     "write_hex",
     "write_number",
@@ -37,28 +36,6 @@ _BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01
 NULL_WORD = np.frombuffer(b"null", np.uint8)
 _TRUE = np.frombuffer(b"true", np.uint8)
 _FALSE = np.frombuffer(b"false", np.uint8)
-
-
-@intrinsic
-def _memcpy(typing, out, at, source, start, n):
-    """Copy bytes between arrays, as C does; assigning slices costs several times as much."""
-
-    def emit(context, builder, signature, arguments):
-        to, place, origin, first, count = arguments
-        target = context.make_array(signature.args[0])(context, builder, to)
-        given = context.make_array(signature.args[2])(context, builder, origin)
-        cgutils.raw_memcpy(
-            builder, builder.gep(target.data, [place]), builder.gep(given.data, [first]), count, 1
-        )
-        return context.get_dummy_value()
-
-    return types.none(out, types.intp, source, types.intp, types.intp), emit
-
-
-@njit(cache=True, nogil=True, inline="always")
-def copy_bytes(source, start, stop, out, at):
-    _memcpy(out, at, source, start, stop - start)
-    return at + stop - start
 
 
 @njit(cache=True, nogil=True)

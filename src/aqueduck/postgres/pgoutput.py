@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from aqueduck.byte_copy import copy_bytes
 from aqueduck.errors import ProtocolError
 
 Bytes = npt.NDArray[np.uint8]
@@ -476,9 +477,7 @@ def _copy_cells(buf, off, length, offsets, data, validity, nulls):
     for i in range(length.size):
         n = length[i]
         if n > 0:
-            o = off[i]
-            d = offsets[i]
-            data[d : d + n] = buf[o : o + n]
+            copy_bytes(buf, off[i], off[i] + n, data, offsets[i])
         if nulls > 0 and n >= 0:
             validity[i >> 3] |= np.uint8(1 << (i & 7))
 

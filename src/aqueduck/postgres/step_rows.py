@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 from numba import njit
 
+from aqueduck.byte_copy import copy_bytes
 from aqueduck.errors import ProtocolError
 from aqueduck.postgres.pgoutput import Bytes, _i64, _u32
 
@@ -91,8 +92,7 @@ def _frames(raw, start, end, out, state):
             out[at + 6 + i] = raw[p + 6 + i]
             out[at + 14 + i] = raw[p + 6 + i]
             out[at + 22 + i] = 0
-        out[at + 30 : at + 30 + n] = raw[data:stop]
-        at += 30 + n
+        at = copy_bytes(raw, data, stop, out, at + 30)
         pos = stop
         if what == 66 and state[2] == 1:
             return 4, pos, at

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from aqueduck.byte_copy import copy_bytes
 from aqueduck.postgres.pgoutput import Bytes, _i64, _u32
 
 __all__ = ["TextTable", "TextTables", "commits", "frames", "parse_line", "parse_truncate", "walk"]
@@ -278,8 +279,7 @@ def _value(raw, p, end, out, at, write):
     if write:
         out[at] = 116
         _put(out, at + 1, n, 4)
-        for i in range(n):
-            out[at + 5 + i] = raw[p + i]
+        copy_bytes(raw, p, p + n, out, at + 5)
     return q, at + 5 + n
 
 
