@@ -154,7 +154,7 @@ def snapshot_xmin(dsn: str, snapshot: str) -> int:
 
 
 def plan_chunks(conn: psycopg.Connection[Any], table: TableSchema, *, chunk_bytes: int) -> list[Chunk]:
-    """Ranges of at most about `chunk_bytes`, of the table or of the leaves of its partitions."""
+    """Ranges of at most `chunk_bytes` (but a page at least), of the table or of the leaves of its partitions."""
     query = """
         select n.nspname::text, c.relname::text, pg_relation_size(c.oid), c.oid::int8,
                coalesce(pg_relation_filenode(c.oid), 0)::int8
@@ -177,11 +177,11 @@ def plan_chunks(conn: psycopg.Connection[Any], table: TableSchema, *, chunk_byte
 
 
 def _first_pages(pages: int, wanted: float) -> list[int]:
-    """Where about so many chunks begin.  The last ones are smaller, so that no core works long while the others have nothing left."""
+    """Where so many chunks begin, or a few more.  The last ones are smaller, so that no core works long while the others have nothing left."""
     if wanted <= EVEN:
         count, halves = max(1, math.ceil(wanted)), 0
     else:
-        count, halves = round(wanted / EVEN) * EVEN, EVEN // 2
+        count, halves = math.ceil(wanted / EVEN) * EVEN, EVEN // 2
     step = max(1, -(-pages // count))
     firsts = list(range(0, max(pages, 1), step))
     half = step // 2
