@@ -177,7 +177,7 @@ def plan_chunks(conn: psycopg.Connection[Any], table: TableSchema, *, chunk_byte
 
 
 def _first_pages(pages: int, wanted: float) -> list[int]:
-    """Where so many chunks begin, or a few more.  The last ones are smaller, so that no core works long while the others have nothing left."""
+    """Where so many chunks begin, or a few more.  The last are smaller: no core works long while the others have nothing left."""
     if wanted <= EVEN:
         count, halves = max(1, math.ceil(wanted)), 0
     else:
