@@ -119,7 +119,12 @@ def test_arrays_of_types_that_are_not_built_in_tell_their_elements(
         ),
         ("create table t (a int primary key, b int); alter table t replica identity full", ("a",), "f"),
         ("create table t (b int not null unique); alter table t replica identity full", ("b",), "f"),
-        ("create table t (a int primary key deferrable); alter table t replica identity full", ("a",), "f"),
+        ("create table t (a int primary key deferrable); alter table t replica identity full", (), "f"),
+        (
+            "create table t (a int primary key deferrable, b int not null unique); alter table t replica identity full",
+            ("b",),
+            "f",
+        ),
         ("create table t (a int primary key); alter table t replica identity nothing", ("a",), "n"),
         ("create table t (a int primary key) partition by range (a)", ("a",), "d"),
         ('create table t ("Key ""x" int primary key)', ('Key "x',), "d"),
@@ -141,7 +146,6 @@ def test_the_key_is_what_old_rows_are_known_by(
         "create table t (a int)",
         "create table t (a int unique)",
         "create table t (a int not null unique)",
-        "create table t (a int primary key deferrable)",
         "create table t (a int not null unique); alter table t replica identity nothing",
         "create table t (a int not null); create unique index on t (a) where a > 1",
     ],
@@ -159,6 +163,17 @@ def test_a_table_without_a_key_is_refused_with_the_ways_out(
         assert way in hint
     assert caught.value.table == "public.t"
     assert describe_table(conn, "t", need_key=False).key == ()
+
+
+def test_a_deferrable_primary_key_is_refused_with_the_ways_out(any_db: Database, conn: Connection) -> None:
+    """P-S02: it is named as the reason, and nobody is told to add a second primary key."""
+    any_db.execute("create table t (a int primary key deferrable)")
+    with pytest.raises(NoKeyError, match=r"primary key of public\.t is deferrable") as caught:
+        describe_table(conn, "t")
+    assert "add primary key" not in str(caught.value.hint)
+    any_db.execute('alter table "public"."t" replica identity full')
+    assert 'alter table "public"."t" replica identity full' in str(caught.value.hint)
+    assert describe_table(conn, "t").key == ()
 
 
 @pytest.mark.parametrize("more", ["", "; create unique index on t (abs(a))"])

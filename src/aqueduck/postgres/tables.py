@@ -126,24 +126,24 @@ def _described(row: dict[str, Any], need_key: bool, *, generated: bool = False) 
             table=table.qualified,
         )
     if need_key and not table.key and table.identity != "f":
-        raise _no_key(table, row["unique_index"])
+        raise _no_key(table, row["unique_index"], deferrable=row["deferrable"])
     return table
 
 
-def _no_key(table: TableSchema, unique_index: str | None) -> NoKeyError:
+def _no_key(table: TableSchema, unique_index: str | None, *, deferrable: bool) -> NoKeyError:
     name = table_identifier(table)
     index = identifier(unique_index) if unique_index else "<unique index on not-null columns>"
-    ways = [
-        f"alter table {name} add primary key (<columns>)",
-        f"alter table {name} replica identity using index {index}",
-        f"alter table {name} replica identity full",
-    ]
-    if unique_index:  # the statement that works as it stands comes first
-        ways[:2] = ways[1::-1]
+    by_index = f"alter table {name} replica identity using index {index}"
+    problem = f"{table.qualified} has neither a primary key nor a replica identity"
+    ways = [f"alter table {name} add primary key (<columns>)", by_index]
+    if deferrable:  # PostgreSQL does not take it for an identity, and the table can have no other primary key
+        problem = f"the primary key of {table.qualified} is deferrable: two rows may have the same within a transaction"
+        ways = [by_index]
+    elif unique_index:  # the statement that works as it stands comes first
+        ways.reverse()
+    ways.append(f"alter table {name} replica identity full")
     return NoKeyError(
-        f"{table.qualified} has neither a primary key nor a replica identity",
-        hint=f"{'; -- or '.join(ways)}; -- or set mode: append for the table",
-        table=table.qualified,
+        problem, hint=f"{'; -- or '.join(ways)}; -- or set mode: append for the table", table=table.qualified
     )
 
 
@@ -210,8 +210,8 @@ _COLUMN_QUERY = f"""
 # type below it.  Generated columns are not published, unless the publication is not ours.
 #
 # The key has to be in the old image of updates and deletes.  With the identity USING INDEX only
-# that index's columns are, not those of another primary key; a deferrable primary key counts for
-# nothing unless the identity is FULL, where any unique index over not-null columns does.
+# that index's columns are, not those of another primary key; with FULL any unique index over not-null
+# columns will do.  A deferrable one counts for nothing: within a transaction two rows may have the same key.
 _QUERY = """
     with target as (
         select c.oid, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident
@@ -249,11 +249,12 @@ _QUERY = """
            coalesce((
                select names from indexes i where case t.relreplident
                    when 'i' then i.indisreplident
-                   when 'f' then i.identifies
+                   when 'f' then i.identifies and i.indimmediate
                    else i.indisprimary and i.indimmediate end
                order by i.indisprimary desc, i.index_oid limit 1
            ), array[]::text[]) as key,
            (select index_name from indexes where identifies and indimmediate order by index_oid limit 1)
-               as unique_index
+               as unique_index,
+           exists (select from indexes where indisprimary and not indimmediate) as deferrable
     from target t
 """

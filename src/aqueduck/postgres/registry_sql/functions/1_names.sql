@@ -80,7 +80,7 @@ language sql stable as $$
         select from pg_catalog.pg_index i
         where i.indrelid = table_oid and i.indisvalid and i.indislive and case identity
             when 'i' then i.indisreplident
-            when 'f' then i.indisunique and i.indpred is null and i.indexprs is null and not exists (
+            when 'f' then i.indisunique and i.indimmediate and i.indpred is null and i.indexprs is null and not exists (
                 select from pg_catalog.pg_attribute a where a.attrelid = i.indrelid and not a.attnotnull
                 and a.attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1]))
             else i.indisprimary and i.indimmediate end)
