@@ -221,7 +221,7 @@ def _differ(one: Column, other: Column) -> bool:
 def is_clear(table: TableSchema) -> bool:
     """Whether the projection can be applied to these columns without asking the catalog about them."""
     source = table.source or table
-    return source.projection is None or (problem(table) is None and all(c.number for c in source.columns))
+    return source.projection is None or (problem(table) is None and all(c.number > 0 for c in source.columns))
 
 
 def _find(table: TableSchema, name: str) -> int | None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from aqueduck.column_numbers import UNCLEAR, match_numbers
 from aqueduck.projection import Projection, lake_schema
 
 __all__ = ["Column", "TableName", "TableSchema", "lsn_text", "parse_lsn", "parse_table_name"]
@@ -62,6 +64,8 @@ class TableSchema:
     """What of the table goes into the lake, if not all of it as it is."""
     source: TableSchema | None = None
     """Of a table as the lake has it under a projection: the same as the source has it."""
+    newest: int = field(default=0, compare=False)
+    """The highest number that any column ever had in the catalog; 0 where it is not known."""
 
     @property
     def streamed(self) -> TableSchema:
@@ -84,29 +88,50 @@ class TableSchema:
         places = {column.name: index for index, column in enumerate(self.columns)}
         return tuple(places[name] for name in self.key)
 
-    def numbered(self, now: TableSchema | None, before: TableSchema | None) -> TableSchema:
+    def numbered(
+        self, before: TableSchema, now: TableSchema | None, dropped: Collection[int] = ()
+    ) -> TableSchema:
         """
         The same version with the numbers of its columns, which the stream does not tell.
 
-        `now` is the table as the catalog has it.  If that has the same columns, it is this version; else more
-        changes are on their way, and names that the target has already (`before`) are still the same columns.
+        `before` is the version before it, `now` the table as the catalog has it, which may be ahead, with the
+        numbers that it has `dropped`.  Where there is more than one way, all columns are `UNCLEAR`.  Without a
+        catalog names have to do.
         """
-        current = {c.name: c for c in now.columns} if now is not None else {}
-        settled = now is not None and [_shape(c) for c in now.columns] == [_shape(c) for c in self.columns]
-        known = {} if settled or before is None else {c.name: c for c in before.columns}
-        columns = []
-        for column in self.columns:
-            found = known.get(column.name) or current.get(column.name)
-            if found is not None:
-                column = replace(column, number=found.number, missing=found.missing, computed=found.computed)
-            columns.append(column)
-        return replace(self, columns=tuple(columns))
+        known = {c.number: c for c in before.columns}
+        newest = before.newest or max(known, default=0)
+        if now is None or min(known, default=1) <= 0:
+            return self._like(before.columns, newest)
+        current = {c.number: c for c in now.columns}
+        # With a projection, the version before may be known without the columns that nobody needed.
+        unseen = dropped if self.projection is not None else [n for n in dropped if n > newest]
+        found = match_numbers(
+            [c.name for c in self.columns],
+            {number: c.name for number, c in known.items()}, newest,
+            {number: c.name for number, c in current.items()}, unseen,
+        )  # fmt: skip
+        if found is None:
+            return replace(self, columns=tuple(replace(c, number=UNCLEAR) for c in self.columns))
+        columns = tuple(
+            _numbered(column, number, current.get(number) or known.get(number))
+            for column, number in zip(self.columns, found, strict=True)
+        )
+        return replace(self, columns=columns, newest=max(newest, *found) if found else newest)
 
     def settled(self, now: TableSchema | None) -> TableSchema:
         """The same version with the catalog's numbers if the catalog has exactly these columns, else without any."""
         if now is not None and [_shape(c) for c in now.columns] == [_shape(c) for c in self.columns]:
-            return self.numbered(now, None)
+            return self._like(now.columns, now.newest)
         return replace(self, columns=tuple(replace(c, number=0) for c in self.columns))
+
+    def _like(self, others: Iterable[Column], newest: int) -> TableSchema:
+        """With the numbers of those who have the same names; 0 for the others."""
+        by_name = {c.name: c for c in others}
+        columns = tuple(
+            _numbered(c, by_name[c.name].number if c.name in by_name else 0, by_name.get(c.name))
+            for c in self.columns
+        )
+        return replace(self, columns=columns, newest=newest)
 
     def to_json(self) -> str:
         """The schema as one line of JSON, the same text for equal schemas."""
@@ -196,6 +221,12 @@ def _plain(table: TableSchema) -> dict[str, Any]:
             if inner.get(name) is None:
                 inner.pop(name, None)
     return values
+
+
+def _numbered(column: Column, number: int, known: Column | None) -> Column:
+    if known is None:  # gone: what rows from before it have does not matter any more
+        return replace(column, number=number, missing=None, computed=False)
+    return replace(column, number=number, missing=known.missing, computed=known.computed)
 
 
 def _shape(column: Column) -> tuple[str, int]:

@@ -16,6 +16,7 @@ from aqueduck.errors import ConfigError
 from aqueduck.lake.table_states import read_states, write_state
 from tests.fix_postgres import Database
 from tests.small_service import SmallService, small_service
+from tests.whole_group import whole_group
 
 Start = Callable[..., SmallService]
 
@@ -432,6 +433,23 @@ def test_columns_that_differ_are_said_without_values(db: Database, items: SmallS
     assert result.verdict == "not compared"
     assert "[lake" in (result.note or "")
     assert "item " not in (result.note or "")
+
+
+@pytest.mark.parametrize("change", ["add late text default 'x'", "rename n to m", "drop n"])
+def test_columns_that_no_row_has_brought_yet(db: Database, tmp_path: Path, change: str) -> None:
+    """P-S12: a change of columns is in the stream with the next row; until then the verdict says what is waited for."""
+    db.execute("create table t (id int primary key, n int); insert into t values (1, 1)")
+    with whole_group(db, tmp_path, {"t": {}}) as group:
+        db.execute(f"alter table t {change}")
+        group.apply()
+        [result] = group.verify()
+        assert (result.verdict, "with the next change of a row" in (result.note or "")) == (
+            "not compared",
+            True,
+        )
+        db.execute("update t set id = 2")
+        group.apply()
+        assert [r.verdict for r in group.verify()] == ["identical"]
 
 
 def test_one_table_can_be_chosen(db: Database, start: Start) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from aqueduck.column_numbers import UNCLEAR
 from aqueduck.errors import ResyncNeededError
 from aqueduck.lake.apply import ensure_target
 from aqueduck.lake.evolve import evolve, plan_changes, same_columns, widen, wider_columns
@@ -90,16 +91,19 @@ def test_values_that_the_stream_does_not_bring_need_a_new_copy() -> None:
         plan_changes(schema(ID), schema(ID, col("b", number=2, computed=True)))
 
 
-def test_numbers_come_from_the_catalog_where_it_shows_the_same_version() -> None:
-    """A column that was dropped and added again has another number; while more changes are to come, the old one counts."""
+def test_versions_are_numbered_by_the_one_before_and_the_catalog() -> None:
+    """Which column it is, and what rows from before it have; without a catalog names have to do."""
     before = schema(ID, col("a", number=2))
     version = schema(col("id", INT4), col("a"))
-    now = schema(ID, col("a", number=3, missing="x"))
-    assert [c.number for c in version.numbered(now, before).columns] == [1, 3]
-    later = schema(ID, col("other", number=4), col("a", number=3))
-    assert [c.number for c in version.numbered(later, before).columns] == [1, 2]
-    assert [c.number for c in version.numbered(None, before).columns] == [1, 2]
-    assert version.numbered(now, before).columns[1].missing == "x"
+    again = schema(ID, col("a", number=3, missing="x"))
+    assert [c.number for c in version.numbered(before, again, [2]).columns] == [UNCLEAR, UNCLEAR]
+    with pytest.raises(ResyncNeededError, match="not clear any more"):
+        plan_changes(before, version.numbered(before, again, [2]))
+    assert [c.number for c in version.numbered(before, None).columns] == [1, 2]
+    more = schema(col("id", INT4), col("a"), col("b"))
+    found = more.numbered(before, schema(ID, col("a", number=2), col("b", number=4, missing="x")))
+    assert [(c.number, c.missing) for c in found.columns] == [(1, None), (2, None), (4, "x")]
+    assert found.newest == 4
 
 
 def test_a_target_follows(lake: Lake, tmp_path: Path) -> None:

@@ -121,6 +121,15 @@ def test_a_rewritten_table_is_not_read_as_empty(table: Database) -> None:
         rows_of(reader, partitions)
 
 
+def test_a_name_that_went_to_another_column_is_not_read_as_the_old_one(table: Database) -> None:
+    """Tasks read columns by their names of now; values of two columns are never mixed."""
+    reader, partitions = made(table)
+    assert rows_of(reader, partitions[:1])
+    table.execute("alter table t rename v to w; alter table t add v text default 'another'")
+    with pytest.raises(CopyDisturbedError, match="other columns"):
+        rows_of(reader, partitions[1:2])
+
+
 def test_partitions_of_a_table_are_all_read(db: Database) -> None:
     """A partitioned table is the sum of its leaves; small ones share a task."""
     db.execute("create table t (id int, v text) partition by range (id)")

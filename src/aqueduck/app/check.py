@@ -22,7 +22,12 @@ from aqueduck.errors import (
 )
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.failures import RAISE_SLOTS, RAISE_WALSENDERS, THEN_RESTART
-from aqueduck.postgres.publications import publishes_exactly, refuse_without_identity, refuse_without_key
+from aqueduck.postgres.publications import (
+    publishes_exactly,
+    refuse_without_columns,
+    refuse_without_identity,
+    refuse_without_key,
+)
 from aqueduck.postgres.published import refuse_narrowed
 from aqueduck.postgres.quoting import identifier, table_identifier
 from aqueduck.postgres.registry import check_registry
@@ -145,6 +150,7 @@ def _check_table(
     mode = wanted.table_mode
     table = describe_table(conn, wanted.source, need_key=mode.needs_key, publication=group.users_publication)
     found.append(table)
+    refuse_without_columns(table)
     needs_identity = not table.key and table.identity != "f"
     if mode.needs_key:
         refuse_without_identity(table)

@@ -17,13 +17,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import structlog
 
 from aqueduck import faults, metrics
 from aqueduck.app.copy_journal import CopyJournal, CopySession, forget_journal, journaled_files, journals_of
 from aqueduck.changes import SegmentRef
-from aqueduck.errors import AqueduckError, CopyDisturbedError, ResyncNeededError, own_error
+from aqueduck.errors import AqueduckError, CopyDisturbedError, ResyncNeededError, SourceError, own_error
 from aqueduck.lake.apply import table_directories
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import set_lineage, transact
@@ -34,7 +36,6 @@ from aqueduck.lake.landing import land_copy, replay_parked
 from aqueduck.lake.landing_modes import SessionFiles, can_go_on, prepare_copy
 from aqueduck.lake.parking import parked_segments, remove_parked_files
 from aqueduck.lake.partition_marks import Marks, write_marks
-from aqueduck.lake.segments import columns_of
 from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.lifecycle import Lifecycle, fail, retry_is_due
 from aqueduck.lifecycle import TableState as Life
@@ -46,6 +47,7 @@ from aqueduck.postgres.table_copy import (
     export_snapshot,
     export_snapshot_by_sql,
     plan_chunks,
+    read_column_marks,
     snapshot_xmin,
 )
 from aqueduck.postgres.tables import describe_oid
@@ -143,8 +145,6 @@ class Copier:
     on_ready: Callable[[list[int]], None]
     has_everything_before: Callable[[int], bool]
     """Whether the lake has (applied or parked) all that was committed before a position."""
-    version: Callable[[SegmentRef], TableSchema] = columns_of
-    """The columns of a segment, with their numbers."""
     on_resync_needed: Callable[[int], None] = lambda oid: None
     concurrency: int = 2
     chunk_bytes: int = 64 << 20
@@ -313,7 +313,7 @@ class Copier:
                 self.dsn, snapshot.name, self.lake.config.data_path, tuple(item for _, item in items),
                 self.lake.config.properties,
             )  # fmt: skip
-            files = self.run_job(job)
+            files = self._read(job, copies)
             again = {copy.state.oid: [] for copy in copies}  # type: dict[int, list[ChunkFile]]
             for (copy, item), file in zip(items, files, strict=True):
                 if item.note is None:
@@ -349,10 +349,12 @@ class Copier:
     def _begin(
         self, states: list[TableState], snapshot: ExportedSnapshot, began: datetime, time_us: int
     ) -> list[_Copy]:
-        xmin = snapshot_xmin(self.dsn, snapshot.name)
         copies = []
-        with connect(self.dsn) as conn:
+        # All of it as the snapshot has it: the stream brings every change of columns that came after.
+        with snapshot.connect(self.dsn) as conn:
             planned = []
+            xmin = snapshot_xmin(conn)
+            columns = read_column_marks(conn, [state.oid for state in states])
             for state in states:
                 wanted = None if state.schema is None else state.schema.streamed.projection
                 described = describe_oid(conn, state.oid, need_key=state.mode.needs_key, projection=wanted)
@@ -368,7 +370,10 @@ class Copier:
         for state, schema, chunks in planned:
             place = places[state.target.folded]
             journal = CopyJournal(self.journals / str(state.oid))
-            session = journal.begin(schema, place, chunks, moment=snapshot.moment, xmin=xmin, time_us=time_us)
+            session = journal.begin(
+                schema, place, chunks,
+                columns=columns[state.oid], moment=snapshot.moment, xmin=xmin, time_us=time_us,
+            )  # fmt: skip
             copies.append(_Copy(state, schema, place, journal, session, state.oid in beside))
             self.progress[state.oid] = CopyProgress(journal, began)
             log.info(
@@ -381,9 +386,31 @@ class Copier:
         for state, schema in tables:
             prepare_copy(self.lake, state, schema)
 
+    def _read(self, job: CopyJob, copies: Sequence[_Copy]) -> list[ChunkFile]:
+        """The job; a name that it did not find any more is no reason to wait for a person if the table is still there."""
+        try:
+            return self.run_job(job)
+        except SourceError:
+            with connect(self.dsn) as conn:
+                _refuse_other_columns(conn, copies)
+                for copy in copies:
+                    now = {
+                        c.relation: (c.schema, c.table)
+                        for c in plan_chunks(conn, copy.schema, chunk_bytes=1 << 62)
+                    }
+                    if any(
+                        now.get(c.relation, (c.schema, c.table)) != (c.schema, c.table)
+                        for c in copy.journal.chunks
+                    ):
+                        raise CopyDisturbedError(
+                            "the table got another name while it was copied", table=copy.schema.qualified
+                        ) from None
+            raise
+
     def _check_undisturbed(self, copies: Sequence[_Copy]) -> None:
         """A table that was rewritten between two chunks has its rows on other pages now."""
         with connect(self.dsn) as conn:
+            _refuse_other_columns(conn, copies)
             horizon = read_horizon(conn)
             leaves = read_structure(conn, [copy.state.oid for copy in copies]).leaves
             for copy in copies:
@@ -465,7 +492,7 @@ class Copier:
         parked = parked_segments(self.lake, self.group, [ready.oid])[ready.oid]
 
         def replay() -> TableState:
-            done = replay_parked(self.lake, self.group, ready, parked, self.version)
+            done = replay_parked(self.lake, self.group, ready, parked)
             write_state(self.lake, self.group, [done])
             if also is not None:
                 also()
@@ -480,3 +507,15 @@ class Copier:
         """Write a table's state outside of any batch; the caller holds `commit_lock`."""
         transact(self.lake, lambda: write_state(self.lake, self.group, [state]))
         self.states[state.oid] = state
+
+
+def _refuse_other_columns(conn: psycopg.Connection[Any], copies: Sequence[_Copy]) -> None:
+    """Chunks from before and after a change of columns do not fit together, even if each could be read."""
+    now = read_column_marks(conn, [copy.state.oid for copy in copies])
+    for copy in copies:
+        found = now.get(copy.state.oid)
+        if found is not None and any(found.get(n) != mark for n, mark in copy.journal.columns.items()):
+            copy.journal.clear()
+            raise CopyDisturbedError(
+                "the table's columns changed while it was copied", table=copy.schema.qualified
+            )

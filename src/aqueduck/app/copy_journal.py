@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -48,6 +48,7 @@ class CopyJournal:
         self.directory = directory
         self.chunks: tuple[Chunk, ...] = ()
         self.sessions: list[CopySession] = []
+        self.columns: dict[int, int] = {}
 
     def begin(
         self,
@@ -55,11 +56,13 @@ class CopyJournal:
         place: str,
         chunks: Sequence[Chunk],
         *,
+        columns: Mapping[int, int],
         moment: Moment,
         xmin: int,
         time_us: int = 0,
     ) -> CopySession:
-        """Go on with what is there if it fits the table as it is now (`chunks`), else start over."""
+        """Go on with what is there if it fits the table as it is now (`chunks`, and the marks of its `columns`), else start over."""
+        self.columns = dict(columns)
         # Without a key the rows of two snapshots cannot be put together.
         if not schema.key or not self._go_on(schema, place, chunks):
             self.clear()
@@ -70,6 +73,7 @@ class CopyJournal:
         plan = {
             "schema": schema.to_json(),
             "place": place,
+            "columns": list(self.columns.items()),
             "chunks": [asdict(c) for c in self.chunks],
             "sessions": [asdict(s) for s in self.sessions],
         }
@@ -81,12 +85,15 @@ class CopyJournal:
             plan = json.loads(self._plan.read_text())
             old = [Chunk(**values) for values in plan["chunks"]]
             sessions = [CopySession(**values) for values in plan["sessions"]]
+            columns = dict(plan["columns"])
         except (OSError, ValueError, TypeError, KeyError):
             return False
         relations = {c.relation: c for c in now}
         known = {c.relation: c.filenode for c in old}
         same = all(r in relations and relations[r].filenode == node for r, node in known.items())
         if not same or plan["schema"] != schema.to_json() or plan["place"] != place:
+            return False
+        if columns != self.columns:
             return False
         # Names may have changed; partitions may have come.
         kept = [

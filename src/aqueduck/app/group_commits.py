@@ -20,6 +20,7 @@ from aqueduck.app.copy_journal import forget_journal
 from aqueduck.app.status import Parked
 from aqueduck.app.tracing import BatchTimes
 from aqueduck.batches import Unit
+from aqueduck.changes import SegmentRef
 from aqueduck.errors import (
     CatalogUnreachableError,
     DataPathError,
@@ -34,7 +35,7 @@ from aqueduck.lake.progress import Position
 from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.lake.units import UnitFiles, parked_units, plan_batch, remove_scratch
 from aqueduck.notes import note_position
-from aqueduck.schema import TableSchema, lsn_text
+from aqueduck.schema import TableName, TableSchema, lsn_text
 
 if TYPE_CHECKING:  # a group hands its batches over
     from aqueduck.app.group import GroupRunner
@@ -92,7 +93,7 @@ def _commit_or_isolate(runner: GroupRunner, units: Units, end: Position) -> None
     """A table that fails is parked, in the same batch; the others go on."""
     changed: list[TableState] = []
     while True:
-        refs = parked_units(units, runner.states)
+        refs = [_numbered(runner, segment) for segment in parked_units(units, runner.states)]
         parked = copy_to_parking(runner.config.lake.data_path, runner.group.name, runner.run_id, refs)
         plan = plan_batch(
             units,
@@ -116,21 +117,31 @@ def _commit_or_isolate(runner: GroupRunner, units: Units, end: Position) -> None
         runner.parked[segment.table_oid] = before.plus(segment.rows, segment.bytes)
 
 
+def _numbered(runner: GroupRunner, segment: SegmentRef) -> SegmentRef:
+    """Parked with what the catalog says of its columns now: later it may not tell any more which they were."""
+    return replace(segment, schema_json=runner.versions.of(segment).streamed.to_json())
+
+
 def _isolate(runner: GroupRunner, failed: TableFailed) -> TableState:
     """The state of a table that is not applied any more: it waits for a new copy, or for whatever mends its error."""
-    state = runner.states[failed.oid]
-    again = isinstance(failed.error, ResyncNeededError) and runner.group.on_type_change == "resync"
+    state, error = runner.states[failed.oid], failed.error
+    again = isinstance(error, ResyncNeededError) and runner.group.on_type_change == "resync"
+    if isinstance(error, ResyncNeededError) and not again:
+        schema = runner.tables[failed.oid].schema
+        name = TableName(schema.schema, schema.name)
+        error = ResyncNeededError(
+            error.message, hint=f"aqueduck tables resync -c FILE {name}", table=error.table
+        )
     what = "table is copied again" if again else "table failed"
-    log.warning(what, group=runner.group.name, table=state.source, error=str(failed.error))
-    error = None if again else str(failed.error)
+    log.warning(what, group=runner.group.name, table=state.source, error=str(error))
     position = 0 if again else state.copy_position
-    isolated = replace(state, ready=False, error=error, copy_position=position)
+    isolated = replace(state, ready=False, error=None if again else str(error), copy_position=position)
     runner.states[failed.oid] = isolated
     if again:
         forget_journal(runner.directory, failed.oid)
     else:
-        runner.copier.failed(failed.oid, failed.error)
-    metrics.count_error(failed.error.code, flow="sync", group=runner.group.name)
+        runner.copier.failed(failed.oid, error)
+    metrics.count_error(error.code, flow="sync", group=runner.group.name)
     return isolated
 
 

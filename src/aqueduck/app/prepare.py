@@ -52,6 +52,7 @@ from aqueduck.postgres.publications import (
     drop_publication,
     ensure_publication,
     give_identity,
+    refuse_without_columns,
     refuse_without_identity,
     refuse_without_key,
 )
@@ -197,6 +198,7 @@ def describe_tables(
             schema = describe_table(
                 conn, table.source, need_key=mode.needs_key, publication=group.users_publication
             )
+            refuse_without_columns(schema)
             if mode.follows_keys:
                 refuse_without_key(schema, mode.name)
             if not mode.needs_key:

@@ -27,6 +27,7 @@ from aqueduck.app.verify_reads import Cut, Pair, Sides, Wanted, Work, hashes, ke
 from aqueduck.errors import AqueduckError, Retry
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.digest import Answer, Difference, Question, compare_rows
+from aqueduck.lake.evolve import same_columns
 from aqueduck.lake.progress import read_position
 from aqueduck.lake.table_states import TableState
 from aqueduck.lake.versions import KEYS, changed_keys, current_version, tables_at, unsent_columns
@@ -48,6 +49,7 @@ LISTED_ROWS_MAX = 200_000
 SUSPECTS_MAX = 1000
 POLL_SECONDS = 0.1
 TOO_FAST = "its rows change faster than they can be compared"
+NEW_COLUMNS = "its columns changed in the source, and reach the lake with the next change of a row"
 
 
 @dataclass
@@ -134,7 +136,11 @@ class Round:
             described = describe_oid(
                 self.sides.conn, state.oid, need_key=state.mode.needs_key, projection=wanted
             )
-            schema = self._compared(work, only_needed(described).in_lake)
+            in_lake = only_needed(described).in_lake
+            if state.schema is not None and not same_columns(state.schema, in_lake):
+                work.verdict, work.note = "not compared", NEW_COLUMNS
+                return None
+            schema = self._compared(work, in_lake)
             moved = (
                 KEYS.empty_table()
                 if work.group in behind

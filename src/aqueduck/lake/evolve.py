@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from aqueduck.errors import ResyncNeededError
+from aqueduck.column_numbers import UNCLEAR
+from aqueduck.errors import ResyncNeededError, SchemaChangeError
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.sql import ident, lake_table
 from aqueduck.schema import Column, TableName, TableSchema
@@ -71,6 +72,17 @@ def plan_changes(old: TableSchema, new: TableSchema) -> list[Step]:
 
     Drops come first, then renames, then what is new: a name may be free only after the step before.
     """
+    if not new.columns:
+        raise SchemaChangeError(
+            "the source table has no columns any more",
+            hint=f"add columns, then: aqueduck tables resync -c FILE {TableName(new.schema, new.name)}",
+            table=new.qualified,
+        )
+    if any(c.number == UNCLEAR for c in new.columns):
+        raise ResyncNeededError(
+            "columns went and others came in their place, and it is not clear any more which of them these changes are about",
+            table=new.qualified,
+        )
     kept, renamed = _matched(old, new)
     gone = [c for c in old.columns if c.name not in kept and c.name not in renamed]
     came_from = {**{name: name for name in kept}, **{after: name for name, after in renamed.items()}}
@@ -177,12 +189,12 @@ def wider_columns(old: TableSchema, versions: Sequence[TableSchema]) -> tuple[Ta
     current = old
     for version in versions:
         steps = [] if same_columns(current, version) else plan_changes(current, version)
-        renamed = {s.before: s.column.name for s in steps if s.kind == "rename"}
+        renames = [(s.before, s.column.name) for s in steps if s.kind == "rename"]
         for step in steps:
             if step.kind == "widen" and step.before in names[-1]:
                 wider[names[-1][step.before]] = step.column
         gone = {s.column.name for s in steps if s.kind == "drop"}
-        names.append({_last_name(renamed, now): was for now, was in names[-1].items() if now not in gone})
+        names.append({_last_name(renames, now): was for now, was in names[-1].items() if now not in gone})
         current = version
     all_of_them = [
         _with_types(schema, {now: wider[was] for now, was in known.items() if was in wider})
@@ -199,9 +211,10 @@ def _with_types(schema: TableSchema, wider: Mapping[str, Column]) -> TableSchema
     return replace(schema, columns=columns)
 
 
-def _last_name(renamed: dict[str, str], name: str) -> str:
-    while name in renamed:
-        name = renamed[name]
+def _last_name(renames: Sequence[tuple[str, str]], name: str) -> str:
+    """After all of them, in their order: names that are swapped go round in a ring."""
+    for before, after in renames:
+        name = after if name == before else name
     return name
 
 

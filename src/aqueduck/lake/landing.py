@@ -8,7 +8,7 @@ session read takes their place: it read every row that has come or changed since
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from aqueduck.batches import plan_runs
@@ -72,21 +72,20 @@ def replay_parked(
     group: str,
     ready: TableState,
     parked: Sequence[SegmentRef],
-    version: Callable[[SegmentRef], TableSchema] = columns_of,
     *,
     moment: Moment | None = None,
 ) -> TableState:
     """
     Inside a transaction: apply what was parked after the copy.
 
-    `moment` is what the copy shows, by default everything before its position.  `version` tells the columns of a
-    segment.  Returns the state that is to be written then, with the columns that the target has.
+    `moment` is what the copy shows, by default everything before its position.  Returns the state that is to be
+    written then, with the columns that the target has.
     """
     current = ready.schema
     shown = moment or Moment(ready.copy_position)
     left = [segment for segment in parked if not _is_shown(segment, shown)]
     for run in plan_runs(left, keeping=[ready.oid] if ready.mode.keeps else ()):
-        plan = RunPlan(version(run.segments[0]), run.segments)
+        plan = RunPlan(columns_of(run.segments[0]), run.segments)
         current = apply_run(
             session,
             ready.target,

@@ -103,7 +103,7 @@ class UnitWriter:
             return None
         mode = read_modes(Path(self.tables_file)).get(unit.table_oid, UPSERT)
         schema = columns_of(unit.segments[0])
-        if not is_clear(schema):
+        if not is_clear(schema) or not schema.columns:
             return None
         try:
             return self._folded(unit, schema, place, skip_before, mode)
@@ -240,7 +240,9 @@ def _table(
     version: Callable[[SegmentRef], TableSchema],
 ) -> TablePlan:
     skip_before = state.copy_position if state.copy_position > before else 0
-    plans = tuple(_run(p, skip_before, version) for p in runs)
+    # What the copy has is left out with its columns: those that the copy brought are newer.
+    left = [run for run in runs if any(s.last_lsn > skip_before for unit, _ in run for s in unit.segments)]
+    plans = tuple(_run(p, skip_before, version) for p in left)
     return TablePlan(state.oid, state.target, plans, skip_before, state.schema, state.mode)
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "ensure_publication",
     "give_identity",
     "publishes_exactly",
+    "refuse_without_columns",
     "refuse_without_identity",
     "refuse_without_key",
 ]
@@ -90,6 +91,16 @@ def drop_publication(conn: Connection, name: str) -> None:
     """Drop the publication; an absent one is fine."""
     with translate_errors(f"drop the publication {name}", conn=conn):
         conn.execute(f"drop publication if exists {identifier(name)}".encode())
+
+
+def refuse_without_columns(table: TableSchema) -> None:
+    """A table of no columns, or of nothing but generated ones, has rows that nothing tells apart and no file can hold."""
+    if not table.columns:
+        raise NoKeyError(
+            f"{table.qualified} has no columns that are sent",
+            hint="add columns and a primary key, or leave the table out",
+            table=table.qualified,
+        )
 
 
 def refuse_without_identity(table: TableSchema) -> None:

@@ -16,7 +16,7 @@ import itertools
 import json
 import math
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -48,6 +48,7 @@ __all__ = [
     "export_snapshot_by_sql",
     "plan_chunks",
     "read_chunk",
+    "read_column_marks",
     "read_text",
     "snapshot_xmin",
 ]
@@ -70,6 +71,14 @@ class ExportedSnapshot:
     def position(self) -> int:
         """Nothing that was committed at or after it is shown."""
         return self.moment.position
+
+    @contextlib.contextmanager
+    def connect(self, dsn: str) -> Iterator[psycopg.Connection[Any]]:
+        """A connection on which queries see tables, and the catalog's own, as the snapshot has them; functions may not."""
+        with connect(dsn, autocommit=False) as conn, translate_errors("read the copy's snapshot", conn=conn):
+            conn.execute(b"set transaction isolation level repeatable read read only")
+            conn.execute(f"set transaction snapshot {literal(self.name)}".encode())
+            yield conn
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +150,11 @@ def export_snapshot_by_sql(dsn: str) -> ExportedSnapshot:
         raise
 
 
-def snapshot_xmin(dsn: str, snapshot: str) -> int:
+def snapshot_xmin(conn: psycopg.Connection[Any]) -> int:
     """The oldest transaction that was running when the snapshot was taken: what it does not show is not older."""
-    with connect(dsn, autocommit=False) as conn, translate_errors("read the copy's snapshot", conn=conn):
-        conn.execute(b"set transaction isolation level repeatable read read only")
-        conn.execute(f"set transaction snapshot {literal(snapshot)}".encode())
-        row = conn.execute(
-            b"select pg_snapshot_xmin(pg_current_snapshot())::text::numeric % 4294967296"
-        ).fetchone()
+    row = conn.execute(
+        b"select pg_snapshot_xmin(pg_current_snapshot())::text::numeric % 4294967296"
+    ).fetchone()
     assert row is not None
     return int(row[0])
 
@@ -156,8 +162,7 @@ def snapshot_xmin(dsn: str, snapshot: str) -> int:
 def plan_chunks(conn: psycopg.Connection[Any], table: TableSchema, *, chunk_bytes: int) -> list[Chunk]:
     """Ranges of at most `chunk_bytes` (but a page at least), of the table or of the leaves of its partitions."""
     query = """
-        select n.nspname::text, c.relname::text, pg_relation_size(c.oid), c.oid::int8,
-               coalesce(pg_relation_filenode(c.oid), 0)::int8
+        select n.nspname::text, c.relname::text, coalesce(pg_relation_size(c.oid), 0), c.oid::int8, c.relfilenode::int8
         from pg_class c join pg_namespace n on n.oid = c.relnamespace
         where c.oid in (select relid from pg_partition_tree(%(oid)s::oid::regclass) where isleaf)
            or (c.oid = %(oid)s and c.relkind = 'r')
@@ -174,6 +179,22 @@ def plan_chunks(conn: psycopg.Connection[Any], table: TableSchema, *, chunk_byte
             share = ((pages if end is None else end) - first) * PAGE_BYTES
             chunks.append(Chunk(len(chunks), schema, name, first, end, share, oid, filenode))
     return chunks
+
+
+def read_column_marks(conn: psycopg.Connection[Any], oids: Sequence[int]) -> dict[int, dict[int, int]]:
+    """
+    By table and number of the column, the transaction that last changed it: its name, its type, whether it is there.
+
+    A chunk reads columns by their names, as they are at that time and not as the snapshot has them.
+    """
+    query = """
+        select attrelid::int8, attnum, xmin::text::int8 from pg_attribute where attrelid = any(%s::oid[]) and attnum > 0
+    """
+    found: dict[int, dict[int, int]] = {}
+    with translate_errors("read the columns for the copy", conn=conn):
+        for oid, number, changed in conn.execute(query, (list(oids),)).fetchall():
+            found.setdefault(oid, {})[number] = changed
+    return found
 
 
 def _first_pages(pages: int, wanted: float) -> list[int]:

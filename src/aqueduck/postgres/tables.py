@@ -74,6 +74,15 @@ def describe_oid(
     return bind(found, replace(projection, published_where=published), projection)
 
 
+def dropped_columns(conn: Connection, oid: int) -> set[int]:
+    """The numbers of columns that the table had once."""
+    with translate_errors(f"describe the table with OID {oid}", conn=conn):
+        rows = conn.execute(
+            b"select attnum from pg_attribute where attrelid = %s and attnum > 0 and attisdropped", (oid,)
+        )
+        return {int(number) for (number,) in rows}
+
+
 def resolve_type(conn: Connection, column: Column) -> Column:
     """A column that the stream announced, with what only the catalog knows about its type, if it still does."""
     given = {"oid": column.type_oid, "typmod": column.typmod}
@@ -88,12 +97,6 @@ def resolve_type(conn: Connection, column: Column) -> Column:
 def _described(row: dict[str, Any], need_key: bool, *, generated: bool = False) -> TableSchema:
     """With `generated`, also the stored generated columns, which a publication of others may send."""
     columns = [c for c in row["columns"] if not c.pop("generated") or generated]
-    if need_key and not row["columns"]:
-        raise NoKeyError(
-            f"{row['schema']}.{row['name']} has no columns",
-            hint="add columns and a primary key, or leave the table out",
-            table=f"{row['schema']}.{row['name']}",
-        )
     table = TableSchema(
         oid=row["oid"],
         schema=row["schema"],
@@ -101,6 +104,7 @@ def _described(row: dict[str, Any], need_key: bool, *, generated: bool = False) 
         columns=tuple(Column(**column) for column in columns),
         key=tuple(row["key"]),
         identity=row["identity"],
+        newest=row["newest"],
     )
     if row["kind"] not in ("r", "p"):
         kind = _KINDS.get(row["kind"], "no table")
@@ -214,7 +218,7 @@ _COLUMN_QUERY = f"""
 # columns will do.  A deferrable one counts for nothing: within a transaction two rows may have the same key.
 _QUERY = """
     with target as (
-        select c.oid, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident
+        select c.oid, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident, c.relnatts
         from pg_class c join pg_namespace n on n.oid = c.relnamespace
         where {condition}
     ), indexes as (
@@ -232,6 +236,7 @@ _QUERY = """
     )
     select t.oid::int8 as oid, t.nspname::text as schema, t.relname::text as name, t.relkind::text as kind,
            t.relpersistence::text as persistence, t.relreplident::text as identity,
+           t.relnatts::int as newest,
            array(
                select json_build_object(
                    'name', a.attname, 'type_oid', a.atttypid::int8, 'typmod', base.typmod,

@@ -41,6 +41,7 @@ __all__ = [
     "start_stream",
 ]
 
+_COPY = "copy rows"
 READ_BYTES = 4 << 20
 COPY_READ_BYTES = 1 << 20  # a good piece to decode: small enough for the cache
 CONNECT_SECONDS = 10
@@ -153,9 +154,9 @@ def start_stream(
         raise
 
 
-def server_error(sqlstate: str, message: str) -> AqueduckError:
-    """An ErrorResponse on the replication connection as one of ours."""
-    return classify_server_error(sqlstate or "08006", message or "no reason given", what="read the slot")
+def server_error(sqlstate: str, message: str, what: str = "read the slot") -> AqueduckError:
+    """An ErrorResponse on such a connection as one of ours."""
+    return classify_server_error(sqlstate or "08006", message or "no reason given", what=what)
 
 
 def _status_message(received: int, confirmed: int, ask_reply: bool) -> bytes:
@@ -163,9 +164,9 @@ def _status_message(received: int, confirmed: int, ask_reply: bool) -> bytes:
     return struct.pack("!cQQQqB", b"r", received, confirmed, confirmed, now, int(ask_reply))
 
 
-def error_of(body: bytes) -> AqueduckError:
+def error_of(body: bytes, what: str = "read the slot") -> AqueduckError:
     """The body of an ErrorResponse as one of our errors."""
-    return server_error(*_error_fields(body))
+    return server_error(*_error_fields(body), what)
 
 
 def _error_fields(body: bytes) -> tuple[str, str]:
@@ -337,11 +338,11 @@ class CopyOutStream:
 
     def execute(self, sql: str) -> None:
         """Run statements before the copy."""
-        raise_failed(self._pgconn.exec_(sql.encode()), pq.ExecStatus.COMMAND_OK)
+        raise_failed(self._pgconn.exec_(sql.encode()), pq.ExecStatus.COMMAND_OK, _COPY)
 
     def start(self, sql: str) -> None:
         if self._pgconn.ssl_in_use:
-            raise_failed(self._pgconn.exec_(sql.encode()), pq.ExecStatus.COPY_OUT)
+            raise_failed(self._pgconn.exec_(sql.encode()), pq.ExecStatus.COPY_OUT, _COPY)
             return
         self._socket = socket.socket(fileno=self._pgconn.socket)
         self._socket.setblocking(True)
@@ -377,7 +378,7 @@ class CopyOutStream:
             if not self._rest:
                 n, data = self._pgconn.get_copy_data(0)
                 if n == -1:
-                    raise_failed(self._pgconn.get_result(), pq.ExecStatus.COMMAND_OK)
+                    raise_failed(self._pgconn.get_result(), pq.ExecStatus.COMMAND_OK, _COPY)
                     self._rest = b"Z" + struct.pack("!I", 5) + b"T"
                 else:
                     self._rest = b"d" + struct.pack("!I", n + 4) + bytes(data)
@@ -400,7 +401,7 @@ class CopyOutStream:
         """A message that is not a row; whether the copy is over.  An error is raised."""
         kind = chr(buf[at])
         if kind == "E":
-            raise error_of(bytes(buf[at + 5 : at + length]))
+            raise error_of(bytes(buf[at + 5 : at + length]), _COPY)
         return kind == "Z"
 
     def close(self) -> None:
@@ -409,12 +410,12 @@ class CopyOutStream:
         self._pgconn.finish()
 
 
-def raise_failed(result: pq.abc.PGresult | None, wanted: pq.ExecStatus) -> None:
+def raise_failed(result: pq.abc.PGresult | None, wanted: pq.ExecStatus, what: str = "read the slot") -> None:
     if result is None or result.status == wanted:
         return
     sqlstate = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
     message = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode("utf-8", "replace")
-    raise server_error(sqlstate, message)
+    raise server_error(sqlstate, message, what)
 
 
 def refuse_garbage(buf: Bytes, end: int) -> None:

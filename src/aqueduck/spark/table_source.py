@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
@@ -58,13 +58,11 @@ class TableOptions:
             SNAPSHOT_SECONDS if seconds is None else seconds,
         )
 
-    def describe(self, names: Sequence[str]) -> TableSchema:
+    def describe(self, conn: psycopg.Connection[Any], names: Sequence[str]) -> TableSchema:
         """The table with these columns only; all where none are named."""
-        from aqueduck.postgres.connection import connect
         from aqueduck.postgres.tables import describe_table
 
-        with connect(self.dsn) as conn:
-            table = describe_table(conn, str(self.table), need_key=False)
+        table = describe_table(conn, str(self.table), need_key=False)
         by_name = {column.name: column for column in table.columns}
         missing = [name for name in names if name not in by_name]
         if missing:
@@ -83,8 +81,11 @@ class PostgresTableSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
+        from aqueduck.postgres.connection import connect
+
         options = TableOptions.read(self.options)
-        return table_struct(options.describe(options.columns))
+        with connect(options.dsn) as conn:
+            return table_struct(options.describe(conn, options.columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return TableReader(TableOptions.read(self.options), schema)
@@ -111,6 +112,8 @@ class ChunkPartition(InputPartition):
     number: int
     table: TableSchema
     chunks: tuple[Chunk, ...]
+    marks: dict[int, int]
+    """Of its columns, by number, as they were when this was planned."""
     snapshot: HeldSnapshot
 
 
@@ -129,16 +132,19 @@ class TableReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         from aqueduck.postgres.connection import connect
         from aqueduck.postgres.snapshot_holder import hold_snapshot
-        from aqueduck.postgres.table_copy import plan_chunks
+        from aqueduck.postgres.table_copy import plan_chunks, read_column_marks
 
         o = self._options
-        table = o.describe(self._schema.fieldNames())
-        with connect(o.dsn) as conn:
+        with connect(o.dsn, autocommit=False) as conn:
+            conn.execute("set transaction isolation level repeatable read read only")
+            table = o.describe(conn, self._schema.fieldNames())
+            found = read_column_marks(conn, [table.oid])[table.oid]
+            marks = {c.number: found[c.number] for c in table.columns}
             _refuse_unreadable(conn, table)
             groups = _groups(plan_chunks(conn, table, chunk_bytes=o.partition_bytes), o.partition_bytes)
         # Planned first: pages that come later are behind the end of the last chunk, which is open.
         snapshot = hold_snapshot(o.dsn, len(groups), o.snapshot_seconds)
-        return [ChunkPartition(n, table, tuple(group), snapshot) for n, group in enumerate(groups)]
+        return [ChunkPartition(n, table, tuple(group), marks, snapshot) for n, group in enumerate(groups)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task."""
@@ -151,7 +157,7 @@ class TableReader(DataSourceReader):
             check_snapshot(conn, p.snapshot)
             report(conn, p.snapshot, f"begin {p.number}")
             yield from self._typed(p)
-            _refuse_rewritten(conn, p.table, p.chunks)
+            _refuse_rewritten(conn, p)
             report(conn, p.snapshot, f"end {p.number}")
 
     def _typed(self, p: ChunkPartition) -> Iterator[pa.RecordBatch]:
@@ -232,15 +238,19 @@ def _refuse_unreadable(conn: psycopg.Connection[tuple[object, ...]], table: Tabl
         raise PrivilegeError("the role may not read the table", hint=grant, table=table.qualified)
 
 
-def _refuse_rewritten(
-    conn: psycopg.Connection[tuple[object, ...]], table: TableSchema, chunks: Iterable[Chunk]
-) -> None:
-    """A table that was truncated or rewritten looks empty to an older snapshot."""
-    for relation, filenode in {(c.relation, c.filenode) for c in chunks}:
+def _refuse_rewritten(conn: psycopg.Connection[Any], p: ChunkPartition) -> None:
+    """A table that was truncated or rewritten looks empty to an older snapshot; and columns are read by the names of now."""
+    from aqueduck.postgres.table_copy import read_column_marks
+
+    def changed(what: str) -> CopyDisturbedError:
+        return CopyDisturbedError(
+            f"the table {what} while it was read", hint="read it again", table=p.table.qualified
+        )
+
+    for relation, filenode in {(c.relation, c.filenode) for c in p.chunks}:
         row = conn.execute("select coalesce(pg_relation_filenode(%s::oid), 0)::int8", (relation,)).fetchone()
         if row is None or row[0] != filenode:
-            raise CopyDisturbedError(
-                "the table was truncated or rewritten while it was read",
-                hint="read it again",
-                table=table.qualified,
-            )
+            raise changed("was truncated or rewritten")
+    now = read_column_marks(conn, [p.table.oid]).get(p.table.oid, {})
+    if any(now.get(number) != mark for number, mark in p.marks.items()):
+        raise changed("got other columns")

@@ -64,6 +64,10 @@ begin
     elsif it.persistence <> 'p' then
         perform aqueduck._refuse(format('%s is unlogged or temporary: its changes are not in WAL', shown),
             format('alter table %s set logged', shown), '42809');
+    elsif not exists (select from pg_catalog.pg_attribute a
+            where a.attrelid = it.oid and a.attnum > 0 and not a.attisdropped) then
+        perform aqueduck._refuse(format('%s has no columns', shown),
+            'add columns and a primary key, or leave the table out', 'QD002');
     elsif mode <> 'append' and (mode <> 'upsert' or it.identity <> 'f') and not aqueduck._has_key(it.oid, it.identity) then
         perform aqueduck._refuse(format('%s has neither a primary key nor a replica identity', shown),
             format('alter table %s add primary key (<columns>); -- or replica identity full'
