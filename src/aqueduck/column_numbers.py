@@ -28,7 +28,7 @@ class _Number:
     new: bool
     """Whether it came after the version before, so that it may not be there yet."""
     kept: bool
-    """Whether it is there now, so that it cannot have gone."""
+    """Whether it is there now, so that it cannot have gone before."""
 
 
 def match_numbers(
@@ -37,30 +37,24 @@ def match_numbers(
     newest: int,
     now: Mapping[int, str],
     unseen: Collection[int],
+    optional: Collection[int] = (),
 ) -> list[int] | None:
     """
     The numbers of a version's columns `names`; None if that is not clear.
 
     `before` and `now` are numbers with their names, `newest` the highest number that was given before, `unseen` are those of columns
-    that are in neither and may have been there in between.
+    that are in neither and may have been there in between.  Those in `optional` may be left out although they are there.
     """
-    numbers = _candidates(before, newest, now, unseen)
+    numbers = []
+    for value in sorted({*before, *now, *unseen}):
+        known = {some[value] for some in (before, now) if value in some}
+        new = value > newest
+        kept = value in now and (new or value in before) and value not in optional
+        numbers.append(_Number(value, frozenset(known) or None, new, kept))
     ways, found = _match(names, numbers, strict=True)
     if ways == 0:  # a name that neither of them has: it was changed twice
         ways, found = _match(names, numbers, strict=False)
     return found if ways == 1 else None
-
-
-def _candidates(
-    before: Mapping[int, str], newest: int, now: Mapping[int, str], unseen: Collection[int]
-) -> list[_Number]:
-    found = []
-    for value in sorted({*before, *now, *unseen}):
-        names = {known[value] for known in (before, now) if value in known}
-        new = value > newest
-        kept = value in now and (new or value in before)
-        found.append(_Number(value, frozenset(names) or None, new, kept))
-    return found
 
 
 def _match(names: Sequence[str], numbers: Sequence[_Number], *, strict: bool) -> tuple[int, list[int]]:

@@ -199,6 +199,11 @@ def other_rules(before: TableSchema, after: TableSchema) -> str | None:
     for was, now in zip(filter_columns(one), filter_columns(other), strict=False):
         if _differ(one.columns[was], other.columns[now]):
             return f"has another column or type for {other.columns[now].name}, which its row filter reads"
+    masks = {one.columns[cell.index].number: cell.mask for cell in lake_cells(one)}
+    for cell in lake_cells(other):
+        column = other.columns[cell.index]
+        if column.number > 0 and masks.get(column.number, cell.mask) != cell.mask:
+            return f"has another column with the name {column.name}, which is masked"
     hashes = {c.number: c for c in _hashed(one)}
     for column in _hashed(other):
         known = hashes.get(column.number)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from aqueduck.column_numbers import UNCLEAR, match_numbers
-from aqueduck.projection import Projection, lake_schema
+from aqueduck.projection import Projection, lake_schema, only_needed
 
 __all__ = ["Column", "TableName", "TableSchema", "lsn_text", "parse_lsn", "parse_table_name"]
 
@@ -103,12 +103,13 @@ class TableSchema:
         if now is None or min(known, default=1) <= 0:
             return self._like(before.columns, newest)
         current = {c.number: c for c in now.columns}
-        # With a projection, the version before may be known without the columns that nobody needed.
+        # With a projection, a version may come, and the one before may be known, without columns that nobody needs.
+        needed = {c.number for c in only_needed(now).columns}
         unseen = dropped if self.projection is not None else [n for n in dropped if n > newest]
         found = match_numbers(
             [c.name for c in self.columns],
             {number: c.name for number, c in known.items()}, newest,
-            {number: c.name for number, c in current.items()}, unseen,
+            {number: c.name for number, c in current.items()}, unseen, current.keys() - needed,
         )  # fmt: skip
         if found is None:
             return replace(self, columns=tuple(replace(c, number=UNCLEAR) for c in self.columns))

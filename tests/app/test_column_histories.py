@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,6 +103,31 @@ def test_names_that_are_used_again(db: Database, tmp_path: Path, story: str, tas
         assert group.copies == copies
         table.insert("later")
         group.apply(tasks=tasks)
+        check(group, story)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [{"where": "id > 1"}, {"exclude": ["v"]}, {"mask": {"v": "hash"}}],
+    ids=["where", "exclude", "mask"],
+)
+@pytest.mark.parametrize("story", STORIES)
+def test_names_that_are_used_again_under_options(
+    db: Database, tmp_path: Path, story: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P-S12: the same with a projection, all at once and step by step."""
+    monkeypatch.setenv("TEST_SALT", "salt")
+    table = Table(db)
+    with whole_group(db, tmp_path, {"t": options}, salt_env="TEST_SALT") as group:
+        words = STORIES[story][0].split("; ")
+        for step in words:
+            table.do(step)
+        group.apply(tasks=True)
+        check(group, story)
+        for step in ("add late", "insert a", "drop late", "add late", "insert b"):
+            table.do(step)
+            group.apply(tasks=True)
         check(group, story)
 
 

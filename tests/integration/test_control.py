@@ -46,10 +46,13 @@ def test_tables_and_groups_are_driven_by_sql(shared: Sync) -> None:
     db.execute("select aqueduck.enable_table('public.b')")
     sync.wait_same()
 
-    db.execute("alter table b rename to renamed; insert into renamed values (6600, 'under its new name')")
-    wait_until(lambda: "public.renamed" in sync.states(), "P-S13: the name is followed")
-    db.execute("insert into renamed values (6700, 'and after it')")
-    rows = sync.source_rows("renamed")
+    db.execute("create schema elsewhere; alter table b set schema elsewhere")
+    db.execute("insert into elsewhere.b values (6550, 'in its new schema')")
+    db.execute("alter table elsewhere.b rename to renamed")
+    db.execute("insert into elsewhere.renamed values (6600, 'under its new name')")
+    wait_until(lambda: "elsewhere.renamed" in sync.states(), "P-S13: the name is followed")
+    db.execute("insert into elsewhere.renamed values (6700, 'and after it')")
+    rows = sync.source_rows("elsewhere.renamed")
     wait_until(lambda: sync.lake_rows("main.b") == rows, "the target keeps its name", log=sync.log)
     wait_until(lambda: "table renamed" in sync.log(), "the service knows", log=sync.log)
     assert sync.log().count("copy started") == 3, "a, b and b again"
@@ -61,12 +64,12 @@ def test_tables_and_groups_are_driven_by_sql(shared: Sync) -> None:
     db.execute("select aqueduck.enable_group(%s)", (sync.group,))
     sync.wait_same()
 
-    db.execute("select aqueduck.remove_table('public.renamed')")
+    db.execute("select aqueduck.remove_table('elsewhere.renamed')")
     published = f"select tablename::text from pg_publication_tables where pubname = 'aqueduck_{sync.group}' order by 1"
     wait_until(lambda: db.query(published) == [("a",), ("anchor",)], "b is gone", log=sync.log)
-    assert "public.renamed" not in sync.states()
+    assert "elsewhere.renamed" not in sync.states()
     db.execute(
-        "insert into renamed values (8000, 'nobody looks'); insert into a values (8000, 'somebody does')"
+        "insert into elsewhere.renamed values (8000, 'nobody looks'); insert into a values (8000, 'somebody does')"
     )
     sync.tables = ("public.a",)
     sync.wait_same()

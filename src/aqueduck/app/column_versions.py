@@ -18,7 +18,7 @@ from aqueduck.errors import AqueduckError
 from aqueduck.lake.table_states import TableState
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.tables import describe_oid, dropped_columns
-from aqueduck.projection import is_clear, only_needed
+from aqueduck.projection import is_clear
 from aqueduck.schema import TableSchema
 
 __all__ = ["ColumnVersions"]
@@ -68,10 +68,10 @@ class ColumnVersions:
                 dropped = dropped_columns(conn, schema.oid)  # after it: rather too many than too few
         except AqueduckError:  # it is gone, or cannot be asked: names have to do
             log.debug("table not described", table=schema.qualified)
+        found = schema.numbered(before, now, dropped)
         if schema.projection is None or not is_clear(schema):
-            return schema.numbered(before, now, dropped)
+            return found
         # The capture has asked before us, and what it left out of the segments follows from the answer.
-        found = schema.numbered(before, None if now is None else only_needed(now), dropped)
         same = [c.number for c in found.columns] == [c.number for c in schema.columns]
         unclear = tuple(replace(c, number=UNCLEAR) for c in schema.columns)
         return found if same else replace(schema, columns=unclear)
