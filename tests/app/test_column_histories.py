@@ -106,20 +106,26 @@ def test_names_that_are_used_again(db: Database, tmp_path: Path, story: str, tas
         check(group, story)
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "where": {"where": "id > 1"},
+    "exclude": {"exclude": ["v"]},
+    "mask": {"mask": {"v": "hash"}},
+    "append": {"mode": "append"},
+    "history": {"mode": "history"},
+    "soft_delete": {"mode": "soft_delete"},
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [{"where": "id > 1"}, {"exclude": ["v"]}, {"mask": {"v": "hash"}}],
-    ids=["where", "exclude", "mask"],
-)
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("story", STORIES)
 def test_names_that_are_used_again_under_options(
-    db: Database, tmp_path: Path, story: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    db: Database, tmp_path: Path, story: str, options: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P-S12: the same with a projection, all at once and step by step."""
+    """P-S12: the same with a projection or in another mode, all at once and step by step."""
     monkeypatch.setenv("TEST_SALT", "salt")
     table = Table(db)
-    with whole_group(db, tmp_path, {"t": options}, salt_env="TEST_SALT") as group:
+    with whole_group(db, tmp_path, {"t": OPTIONS[options]}, salt_env="TEST_SALT") as group:
         words = STORIES[story][0].split("; ")
         for step in words:
             table.do(step)
