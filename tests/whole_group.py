@@ -109,6 +109,11 @@ class WholeGroup:
 
     def apply(self, *, tasks: bool = False) -> None:
         """Everything that is committed in the source now, as one batch; then new copies that it calls for."""
+        self.apply_only(tasks=tasks)
+        self.copy()
+
+    def apply_only(self, *, tasks: bool = False) -> None:
+        """The batch alone, also while a copy is on its way."""
         target = parse_lsn(self.db.value("select pg_current_wal_flush_lsn()::text"))
 
         def seen() -> bool:
@@ -130,7 +135,6 @@ class WholeGroup:
             units = [(unit, None if unit.direct else writer.write(unit)) for unit in planned]
             self.runner.commit(units, cuts[-1].position, cuts[-1].time_us)
             self.stage.release(cuts[-1].position)
-        self.copy()
 
     def read(self, statement: str) -> list[tuple[Any, ...]]:
         return self.lake.query(statement)[0]

@@ -101,9 +101,39 @@ def test_names_that_are_used_again(db: Database, tmp_path: Path, story: str, tas
         group.apply(tasks=tasks)
         check(group, story)
         assert group.copies == copies
-        table.insert("later")
-        group.apply(tasks=tasks)
+        for text in ("later", "and later"):
+            table.insert(text)
+            group.apply(tasks=tasks)
+            check(group, story)
+        assert group.copies == copies
+
+
+@pytest.mark.parametrize(
+    "story", ["the_last_one_again", pytest.param("a_new_one_again", marks=pytest.mark.slow)]
+)
+def test_what_is_not_clear_is_copied_under_load(db: Database, tmp_path: Path, story: str) -> None:
+    """P-S12, P-S22: changes of the very version that was not clear come all the time, and one copy is enough."""
+    table = Table(db)
+    with whole_group(db, tmp_path, {"t": {}}) as group:
+        copier = group.runner.copier
+        usual = copier.run_job
+
+        def under_load(job: Any) -> Any:
+            files = usual(job)
+            table.insert("after the snapshot")
+            group.apply_only()
+            return files
+
+        copier.run_job = under_load
+        for step in STORIES[story][0].split("; "):
+            table.do(step)
+        group.apply()
         check(group, story)
+        assert group.copies == 2
+        table.insert("later")
+        group.apply()
+        check(group, story)
+        assert group.copies == 2
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

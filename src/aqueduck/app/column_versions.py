@@ -7,7 +7,7 @@ was dropped and another that was added (`column_numbers`).  Each version of a ta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import structlog
@@ -32,9 +32,9 @@ class ColumnVersions:
     def __init__(self, dsn: str, states: Mapping[int, TableState]) -> None:
         self._dsn = dsn
         self._states = states
-        self._known: dict[tuple[int, int, str], TableSchema] = {}
-        self._last: dict[int, tuple[int, TableSchema]] = {}
-        """Of each table, the last version that was clear, and the copy that it came after."""
+        self._known: dict[tuple[int, int, int, str], TableSchema] = {}
+        self._last: dict[tuple[int, int], TableSchema] = {}
+        """Of each table since its copy, the last version that was clear."""
 
     def clear(self) -> None:
         """A capture that starts counts versions anew, from where the lake is."""
@@ -42,23 +42,32 @@ class ColumnVersions:
         self._last.clear()
 
     def of(self, segment: SegmentRef) -> TableSchema:
-        """The columns of a segment, with their numbers in the catalog; asked once for each version."""
-        key = (segment.table_oid, segment.version, segment.schema_json)
+        """The columns of a segment, with their numbers in the catalog; asked once for each version since the table's copy."""
+        state = self._states.get(segment.table_oid)
+        if state is None or state.schema is None:
+            return TableSchema.from_json(segment.schema_json).in_lake
+        copy = (state.oid, state.copy_position)
+        key = (*copy, segment.version, segment.schema_json)
         if key not in self._known:
-            self._known[key] = self._numbered(TableSchema.from_json(segment.schema_json)).in_lake
+            before = self._last.get(copy, state.schema.streamed)
+            found = self._asked(TableSchema.from_json(segment.schema_json), before)
+            self._known[key] = found.in_lake
+            if _is_known(found):
+                self._last[copy] = found
         return self._known[key]
 
-    def _numbered(self, schema: TableSchema) -> TableSchema:
-        state = self._states.get(schema.oid)
-        if state is None or state.schema is None:
-            return schema
-        copied, before = self._last.get(schema.oid, (-1, state.schema.streamed))
-        if copied != state.copy_position:
-            before = state.schema.streamed
-        found = self._asked(schema, before)
-        if all(c.number > 0 for c in found.columns):
-            self._last[schema.oid] = (state.copy_position, found)
-        return found
+    def after(self, copied: TableSchema, segments: Iterable[SegmentRef]) -> list[SegmentRef]:
+        """Parked segments of a table with the numbers that follow from the columns of its copy, which is older than they are."""
+        before = copied.streamed
+        known: dict[tuple[int, str], TableSchema] = {}
+        numbered = []
+        for segment in segments:
+            key = (segment.version, segment.schema_json)
+            if key not in known:
+                known[key] = self._asked(TableSchema.from_json(segment.schema_json), before)
+                before = known[key] if _is_known(known[key]) else before
+            numbered.append(replace(segment, schema_json=known[key].to_json()))
+        return numbered
 
     def _asked(self, schema: TableSchema, before: TableSchema) -> TableSchema:
         now, dropped = None, set[int]()
@@ -75,3 +84,7 @@ class ColumnVersions:
         same = [c.number for c in found.columns] == [c.number for c in schema.columns]
         unclear = tuple(replace(c, number=UNCLEAR) for c in schema.columns)
         return found if same else replace(schema, columns=unclear)
+
+
+def _is_known(version: TableSchema) -> bool:
+    return all(c.number > 0 for c in version.columns)

@@ -32,7 +32,7 @@ from aqueduck.lake.commit import set_lineage, transact
 from aqueduck.lake.copy_files import ChunkFile
 from aqueduck.lake.files import file_prefix
 from aqueduck.lake.keeping import copied_columns
-from aqueduck.lake.landing import land_copy, replay_parked
+from aqueduck.lake.landing import is_shown, land_copy, replay_parked
 from aqueduck.lake.landing_modes import SessionFiles, can_go_on, prepare_copy
 from aqueduck.lake.parking import parked_segments, remove_parked_files
 from aqueduck.lake.partition_marks import Marks, write_marks
@@ -40,6 +40,7 @@ from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.lifecycle import Lifecycle, fail, retry_is_due
 from aqueduck.lifecycle import TableState as Life
 from aqueduck.postgres.connection import connect
+from aqueduck.postgres.publications import refuse_without_columns
 from aqueduck.postgres.server import flush_wal
 from aqueduck.postgres.structure import read_horizon, read_structure
 from aqueduck.postgres.table_copy import (
@@ -145,6 +146,10 @@ class Copier:
     on_ready: Callable[[list[int]], None]
     has_everything_before: Callable[[int], bool]
     """Whether the lake has (applied or parked) all that was committed before a position."""
+    numbered: Callable[[TableSchema, Sequence[SegmentRef]], list[SegmentRef]] = lambda copied, segments: list(
+        segments
+    )
+    """Parked segments with the numbers of their columns, after a copy with these columns."""
     on_resync_needed: Callable[[int], None] = lambda oid: None
     concurrency: int = 2
     chunk_bytes: int = 64 << 20
@@ -358,6 +363,7 @@ class Copier:
             for state in states:
                 wanted = None if state.schema is None else state.schema.streamed.projection
                 described = describe_oid(conn, state.oid, need_key=state.mode.needs_key, projection=wanted)
+                refuse_without_columns(described)
                 schema = only_needed(described).in_lake
                 planned.append((state, schema, plan_chunks(conn, schema, chunk_bytes=self.chunk_bytes)))
         with self.commit_lock:
@@ -441,7 +447,6 @@ class Copier:
 
         def land() -> tuple[list[TableState], list[SegmentRef]]:
             landed = []
-            parked = parked_segments(self.lake, self.group, [copy.state.oid for copy in copies])
             for copy in copies:
                 state = replace(copy.state, ready=True, copy_position=position, error=None)
                 files = copy.journal.files_by_session()
@@ -464,6 +469,11 @@ class Copier:
         with self.commit_lock:
             if any(c.state.oid not in self.states for c in copies):
                 raise CopyDisturbedError("a table was removed while it was copied")
+            parked = parked_segments(self.lake, self.group, [copy.state.oid for copy in copies])
+            for copy in copies:
+                mine, moment = parked[copy.state.oid], copy.session.moment
+                fresh = iter(self.numbered(copy.schema, [s for s in mine if not is_shown(s, moment)]))
+                parked[copy.state.oid] = [s if is_shown(s, moment) else next(fresh) for s in mine]
             landed, replayed = transact(self.lake, land)
             self.states.update((state.oid, state) for state in landed)
             self.on_ready([state.oid for state in landed])

@@ -111,7 +111,7 @@ class GroupRunner:
         self.query = SyncQuery(spark, self.directory, writer, self.commit)
         self.copier = Copier(
             functools.partial(run_copy, spark), config.source.dsn, self.group.name, f"{self.run_id}c", lake, commit_lock,
-            self.states, self.directory, self._on_ready, self.has_everything_before, self._resync_needed,
+            self.states, self.directory, self._on_ready, self.has_everything_before, self.versions.after, self._resync_needed,
             self.group.copy_concurrency, self.group.copy_chunk_bytes, self.group.capture == "poll",
         )  # fmt: skip
 

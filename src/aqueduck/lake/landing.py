@@ -29,7 +29,7 @@ from aqueduck.moments import Moment
 from aqueduck.schema import TableSchema
 from aqueduck.typemap import cast_sql
 
-__all__ = ["land_copy", "replay_parked"]
+__all__ = ["is_shown", "land_copy", "replay_parked"]
 
 
 def land_copy(
@@ -60,7 +60,7 @@ def land_copy(
         return replay_parked(session, group, landed, parked, moment=moment)
     for before, now in zip([None, *sessions], sessions, strict=False):
         if before is not None:
-            between = [s for s in parked if not _is_shown(s, before.moment)]
+            between = [s for s in parked if not is_shown(s, before.moment)]
             _remove_touched(session, landed, schema, between, before.moment, now.moment)
             _remove_read(session, landed, schema, now.paths)
         add_files(session, landed.target, now.paths, landed.mode)
@@ -83,7 +83,7 @@ def replay_parked(
     """
     current = ready.schema
     shown = moment or Moment(ready.copy_position)
-    left = [segment for segment in parked if not _is_shown(segment, shown)]
+    left = [segment for segment in parked if not is_shown(segment, shown)]
     for run in plan_runs(left, keeping=[ready.oid] if ready.mode.keeps else ()):
         plan = RunPlan(columns_of(run.segments[0]), run.segments)
         current = apply_run(
@@ -100,7 +100,7 @@ def replay_parked(
     return replace(ready, schema=current)
 
 
-def _is_shown(segment: SegmentRef, moment: Moment) -> bool:
+def is_shown(segment: SegmentRef, moment: Moment) -> bool:
     """Whether a copy surely has all of a segment's changes."""
     if segment.kind == "truncate" and segment.commit_lsn:
         return moment.shows(segment.commit_lsn, segment.xid)
@@ -109,7 +109,7 @@ def _is_shown(segment: SegmentRef, moment: Moment) -> bool:
 
 def _has_unseen(segment: SegmentRef, moment: Moment) -> bool:
     """Whether a segment has changes that a copy does not have."""
-    if _is_shown(segment, moment):
+    if is_shown(segment, moment):
         return False
     if segment.kind == "truncate" or moment.xmax is None:
         return True
