@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aqueduck.errors import CopyDisturbedError
+from aqueduck.errors import CopyDisturbedError, SourceUnreachableError
 from tests.fix_postgres import Database
 from tests.whole_group import WholeGroup, whole_group
 
@@ -134,6 +134,22 @@ def test_what_is_not_clear_is_copied_under_load(db: Database, tmp_path: Path, st
         group.apply()
         check(group, story)
         assert group.copies == 2
+
+
+def test_a_server_that_is_away_is_no_answer(db: Database, tmp_path: Path) -> None:
+    """P-S17: the batch fails as a whole and comes again; columns are not guessed for want of a connection."""
+    table = Table(db)
+    with whole_group(db, tmp_path, {"t": {}}) as group:
+        table.do("rename v w")
+        table.insert("x")
+        versions, position = group.runner.versions, group.runner.stored_position()
+        dsn, versions._dsn = versions._dsn, "host=127.0.0.1 port=1 connect_timeout=2"
+        with pytest.raises(SourceUnreachableError):
+            group.apply_only()
+        assert group.runner.stored_position() == position
+        versions._dsn = dsn
+        group.apply()
+        check(group, "away")
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ import structlog
 
 from aqueduck.changes import SegmentRef
 from aqueduck.column_numbers import UNCLEAR
-from aqueduck.errors import AqueduckError
+from aqueduck.errors import AqueduckError, Retry
 from aqueduck.lake.table_states import TableState
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.tables import describe_oid, dropped_columns
@@ -75,8 +75,10 @@ class ColumnVersions:
             with connect(self._dsn) as conn:
                 now = describe_oid(conn, schema.oid, need_key=False, projection=schema.projection)
                 dropped = dropped_columns(conn, schema.oid)  # after it: rather too many than too few
-        except AqueduckError:  # it is gone, or cannot be asked: names have to do
-            log.debug("table not described", table=schema.qualified)
+        except AqueduckError as exc:
+            if exc.retry is Retry.AUTO:
+                raise  # the server is away: the batch comes again
+            log.debug("table not described", table=schema.qualified)  # it is gone: names have to do
         found = schema.numbered(before, now, dropped)
         if schema.projection is None or not is_clear(schema):
             return found
