@@ -168,6 +168,34 @@ def test_columns_change_in_the_middle_of_a_copy(
         assert identical(group)
 
 
+@pytest.mark.parametrize("swapped", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_another_name_in_the_middle_of_a_copy(db: Database, tmp_path: Path, swapped: bool) -> None:
+    """P-S13: the table is followed under its new name, and none of its chunks is read from one that took the old name."""
+    db.execute(SETUP)
+    db.execute("insert into t select g, 100 + g, 'v' || g, 'short' from generate_series(21, 4000) g")
+    db.execute("create table another (like t including all)")
+    db.execute("insert into another select id, k, 'not this one', doc from t")
+    swap = "alter table t rename to was" + ("; alter table another rename to t" if swapped else "")
+    with whole_group(db, tmp_path, {"t": {}}, group={"copy_chunk_bytes": 32_768}) as group:
+        oid, copier = oid_of(group, "public.t"), group.runner.copier
+        usual = copier.run_job
+
+        def disturbed(job: Any) -> list[Any]:
+            first = job.run(0)
+            db.execute(swap)
+            return [first, *(job.run(number) for number in range(1, len(job.items)))]
+
+        copier.run_job = disturbed
+        group.runner.resync(oid)
+        with pytest.raises(CopyDisturbedError, match="another name"):
+            group.copy()
+        copier.run_job = usual
+        copier.retry_now(oid)
+        group.copy()
+        rows = "select id, k, v, md5(doc) from {} order by id"
+        assert group.read(rows.format("lake.main.t")) == db.query(rows.format("was"))
+
+
 def test_a_type_that_cannot_be_followed_stops_by_policy(db: Database, tmp_path: Path) -> None:
     """P-S12, promise 5: `on_type_change: stop` names the way out; the lake keeps what it had, the other table goes on."""
     db.execute(SETUP)

@@ -130,6 +130,15 @@ def test_a_name_that_went_to_another_column_is_not_read_as_the_old_one(table: Da
         rows_of(reader, partitions[1:2])
 
 
+def test_another_table_under_the_same_name_is_not_read(table: Database) -> None:
+    """A table that is put in the place of another one is not taken for it."""
+    reader, partitions = made(table)
+    table.execute("create table other (like t); insert into other select * from t limit 10")
+    table.execute("alter table t rename to was; alter table other rename to t")
+    with pytest.raises(CopyDisturbedError, match="another name"):
+        rows_of(reader, partitions[:1])
+
+
 def test_partitions_of_a_table_are_all_read(db: Database) -> None:
     """A partitioned table is the sum of its leaves; small ones share a task."""
     db.execute("create table t (id int, v text) partition by range (id)")

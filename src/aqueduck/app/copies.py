@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-import psycopg
 import structlog
 
 from aqueduck import faults, metrics
-from aqueduck.app.copy_journal import CopyJournal, CopySession, forget_journal, journaled_files, journals_of
+from aqueduck.app.copy_journal import CopyJournal, forget_journal, journaled_files, journals_of
+from aqueduck.app.running_copy import RunningCopy, check_undisturbed, refuse_changed
 from aqueduck.changes import SegmentRef
 from aqueduck.errors import AqueduckError, CopyDisturbedError, ResyncNeededError, SourceError, own_error
 from aqueduck.lake.apply import table_directories
@@ -31,18 +29,16 @@ from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import set_lineage, transact
 from aqueduck.lake.copy_files import ChunkFile
 from aqueduck.lake.files import file_prefix
-from aqueduck.lake.keeping import copied_columns
 from aqueduck.lake.landing import is_shown, land_copy, replay_parked
 from aqueduck.lake.landing_modes import SessionFiles, can_go_on, prepare_copy
 from aqueduck.lake.parking import parked_segments, remove_parked_files
-from aqueduck.lake.partition_marks import Marks, write_marks
+from aqueduck.lake.partition_marks import write_marks
 from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.lifecycle import Lifecycle, fail, retry_is_due
 from aqueduck.lifecycle import TableState as Life
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.publications import refuse_without_columns
 from aqueduck.postgres.server import flush_wal
-from aqueduck.postgres.structure import read_horizon, read_structure
 from aqueduck.postgres.table_copy import (
     ExportedSnapshot,
     export_snapshot,
@@ -54,7 +50,7 @@ from aqueduck.postgres.table_copy import (
 from aqueduck.postgres.tables import describe_oid
 from aqueduck.projection import only_needed
 from aqueduck.schema import TableSchema, lsn_text
-from aqueduck.spark.copy_job import CopyItem, CopyJob
+from aqueduck.spark.copy_job import CopyJob
 
 __all__ = ["Copier", "CopyProgress"]
 
@@ -95,38 +91,6 @@ class CopyProgress:
         share = self.share()
         elapsed = (datetime.now(UTC) - self.began_at).total_seconds()
         return elapsed * (1 - share) / share if share else None
-
-
-@dataclass(slots=True)
-class _Copy:
-    """One table while it is copied."""
-
-    state: TableState
-    schema: TableSchema
-    place: str
-    journal: CopyJournal
-    session: CopySession
-    beside: bool = False
-    """Whether rows of an earlier copy stay, and changes from before this one count as well."""
-    marks: Marks | None = None
-    """The partitions that were read, once that is sure."""
-
-    def items(self, prefix: str) -> list[CopyItem]:
-        # A name of its own for each copy: the lake may still show the file of an earlier one.
-        name = f"{prefix}-{self.state.oid}-{uuid.uuid4().hex[:8]}"
-        chunks = self.journal.missing()
-        more = copied_columns(self.state.mode, self.session.position, self.session.time_us)
-        items = [
-            CopyItem(
-                self.schema, c, self.place, f"{name}-copy-{c.number}",
-                str(self.journal.note_of(c.number, self.session)), more,
-            )
-            for c in chunks
-        ]  # fmt: skip
-        again = self.journal.rescans()
-        return items + [
-            CopyItem(self.schema, c, self.place, f"{name}-since-{c.number}", None, more) for c in again
-        ]
 
 
 @dataclass
@@ -323,7 +287,6 @@ class Copier:
             for (copy, item), file in zip(items, files, strict=True):
                 if item.note is None:
                     again[copy.state.oid].append(file)
-            self._check_undisturbed(copies)
         finally:
             snapshot.close()
         if self.by_sql or any(copy.beside or len(copy.journal.sessions) > 1 for copy in copies):
@@ -353,7 +316,7 @@ class Copier:
 
     def _begin(
         self, states: list[TableState], snapshot: ExportedSnapshot, began: datetime, time_us: int
-    ) -> list[_Copy]:
+    ) -> list[RunningCopy]:
         copies = []
         # All of it as the snapshot has it: the stream brings every change of columns that came after.
         with snapshot.connect(self.dsn) as conn:
@@ -380,7 +343,7 @@ class Copier:
                 schema, place, chunks,
                 columns=columns[state.oid], moment=snapshot.moment, xmin=xmin, time_us=time_us,
             )  # fmt: skip
-            copies.append(_Copy(state, schema, place, journal, session, state.oid in beside))
+            copies.append(RunningCopy(state, schema, place, journal, session, state.oid in beside))
             self.progress[state.oid] = CopyProgress(journal, began)
             log.info(
                 "copy started" if session.number == 0 else "copy goes on", group=self.group, table=state.source,
@@ -392,45 +355,17 @@ class Copier:
         for state, schema in tables:
             prepare_copy(self.lake, state, schema)
 
-    def _read(self, job: CopyJob, copies: Sequence[_Copy]) -> list[ChunkFile]:
+    def _read(self, job: CopyJob, copies: Sequence[RunningCopy]) -> list[ChunkFile]:
         """The job; a name that it did not find any more is no reason to wait for a person if the table is still there."""
         try:
-            return self.run_job(job)
+            files = self.run_job(job)
         except SourceError:
             with connect(self.dsn) as conn:
-                _refuse_other_columns(conn, copies)
-                for copy in copies:
-                    now = {
-                        c.relation: (c.schema, c.table)
-                        for c in plan_chunks(conn, copy.schema, chunk_bytes=1 << 62)
-                    }
-                    if any(
-                        now.get(c.relation, (c.schema, c.table)) != (c.schema, c.table)
-                        for c in copy.journal.chunks
-                    ):
-                        raise CopyDisturbedError(
-                            "the table got another name while it was copied", table=copy.schema.qualified
-                        ) from None
+                refuse_changed(conn, copies)
             raise
-
-    def _check_undisturbed(self, copies: Sequence[_Copy]) -> None:
-        """A table that was rewritten between two chunks has its rows on other pages now."""
         with connect(self.dsn) as conn:
-            _refuse_other_columns(conn, copies)
-            horizon = read_horizon(conn)
-            leaves = read_structure(conn, [copy.state.oid for copy in copies]).leaves
-            for copy in copies:
-                now = {c.relation: c.filenode for c in plan_chunks(conn, copy.schema, chunk_bytes=1 << 62)}
-                if any(now.get(c.relation) != c.filenode for c in copy.journal.chunks):
-                    copy.journal.clear()
-                    raise CopyDisturbedError(
-                        "the table was rewritten, truncated or lost a partition while it was copied",
-                        table=copy.schema.qualified,
-                    )
-                if copy.state.oid in leaves:
-                    nodes = {c.relation: c.filenode for c in copy.journal.chunks}
-                    ties = {oid: leaf.ties for oid, leaf in leaves[copy.state.oid].items() if oid in nodes}
-                    copy.marks = Marks(nodes, horizon, ties)
+            check_undisturbed(conn, copies)
+        return files
 
     def _wait_for_changes(self, position: int) -> None:
         """What was committed between two sessions, or around one, has to be known before the rows are put together."""
@@ -441,7 +376,9 @@ class Copier:
             if self._stopping.wait(0.1) or time.monotonic() > deadline:
                 raise CopyDisturbedError("the stream did not reach the copy's position in time")
 
-    def _land(self, copies: list[_Copy], again: dict[int, list[ChunkFile]], position: int) -> dict[int, int]:
+    def _land(
+        self, copies: list[RunningCopy], again: dict[int, list[ChunkFile]], position: int
+    ) -> dict[int, int]:
         """Copies, parked changes and states in one lake transaction; returns the rows by table."""
         rows: dict[int, int] = {}
 
@@ -517,15 +454,3 @@ class Copier:
         """Write a table's state outside of any batch; the caller holds `commit_lock`."""
         transact(self.lake, lambda: write_state(self.lake, self.group, [state]))
         self.states[state.oid] = state
-
-
-def _refuse_other_columns(conn: psycopg.Connection[Any], copies: Sequence[_Copy]) -> None:
-    """Chunks from before and after a change of columns do not fit together, even if each could be read."""
-    now = read_column_marks(conn, [copy.state.oid for copy in copies])
-    for copy in copies:
-        found = now.get(copy.state.oid)
-        if found is not None and any(found.get(n) != mark for n, mark in copy.journal.columns.items()):
-            copy.journal.clear()
-            raise CopyDisturbedError(
-                "the table's columns changed while it was copied", table=copy.schema.qualified
-            )

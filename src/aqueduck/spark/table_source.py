@@ -247,10 +247,16 @@ def _refuse_rewritten(conn: psycopg.Connection[Any], p: ChunkPartition) -> None:
             f"the table {what} while it was read", hint="read it again", table=p.table.qualified
         )
 
-    for relation, filenode in {(c.relation, c.filenode) for c in p.chunks}:
-        row = conn.execute("select coalesce(pg_relation_filenode(%s::oid), 0)::int8", (relation,)).fetchone()
+    for relation, filenode, schema, name in {(c.relation, c.filenode, c.schema, c.table) for c in p.chunks}:
+        row = conn.execute(
+            "select c.relfilenode::int8, n.nspname::text, c.relname::text"
+            " from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = %s",
+            (relation,),
+        ).fetchone()
         if row is None or row[0] != filenode:
             raise changed("was truncated or rewritten")
+        if row[1:] != (schema, name):
+            raise changed("got another name")
     now = read_column_marks(conn, [p.table.oid]).get(p.table.oid, {})
     if any(now.get(number) != mark for number, mark in p.marks.items()):
         raise changed("got other columns")
