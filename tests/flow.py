@@ -17,7 +17,6 @@ from aqueduck.config import LakeConfig
 from aqueduck.lake.apply import add_files, empty_target, ensure_target, table_directory
 from aqueduck.lake.catalog import open_lake
 from aqueduck.lake.commit import commit_batch
-from aqueduck.lake.copy_files import write_chunk
 from aqueduck.lake.parking import ensure_parking
 from aqueduck.lake.progress import Position, write_position
 from aqueduck.lake.table_states import TableState, ensure_table_states
@@ -27,9 +26,10 @@ from aqueduck.postgres.capture import Capture
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.slots import create_slot
 from aqueduck.postgres.stage import Stage
-from aqueduck.postgres.table_copy import export_snapshot, plan_chunks, read_chunk
+from aqueduck.postgres.table_copy import ChunkReader, export_snapshot, plan_chunks
 from aqueduck.postgres.tables import describe_table
 from aqueduck.schema import TableName, TableSchema, parse_lsn
+from tests.chunk_files import written_chunk
 from tests.fix_postgres import Database, wait_until
 
 GROUP = "flow"
@@ -145,14 +145,15 @@ class Flow:
         with self.db.connect() as conn:
             snapshot = export_snapshot(self.db.dsn)
             try:
-                files = [
-                    write_chunk(
-                        read_chunk(self.db.dsn, snapshot.name, schema, chunk), schema,
-                        data_path=self.lake.data_path, directory=table_directory(self.session, target),
-                        name=f"aqueduck-{GROUP}-copy{next(_numbers)}", chunk=chunk.number,
-                    )
-                    for chunk in plan_chunks(conn, schema, chunk_bytes=chunk_bytes)
-                ]  # fmt: skip
+                with ChunkReader(self.db.dsn, snapshot.name) as reader:
+                    files = [
+                        written_chunk(
+                            reader.rows(schema, chunk), schema,
+                            data_path=self.lake.data_path, directory=table_directory(self.session, target),
+                            name=f"aqueduck-{GROUP}-copy{next(_numbers)}", chunk=chunk.number,
+                        )
+                        for chunk in plan_chunks(conn, schema, chunk_bytes=chunk_bytes)
+                    ]  # fmt: skip
             finally:
                 snapshot.close()
         with self.session.transaction():

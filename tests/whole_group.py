@@ -58,7 +58,7 @@ class WholeGroup:
             raise
         self.refused = ready.refused
         runner = self.runner
-        runner.copier.run_job = lambda job: [job.run(number) for number in range(len(job.items))]
+        runner.copier.run_job = lambda job: job.run(range(len(job.items)))
         runner.tell_tables()
         runner.tell_tasks()
         position = runner.stored_position()

@@ -123,7 +123,7 @@ def in_the_middle(group: WholeGroup, statement: str) -> Iterator[list[int]]:
     def disturbed(job: Any) -> list[Any]:
         files = []
         for number in range(len(job.items)):
-            files.append(job.run(number))
+            files.append(job.run([number])[0])
             done.append(number)
             if len(done) == 2:
                 group.db.execute(
@@ -181,9 +181,9 @@ def test_another_name_in_the_middle_of_a_copy(db: Database, tmp_path: Path, swap
         usual = copier.run_job
 
         def disturbed(job: Any) -> list[Any]:
-            first = job.run(0)
+            first = job.run([0])[0]
             db.execute(swap)
-            return [first, *(job.run(number) for number in range(1, len(job.items)))]
+            return [first, *job.run(range(1, len(job.items)))]
 
         copier.run_job = disturbed
         group.runner.resync(oid)

@@ -98,7 +98,7 @@ class World:
             self.run_job, dsn or db.dsn, "g", "run", self.lake, threading.Lock(), self.states, directory, lambda _: None, self.pump,
             chunk_bytes=PAGE, by_sql=by_sql,
         )  # fmt: skip
-        self.run: Callable[[CopyJob, int], ChunkFile] = lambda job, number: job.run(number)
+        self.run: Callable[[CopyJob, int], ChunkFile] = lambda job, number: job.run([number])[0]
 
     def close(self) -> None:
         self.copier.stop()
@@ -214,7 +214,7 @@ def test_a_copy_goes_on_where_it_was_interrupted(
             raise ConnectionLostError("the snapshot is gone")
         if job.items[number].note is not None:
             copied.append(job.items[number].chunk.number)
-        return job.run(number)
+        return job.run([number])[0]
 
     world.run = interrupted
     world.copy_until_ready()
@@ -237,7 +237,7 @@ def test_a_transaction_left_open_for_the_whole_copy_arrives_once(world: World) -
                 )
             else:
                 world.db.execute(f"update t set v = 'short {number}' where id = {100 + number}")
-            return job.run(number)
+            return job.run([number])[0]
 
         world.run = open_one
         world.copy_until_ready()
@@ -297,7 +297,7 @@ def test_a_copy_of_a_table_that_was_rewritten_starts_over(world: World) -> None:
         if len(copied) == 3:
             world.db.execute("delete from t where id % 2 = 0")
             world.db.execute("vacuum full t")
-        return job.run(number)
+        return job.run([number])[0]
 
     world.run = disturbed
     world.copier.start()
@@ -318,7 +318,7 @@ def test_a_table_dropped_in_the_middle_waits_for_a_person(world: World) -> None:
     def dropped(job: CopyJob, number: int) -> ChunkFile:
         if number == 2:
             world.db.execute("drop table t")
-        return job.run(number)
+        return job.run([number])[0]
 
     world.run = dropped
     world.copier.start()
@@ -341,7 +341,7 @@ def test_a_journal_without_its_files_is_not_trusted(world: World) -> None:
         count += 1
         if count == 4:
             raise ConnectionLostError("the snapshot is gone")
-        return job.run(number)
+        return job.run([number])[0]
 
     world.run = once
     world.copier.start()
@@ -371,7 +371,7 @@ def test_retries_wait_longer_each_time(world: World) -> None:
         world.copier.start()
         assert not world.copier.busy, "it is not due yet"
     assert life.failures == 3
-    world.run = lambda job, number: job.run(number)
+    world.run = lambda job, number: job.run([number])[0]
     world.copy_until_ready()
     assert world.oid not in world.copier.failures
     assert waits[0] == 1

@@ -70,7 +70,7 @@ def interrupt_and_resync(world: World, seed: int) -> None:
             for _ in range(10):
                 change(world.db, dice)
             raise ConnectionLostError("the snapshot is gone")
-        return job.run(number)
+        return job.run([number])[0]
 
     world.run = interrupted
     world.copy_until_ready()

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from aqueduck.lake.copy_files import write_chunk
 from aqueduck.schema import Column, TableSchema
+from tests.chunk_files import written_chunk
 
 
 @pytest.mark.parametrize(("columns", "cell"), [(1, "x" * 400_000), (1600, "7")], ids=["large", "wide"])
@@ -20,7 +20,7 @@ def test_a_chunk_of_any_shape_fits_in_a_tasks_memory(tmp_path: Path, columns: in
     array = pa.array([cell] * rows)
     batch = pa.RecordBatch.from_arrays([array] * columns, names=[f"n{i}" for i in range(columns)])
     batches = 80 if columns == 1 else 4
-    file = write_chunk(
+    file = written_chunk(
         (batch for _ in range(batches)),
         schema,
         data_path=str(tmp_path),

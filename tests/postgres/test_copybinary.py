@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 
 from aqueduck.errors import ProtocolError
-from aqueduck.lake.copy_files import write_chunk
 from aqueduck.lake.engine import new_connection
 from aqueduck.postgres import copybinary
-from aqueduck.postgres.table_copy import export_snapshot, plan_chunks, read_chunk, read_text
+from aqueduck.postgres.table_copy import ChunkReader, export_snapshot, plan_chunks
 from aqueduck.postgres.tables import describe_table
 from aqueduck.typemap import TABLE
+from tests.chunk_files import written_chunk
 from tests.fix_postgres import Database
 
 VALUES = {
@@ -57,14 +57,16 @@ def copies(
     schema = describe_table(db.observer, table, need_key=False)
     snapshot = export_snapshot(db.dsn)
     con, makers = new_connection(), []
-    for view, read in (("b", read_chunk), ("t", read_text)):
+    for view in "bt":
         paths = []
-        for chunk in plan_chunks(db.observer, schema, chunk_bytes=chunk_bytes):
-            file = write_chunk(
-                read(db.dsn, snapshot.name, schema, chunk), schema, data_path=str(directory),
-                directory=str(directory / view), name=f"c{chunk.number}", chunk=chunk.number,
-            )  # fmt: skip
-            paths += [file.path] if file.path else []
+        with ChunkReader(db.dsn, snapshot.name) as reader:
+            read = reader.rows if view == "b" else reader.texts
+            for chunk in plan_chunks(db.observer, schema, chunk_bytes=chunk_bytes):
+                file = written_chunk(
+                    read(schema, chunk), schema, data_path=str(directory),
+                    directory=str(directory / view), name=f"c{chunk.number}", chunk=chunk.number,
+                )  # fmt: skip
+                paths += [file.path] if file.path else []
         listed = ", ".join(f"'{path}'" for path in paths)
         con.execute(f"create view {view} as from read_parquet([{listed}])")
         makers.append(
@@ -122,7 +124,8 @@ def test_rows_of_many_buffers_and_tables_without_rows(db: Database, tmp_path: Pa
     schema = describe_table(db.observer, "nothing")
     [chunk] = plan_chunks(db.observer, schema, chunk_bytes=1 << 20)
     snapshot = export_snapshot(db.dsn)
-    assert list(read_chunk(db.dsn, snapshot.name, schema, chunk)) == []
+    with ChunkReader(db.dsn, snapshot.name) as reader:
+        assert list(reader.rows(schema, chunk)) == []
     snapshot.close()
 
 

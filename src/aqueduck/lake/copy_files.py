@@ -8,13 +8,14 @@ the stream's.  Where nothing is to be cast, Arrow writes the file; otherwise Duc
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 
+from aqueduck.lake.arrow_files import WriteBehind, write_arrow
 from aqueduck.lake.engine import is_remote
-from aqueduck.lake.files import write_arrow, write_files
+from aqueduck.lake.files import write_files
 from aqueduck.lake.projected import project_rows
 from aqueduck.lake.sql import ident
 from aqueduck.lake.units import task_engine
@@ -49,19 +50,24 @@ def write_chunk(
     directory: str,
     name: str,
     chunk: int,
+    behind: WriteBehind,
     more: str = "",
-) -> ChunkFile:
-    """Cast and write the rows of one chunk, a batch at a time; `more` are columns that all of them have besides."""
+) -> Callable[[], ChunkFile]:
+    """
+    Cast and write the rows of one chunk, a batch at a time; `more` are columns that all of them have besides.
+
+    What it returns is to be submitted to `behind`; the file is on disk afterwards.
+    """
     first, rest = _peek(batches)
     if first is None:
-        return ChunkFile(chunk, None, 0)
+        return lambda: ChunkFile(chunk, None, 0)
     cells = [
         cast_sql(c, f"n{i}") if _is_text(first, schema, i) else f"n{i}" for i, c in enumerate(schema.columns)
     ]
     if cells == first.schema.names and not more and not is_remote(data_path) and copies_cells(schema):
         names = [c.name for c in schema.columns]
-        file = write_arrow(rest, names, directory, f"{name}.parquet", table=schema.qualified)
-        return ChunkFile(chunk, file.path, file.rows)
+        finish = write_arrow(rest, names, directory, f"{name}.parquet", behind, table=schema.qualified)
+        return lambda: ChunkFile(chunk, (file := finish()).path, file.rows)
     typed = ", ".join(f"{cell} as {ident(c.name)}" for cell, c in zip(cells, schema.columns, strict=True))
     with task_engine(data_path, len(schema.columns)) as con:
         con.register("aqueduck_chunk", pa.RecordBatchReader.from_batches(first.schema, rest))
@@ -70,8 +76,8 @@ def write_chunk(
             con, query, directory, f"{name}.parquet", columns=len(schema.columns), table=schema.qualified
         )
     if not files:  # a row filter may leave none
-        return ChunkFile(chunk, None, 0)
-    return ChunkFile(chunk, files[0].path, files[0].rows)
+        return lambda: ChunkFile(chunk, None, 0)
+    return lambda: ChunkFile(chunk, files[0].path, files[0].rows)
 
 
 def _is_text(batch: pa.RecordBatch, schema: TableSchema, index: int) -> bool:

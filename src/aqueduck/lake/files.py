@@ -8,29 +8,30 @@ then they are nobody's, and `orphans` removes the ones that a dead batch left.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import duckdb
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from aqueduck.errors import DataPathError
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.sql import literal
 from aqueduck.lake.storage import join, make_directory, remove_file, sync_file
 
-__all__ = ["WrittenFile", "file_name", "file_prefix", "parquet_limits", "write_arrow", "write_files"]
+__all__ = [
+    "ROW_GROUP_BYTES",
+    "WrittenFile",
+    "file_name",
+    "file_prefix",
+    "parquet_limits",
+    "write_files",
+    "written_or_removed",
+]
 
 # Measured on a sysbench-like table of 1 M rows: half the size of snappy or lz4, in no more time.
 _OPTIONS = "format parquet, compression zstd, compression_level 1, write_empty_file false, return_stats"
 ROW_GROUP_BYTES = 32 << 20
 DICTIONARY_BYTES, DICTIONARIES_BYTES = 1 << 20, 64 << 20
-# A dictionary pays where values come again: so often at least, in a sample of so many rows.
-REPEATS_MIN, SAMPLE_ROWS = 4, 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def write_files(
 ) -> list[WrittenFile]:
     """Write the rows of a query with so many columns as a file, safe on disk; no file if there are no rows."""
     path = join(directory, name)
-    with _written_or_removed(path, table):
+    with written_or_removed(path, table):
         make_directory(directory)
         with lake_errors("writing a data file", table=table):
             rows = con.execute(
@@ -86,76 +87,9 @@ def write_files(
     return files
 
 
-def write_arrow(
-    batches: Iterable[pa.RecordBatch],
-    names: list[str],
-    directory: str,
-    name: str,
-    *,
-    table: str | None = None,
-) -> WrittenFile:
-    """Write batches (one at least) that are the lake's values already as a local file, safe on disk: a third less work than by a query."""
-    path = join(directory, name)
-    with _written_or_removed(path, table):
-        make_directory(directory)
-        groups = _row_groups(batches, names)
-        group = next(groups)
-        rows = group.num_rows
-        # A row group is compressed in a thread while the next one arrives, so that the server need not wait.
-        with _open_writer(path, group) as writer, ThreadPoolExecutor(1) as thread:
-            under_way = thread.submit(writer.write_table, group, row_group_size=rows)
-            for group in groups:
-                under_way.result()
-                under_way = thread.submit(writer.write_table, group, row_group_size=group.num_rows)
-                rows += group.num_rows
-            under_way.result()
-        sync_file(path)
-        return WrittenFile(path, rows, Path(path).stat().st_size)
-
-
-def _open_writer(path: str, first: pa.Table) -> pq.ParquetWriter:
-    sample = first.slice(0, SAMPLE_ROWS)
-    repeated = [
-        name
-        for name in first.column_names
-        if pc.count_distinct(sample[name]).as_py() * REPEATS_MIN <= sample.num_rows
-    ]
-    encodings = {f.name: _encoding(f.type) for f in first.schema if f.name not in repeated}
-    return pq.ParquetWriter(
-        path,
-        first.schema,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=repeated or False,
-        column_encoding={name: encoding for name, encoding in encodings.items() if encoding} or None,
-        store_schema=False,
-    )
-
-
-def _encoding(kind: pa.DataType) -> str | None:
-    """Lengths and numbers as differences: smaller by a tenth; texts of random digits take a third less time to write, hex ones no less."""
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        return "DELTA_LENGTH_BYTE_ARRAY"
-    if pa.types.is_signed_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
-        return "DELTA_BINARY_PACKED"
-    return None
-
-
-def _row_groups(batches: Iterable[pa.RecordBatch], names: list[str]) -> Iterator[pa.Table]:
-    held: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        held.append(batch)
-        size += batch.nbytes
-        if size >= ROW_GROUP_BYTES:
-            yield pa.Table.from_batches(held).rename_columns(names)
-            held, size = [], 0
-    if held:
-        yield pa.Table.from_batches(held).rename_columns(names)
-
-
 @contextlib.contextmanager
-def _written_or_removed(path: str, table: str | None) -> Iterator[None]:
+def written_or_removed(path: str, table: str | None) -> Iterator[None]:
+    """After a failure the file is gone; one of the disk is a `DataPathError`."""
     try:
         yield
     except OSError as exc:

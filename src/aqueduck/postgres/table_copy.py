@@ -4,8 +4,8 @@ The initial copy of a table, chunk by chunk, under one exported snapshot.
 `export_snapshot` makes a temporary slot on a replication connection: the only way to get an MVCC
 snapshot together with the position that it corresponds to.  `export_snapshot_by_sql` needs no such connection,
 and says by transaction numbers what its snapshot shows.  `plan_chunks` cuts a table into ranges
-of pages.  `read_chunk` is what a task of the copy runs: COPY of one range, in binary where that is the
-shorter way to the lake's value.  `read_text` gives the same string columns that capture makes of the
+of pages.  `ChunkReader` is what a task of the copy reads them with: COPY of one range after the other, in binary
+where that is the shorter way to the lake's value, or as the same string columns that capture makes of the
 stream.  Writing files and committing them is in `lake` and `spark`.
 """
 
@@ -43,13 +43,12 @@ from aqueduck.schema import TableName, TableSchema, parse_lsn
 
 __all__ = [
     "Chunk",
+    "ChunkReader",
     "ExportedSnapshot",
     "export_snapshot",
     "export_snapshot_by_sql",
     "plan_chunks",
-    "read_chunk",
     "read_column_marks",
-    "read_text",
     "snapshot_xmin",
 ]
 
@@ -223,36 +222,61 @@ def copy_sql(columns: str, chunk: Chunk, condition: str | None = None, options: 
     return f"copy (select {columns} from only {source} where {where}) to stdout{options}"
 
 
-def read_chunk(
-    dsn: str, snapshot: str, table: TableSchema, chunk: Chunk, condition: str | None = None
-) -> Iterator[pa.RecordBatch]:
-    """The rows of one chunk, where `condition` holds, as columns named n0, n1 and so on: typed as `copybinary` says, the others text."""
-    kinds = [copybinary.binary_type(c) for c in table.columns]
-    columns = ", ".join(copybinary.column_sql(c) for c in table.columns)
-    begun = False
+class ChunkReader:
+    """Reads chunks under a snapshot, one after the other, on a connection of its own."""
 
-    def batch(buf: Any, rows: int, row_at: Any, row_end: Any) -> pa.RecordBatch:
-        nonlocal begun
-        if not begun:
-            copybinary.skip_header(buf, row_at, row_end)
-            begun = True
-        return copybinary.decode_rows(buf, rows, row_at, row_end, kinds)
+    def __init__(self, dsn: str, snapshot: str) -> None:
+        self._stream = CopyOutStream(connect_wire(dsn))
+        try:
+            self._stream.execute(
+                "begin isolation level repeatable read read only;"
+                f" set transaction snapshot {literal(snapshot)}; {SET_LOCAL_OUTPUT};"
+                " set local idle_in_transaction_session_timeout = 0"
+            )
+        except BaseException:
+            self._stream.close()
+            raise
 
-    command = copy_sql(columns, chunk, _published(table, condition), " (format binary)")
-    return _read(dsn, snapshot, command, batch)
+    def rows(
+        self, table: TableSchema, chunk: Chunk, condition: str | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of one chunk, where `condition` holds, as columns n0, n1 and so on: typed as `copybinary` says, the others text."""
+        kinds = [copybinary.binary_type(c) for c in table.columns]
+        columns = ", ".join(copybinary.column_sql(c) for c in table.columns)
+        begun = False
 
+        def batch(buf: Any, rows: int, row_at: Any, row_end: Any) -> pa.RecordBatch:
+            nonlocal begun
+            if not begun:
+                copybinary.skip_header(buf, row_at, row_end)
+                begun = True
+            return copybinary.decode_rows(buf, rows, row_at, row_end, kinds)
 
-def read_text(
-    dsn: str, snapshot: str, table: TableSchema, chunk: Chunk, condition: str | None = None
-) -> Iterator[pa.RecordBatch]:
-    """The rows of one chunk, where `condition` holds, as string columns named n0, n1 and so on."""
-    blank = blank_columns(table)
-    columns = ", ".join("null" if i in blank else identifier(c.name) for i, c in enumerate(table.columns))
+        return self._copy(copy_sql(columns, chunk, _published(table, condition), " (format binary)"), batch)
 
-    def batch(buf: Any, rows: int, row_at: Any, row_end: Any) -> pa.RecordBatch:
-        return _text_batch(buf, rows, row_at, row_end, len(table.columns))
+    def texts(
+        self, table: TableSchema, chunk: Chunk, condition: str | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of one chunk, where `condition` holds, as string columns n0, n1 and so on."""
+        blank = blank_columns(table)
+        columns = ", ".join("null" if i in blank else identifier(c.name) for i, c in enumerate(table.columns))
 
-    return _read(dsn, snapshot, copy_sql(columns, chunk, _published(table, condition)), batch)
+        def batch(buf: Any, rows: int, row_at: Any, row_end: Any) -> pa.RecordBatch:
+            return _text_batch(buf, rows, row_at, row_end, len(table.columns))
+
+        return self._copy(copy_sql(columns, chunk, _published(table, condition)), batch)
+
+    def _copy(
+        self, command: str, batch: Callable[[Any, int, Any, Any], pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        self._stream.start(command)
+        yield from (found for found in _decode(self._stream, batch) if found.num_rows)
+
+    def __enter__(self) -> ChunkReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
 
 
 def _published(table: TableSchema, condition: str | None = None) -> str | None:
@@ -261,19 +285,6 @@ def _published(table: TableSchema, condition: str | None = None) -> str | None:
     if table.projection is not None and table.projection.published_where:
         conditions.append(table.projection.published_where)
     return " and ".join(conditions) or None
-
-
-def _read(
-    dsn: str, snapshot: str, command: str, batch: Callable[[Any, int, Any, Any], pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    pgconn = connect_wire(dsn)
-    with contextlib.closing(CopyOutStream(pgconn)) as stream:
-        stream.execute(
-            "begin isolation level repeatable read read only;"
-            f" set transaction snapshot {literal(snapshot)}; {SET_LOCAL_OUTPUT}"
-        )
-        stream.start(command)
-        yield from (found for found in _decode(stream, batch) if found.num_rows)
 
 
 def _decode(

@@ -329,7 +329,7 @@ class _LibpqStream:
 
 
 class CopyOutStream:
-    """`COPY … TO STDOUT` in bulk, on a connection of its own."""
+    """`COPY … TO STDOUT` in bulk, one after the other, on a connection of its own."""
 
     def __init__(self, pgconn: pq.abc.PGconn) -> None:
         self._pgconn = pgconn
@@ -337,15 +337,16 @@ class CopyOutStream:
         self._rest = b""
 
     def execute(self, sql: str) -> None:
-        """Run statements before the copy."""
+        """Run statements before the first copy."""
         raise_failed(self._pgconn.exec_(sql.encode()), pq.ExecStatus.COMMAND_OK, _COPY)
 
     def start(self, sql: str) -> None:
         if self._pgconn.ssl_in_use:
             raise_failed(self._pgconn.exec_(sql.encode()), pq.ExecStatus.COPY_OUT, _COPY)
             return
-        self._socket = socket.socket(fileno=self._pgconn.socket)
-        self._socket.setblocking(True)
+        if self._socket is None:
+            self._socket = socket.socket(fileno=self._pgconn.socket)
+            self._socket.setblocking(True)
         query = sql.encode() + b"\0"
         self._socket.sendall(b"Q" + struct.pack("!I", len(query) + 4) + query)
 

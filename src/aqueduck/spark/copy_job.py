@@ -2,36 +2,37 @@
 The initial copy as a Spark batch job: tasks read ranges of pages and write Parquet files.
 
 The driver holds the exported snapshot open; tasks use it, read their chunks and write one file for
-each into the lake's data path, and leave a note where it is safe on disk.  Small chunks, also of
-several tables, share a task.  Committing the files is the caller's business.
+each into the lake's data path, and leave a note where it is safe on disk.  A task has several chunks, also of
+several tables.  Committing the files is the caller's business.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from aqueduck import faults
 from aqueduck.errors import AqueduckError, CopyDisturbedError, own_error
+from aqueduck.lake.arrow_files import WriteBehind
 from aqueduck.lake.copy_files import ChunkFile, write_chunk
 from aqueduck.lake.object_stores import know_store
 from aqueduck.notes import write_note
-from aqueduck.postgres.table_copy import Chunk, read_chunk, read_text
+from aqueduck.postgres.table_copy import Chunk, ChunkReader
 from aqueduck.projection import copies_cells
 from aqueduck.schema import TableSchema
 
 __all__ = ["CopyItem", "CopyJob", "run_copy"]
 
 POOL = "copy"
-TASK_BYTES = 32 << 20
+TASK_BYTES_MIN, TASK_BYTES_MAX = 32 << 20, 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,37 +60,43 @@ class CopyJob:
     properties: dict[str, str] = field(default_factory=dict)
     """Of the object store where the data path is one; credentials are names of variables."""
 
-    def run(self, number: int) -> ChunkFile:
-        item = self.items[number]
+    def run(self, numbers: Sequence[int]) -> list[ChunkFile]:
+        """Copy these items: the next one is read while the last one is still written."""
         know_store(self.data_path, self.properties)
-        done = write_chunk(
-            self._rows(item),
+        with ChunkReader(self.dsn, self.snapshot) as reader, WriteBehind() as behind:
+            files = [self._start(self.items[number], reader, behind) for number in numbers]
+            return [file.result() for file in files]
+
+    def _start(self, item: CopyItem, reader: ChunkReader, behind: WriteBehind) -> Future[ChunkFile]:
+        read = reader.rows if copies_cells(item.schema) else reader.texts
+        finish = write_chunk(
+            read(item.schema.streamed, item.chunk),
             item.schema,
             data_path=self.data_path,
             directory=item.directory,
             name=item.name,
             chunk=item.chunk.number,
+            behind=behind,
             more=item.more,
         )
-        if item.note is not None:
-            write_note(Path(item.note), done.to_json(), sync=True)
-        faults.point("copy.chunk_written")
-        return done
+        return behind.submit(_note, item, finish)
 
-    def _rows(self, item: CopyItem) -> Iterator[pa.RecordBatch]:
-        read = read_chunk if copies_cells(item.schema) else read_text
-        return read(self.dsn, self.snapshot, item.schema.streamed, item.chunk)
+    def tasks(self, cores: int) -> list[list[int]]:
+        """
+        Which items share a task: in order, a good part of what is left, so that all cores are busy until the end.
 
-    def tasks(self) -> list[list[int]]:
-        """Which items share a task: in order, up to `TASK_BYTES`."""
+        A task costs as much as some megabytes do.  One that takes long keeps others waiting, such as those of a stream.
+        """
+        left = sum(item.chunk.bytes for item in self.items)
         tasks: list[list[int]] = []
-        size = 0
+        size = limit = 0
         for number, item in enumerate(self.items):
-            if not tasks or size + item.chunk.bytes > TASK_BYTES:
+            if not tasks or size + item.chunk.bytes // 2 > limit:
                 tasks.append([])
-                size = 0
+                size, limit = 0, min(max(left // (2 * cores), TASK_BYTES_MIN), TASK_BYTES_MAX)
             tasks[-1].append(number)
             size += item.chunk.bytes
+            left -= item.chunk.bytes
         return tasks
 
 
@@ -98,7 +105,7 @@ def run_copy(spark: SparkSession, job: CopyJob) -> list[ChunkFile]:
     if not job.items:
         return []
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", POOL)
-    tasks = job.tasks()
+    tasks = job.tasks(spark.sparkContext.defaultParallelism)
     # Not a DataFrame: there is nothing to plan, and doing so takes the JVM 0.1 s.
     work = spark.sparkContext.parallelize(tasks, len(tasks))
     try:
@@ -114,10 +121,18 @@ def run_copy(spark: SparkSession, job: CopyJob) -> list[ChunkFile]:
 
 def _copy_task(job: CopyJob, numbers: Sequence[int]) -> list[tuple[int, ChunkFile]]:
     try:
-        done = [(number, job.run(number)) for number in numbers]
+        done = job.run(numbers)
     except Exception as exc:  # noqa: BLE001 - a bug says its kind and place; its message may hold anything
         raise own_error(exc) from None
     _settle()
+    return list(zip(numbers, done, strict=True))
+
+
+def _note(item: CopyItem, finish: Callable[[], ChunkFile]) -> ChunkFile:
+    done = finish()
+    if item.note is not None:
+        write_note(Path(item.note), done.to_json(), sync=True)
+    faults.point("copy.chunk_written")
     return done
 
 

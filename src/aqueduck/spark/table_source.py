@@ -204,12 +204,13 @@ class TableReader(DataSourceReader):
             raise
 
     def _chunks(self, p: ChunkPartition) -> Iterator[pa.RecordBatch]:
-        from aqueduck.postgres.table_copy import read_chunk
+        from aqueduck.postgres.table_copy import ChunkReader
         from aqueduck.spark.pushed_filters import postgres_condition
 
         condition = postgres_condition(self._filters, {c.name: c for c in p.table.columns})
-        for chunk in p.chunks:
-            yield from read_chunk(self._options.dsn, p.snapshot.name, p.table, chunk, condition)
+        with ChunkReader(self._options.dsn, p.snapshot.name) as reader:
+            for chunk in p.chunks:
+                yield from reader.rows(p.table, chunk, condition)
 
 
 def _groups(chunks: Iterable[Chunk], size: int) -> list[list[Chunk]]:

@@ -24,7 +24,7 @@ from aqueduck.errors import AqueduckError
 from aqueduck.lake.catalog import LakeSession, open_lake
 from aqueduck.lake.digest import MEMORY, Answer, Question, ask_lake, ask_stream, with_version
 from aqueduck.modes import UPSERT, TableMode
-from aqueduck.postgres.table_copy import Chunk, read_text
+from aqueduck.postgres.table_copy import Chunk, ChunkReader
 from aqueduck.schema import TableName, TableSchema
 
 __all__ = ["InProcess", "LakeRead", "OnSpark", "Reader", "SourceRead"]
@@ -49,8 +49,9 @@ class SourceRead:
 
     def answer(self, keys: Mapping[int, pa.Array]) -> Answer:
         try:
-            rows = read_text(self.dsn, self.snapshot, with_version(self.schema), self.chunk, self.condition)
-            return ask_stream(rows, self.schema, self.question, keys.get(self.part))
+            with ChunkReader(self.dsn, self.snapshot) as reader:
+                rows = reader.texts(with_version(self.schema), self.chunk, self.condition)
+                return ask_stream(rows, self.schema, self.question, keys.get(self.part))
         except AqueduckError as exc:
             return Answer(error=str(exc))
 

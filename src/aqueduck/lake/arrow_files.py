@@ -1,0 +1,137 @@
+"""
+Arrow batches to Parquet files while more is read: a thread compresses, writes and syncs behind the reader.
+
+For rows that are the lake's values already, on local storage: a third less work than by a query.  A `WriteBehind`
+serves all files of a task, so that the server goes on with the next chunk while the last one is still written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from aqueduck.lake.files import ROW_GROUP_BYTES, WrittenFile, written_or_removed
+from aqueduck.lake.storage import join, make_directory, sync_file
+
+__all__ = ["WriteBehind", "write_arrow"]
+
+AHEAD = 2
+# A dictionary pays where values come again: so often at least, in a sample of so many rows.
+REPEATS_MIN, SAMPLE_ROWS = 4, 8192
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class WriteBehind:
+    """Work in one thread, in order; whoever brings more than it keeps up with waits, so that memory stays fixed."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="write-behind")
+        self._waiting: deque[Future[object]] = deque()
+
+    def submit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        while len(self._waiting) >= AHEAD:
+            wait([self._waiting.popleft()])
+        future = self._thread.submit(work, *args, **kwargs)
+        self._waiting.append(future)  # type: ignore[arg-type]
+        return future
+
+    def __enter__(self) -> WriteBehind:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(wait=True)
+
+
+def write_arrow(
+    batches: Iterable[pa.RecordBatch],
+    names: list[str],
+    directory: str,
+    name: str,
+    behind: WriteBehind,
+    *,
+    table: str | None = None,
+) -> Callable[[], WrittenFile]:
+    """
+    Write batches (one at least) as a file.
+
+    What it returns is to be submitted to `behind` as well: it makes the file safe on disk.
+    """
+    path = join(directory, name)
+    written: list[Future[None]] = []
+    rows = 0
+
+    def finish() -> WrittenFile:
+        with written_or_removed(path, table):
+            with writer:
+                for part in written:
+                    part.result()
+            sync_file(path)
+            return WrittenFile(path, rows, Path(path).stat().st_size)
+
+    with written_or_removed(path, table):
+        make_directory(directory)
+        groups = _row_groups(batches, names)
+        group = next(groups)
+        writer = _open_writer(path, group)
+        try:
+            while group is not None:
+                written.append(behind.submit(writer.write_table, group, row_group_size=group.num_rows))
+                rows += group.num_rows
+                group = next(groups, None)
+        except BaseException:
+            wait(written)
+            with contextlib.suppress(OSError):  # it is removed in any case
+                writer.close()
+            raise
+    return finish
+
+
+def _open_writer(path: str, first: pa.Table) -> pq.ParquetWriter:
+    sample = first.slice(0, SAMPLE_ROWS)
+    repeated = [
+        name
+        for name in first.column_names
+        if pc.count_distinct(sample[name]).as_py() * REPEATS_MIN <= sample.num_rows
+    ]
+    encodings = {f.name: _encoding(f.type) for f in first.schema if f.name not in repeated}
+    return pq.ParquetWriter(
+        path,
+        first.schema,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=repeated or False,
+        column_encoding={name: encoding for name, encoding in encodings.items() if encoding} or None,
+        store_schema=False,
+    )
+
+
+def _encoding(kind: pa.DataType) -> str | None:
+    """Lengths and numbers as differences: smaller by a tenth; texts of random digits take a third less time to write, hex ones no less."""
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return "DELTA_LENGTH_BYTE_ARRAY"
+    if pa.types.is_signed_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
+        return "DELTA_BINARY_PACKED"
+    return None
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch], names: list[str]) -> Iterator[pa.Table]:
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= ROW_GROUP_BYTES:
+            yield pa.Table.from_batches(held).rename_columns(names)
+            held, size = [], 0
+    if held:
+        yield pa.Table.from_batches(held).rename_columns(names)
