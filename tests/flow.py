@@ -14,9 +14,10 @@ from typing import Any
 
 from aqueduck.batches import plan_units
 from aqueduck.config import LakeConfig
-from aqueduck.lake.apply import add_files, empty_target, ensure_target, table_directory
+from aqueduck.lake.apply import add_files, empty_target, ensure_target
 from aqueduck.lake.catalog import open_lake
 from aqueduck.lake.commit import commit_batch
+from aqueduck.lake.directories import table_directory
 from aqueduck.lake.parking import ensure_parking
 from aqueduck.lake.progress import Position, write_position
 from aqueduck.lake.table_states import TableState, ensure_table_states

@@ -11,6 +11,7 @@ import pytest
 from aqueduck.app.prepare import PreparedGroup, prepare_group
 from aqueduck.config import SyncConfig, parse_config
 from aqueduck.errors import NoKeyError, SlotLostError, TableMissingError
+from aqueduck.lake.apply import ensure_target
 from aqueduck.lake.catalog import open_lake
 from aqueduck.lake.progress import read_position, write_position
 from aqueduck.lake.table_states import read_states, write_state
@@ -63,7 +64,10 @@ def test_tables_that_left_the_group_are_forgotten(db: Database, tmp_path: Path) 
     config = config_of(db, tmp_path, ["a", "b"])
     oids = {t.schema.name: oid for oid, t in prepared(config).tables.items()}
     with open_lake(config.lake) as lake, lake.transaction():
-        write_state(lake, "g", [replace(s, ready=True) for s in read_states(lake, "g").values()])
+        for state in read_states(lake, "g").values():
+            assert state.schema is not None
+            ensure_target(lake, state.target, state.schema)
+            write_state(lake, "g", [replace(state, ready=True)])
     journals = [tmp_path / "state" / "g" / "copies" / str(oids[name]) for name in ("a", "b")]
     for journal in journals:
         journal.mkdir(parents=True)

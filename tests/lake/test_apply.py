@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from aqueduck.changes import OP_DELETE, OP_INSERT, OP_UPDATE
 from aqueduck.config import LakeConfig
-from aqueduck.lake.apply import add_files, delete_keys, ensure_target, table_directory
+from aqueduck.lake.apply import add_files, delete_keys, ensure_target
 from aqueduck.lake.catalog import open_lake
 from aqueduck.lake.commit import RunPlan, apply_run
+from aqueduck.lake.directories import table_directory
 from aqueduck.lake.files import write_files
 from aqueduck.lake.keeping import truncate_target
 from aqueduck.lake.sql import ident

@@ -13,8 +13,9 @@ from aqueduck import faults
 from aqueduck.changes import OP_DELETE, OP_INSERT, OP_UPDATE, SegmentRef
 from aqueduck.errors import LakeBusyError
 from aqueduck.lake import inlined
-from aqueduck.lake.apply import ensure_target, table_directory
+from aqueduck.lake.apply import ensure_target
 from aqueduck.lake.commit import BatchPlan, RunPlan, TableFailed, TablePlan, commit_batch
+from aqueduck.lake.directories import table_directory
 from aqueduck.lake.engine import open_kernel
 from aqueduck.lake.files import file_name, write_files
 from aqueduck.lake.fold import folded

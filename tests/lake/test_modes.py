@@ -22,9 +22,10 @@ from aqueduck.batches import plan_units
 from aqueduck.changes import OP_INSERT, OP_UPDATE, SegmentRef
 from aqueduck.config import LakeConfig
 from aqueduck.errors import SchemaChangeError
-from aqueduck.lake.apply import check_target, ensure_target, table_directory
+from aqueduck.lake.apply import check_target, ensure_target
 from aqueduck.lake.catalog import LakeSession, open_lake
 from aqueduck.lake.commit import commit_batch
+from aqueduck.lake.directories import table_directory
 from aqueduck.lake.evolve import plan_changes, widen, wider_columns
 from aqueduck.lake.keeping import present_rows
 from aqueduck.lake.kept_columns import fit_columns, keep_columns

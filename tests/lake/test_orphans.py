@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from aqueduck.lake.apply import add_files, ensure_target, table_directory
+from aqueduck.lake.apply import add_files, ensure_target
+from aqueduck.lake.directories import read_directories, table_directory
 from aqueduck.lake.files import file_name, write_files
 from aqueduck.lake.orphans import remove_orphans
 from aqueduck.schema import TableName
@@ -72,3 +73,13 @@ def test_a_table_that_has_no_files_yet_has_no_orphans(lake: Lake) -> None:
     with lake.session.transaction():
         ensure_target(lake.session, TARGET, TABLE)
     assert remove_orphans(lake.session, "shop", [TARGET]) == []
+
+
+def test_files_of_a_copy_that_never_landed_are_removed(lake: Lake) -> None:
+    """They lie where the table will be that its copy was to make; those that a copy will still need stay."""
+    planned = read_directories(lake.session).planned(TARGET)
+    assert planned is not None
+    dead = put(lake, Path(planned), file_name("shop", "run1c", 1, 0))
+    journaled = put(lake, Path(planned), file_name("shop", "run1c", 1, 1))
+    assert remove_orphans(lake.session, "shop", [TARGET], names={journaled.name}) == [str(dead)]
+    assert journaled.exists()

@@ -24,10 +24,11 @@ from aqueduck.app.copy_journal import CopyJournal, forget_journal, journaled_fil
 from aqueduck.app.running_copy import RunningCopy, check_undisturbed, refuse_changed
 from aqueduck.changes import SegmentRef
 from aqueduck.errors import AqueduckError, CopyDisturbedError, ResyncNeededError, SourceError, own_error
-from aqueduck.lake.apply import table_directories
+from aqueduck.lake.apply import refuse_names
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import set_lineage, transact
 from aqueduck.lake.copy_files import ChunkFile
+from aqueduck.lake.directories import Directories, read_directories
 from aqueduck.lake.files import file_prefix
 from aqueduck.lake.landing import is_shown, land_copy, replay_parked
 from aqueduck.lake.landing_modes import SessionFiles, can_go_on, prepare_copy
@@ -330,14 +331,17 @@ class Copier:
                 schema = only_needed(described).in_lake
                 planned.append((state, schema, plan_chunks(conn, schema, chunk_bytes=self.chunk_bytes)))
         with self.commit_lock:
-            # In one transaction: after each that makes a table, DuckLake reads its whole catalog again.
-            transact(self.lake, lambda: self._prepare([(state, schema) for state, schema, _ in planned]))
-            places = table_directories(self.lake)
-            beside = {state.oid for state, schema, _ in planned if not can_go_on(self.lake, state, schema)}
+            directories = self._prepare([(state, schema) for state, schema, _ in planned])
+            beside = {
+                state.oid
+                for state, schema, _ in planned
+                if not can_go_on(self.lake, state, schema, missing=directories.of(state.target) is None)
+            }
         for oid in beside:
             forget_journal(self.directory, oid)
         for state, schema, chunks in planned:
-            place = places[state.target.folded]
+            place = directories.of(state.target) or directories.planned(state.target, state.mode)
+            assert place is not None, "_prepare makes the others"
             journal = CopyJournal(self.journals / str(state.oid))
             session = journal.begin(
                 schema, place, chunks,
@@ -351,9 +355,27 @@ class Copier:
             )  # fmt: skip
         return copies
 
-    def _prepare(self, tables: Sequence[tuple[TableState, TableSchema]]) -> None:
+    def _prepare(self, tables: Sequence[tuple[TableState, TableSchema]]) -> Directories:
+        """Targets as the copy needs them; one that is missing is made when the copy lands, if that can be."""
+        directories = read_directories(self.lake)
+        early = []
         for state, schema in tables:
-            prepare_copy(self.lake, state, schema)
+            refuse_names(self.lake, state.target, schema, state.mode)
+            if directories.of(state.target) is None:
+                if directories.planned(state.target, state.mode) is None:
+                    early.append((state, schema))
+            elif not state.mode.plain:
+                early.append((state, schema))
+        if not early:
+            return directories
+
+        def prepare() -> None:
+            for state, schema in early:
+                prepare_copy(self.lake, state, schema)
+
+        # In one transaction: after each that makes a table, DuckLake reads its whole catalog again.
+        transact(self.lake, prepare)
+        return read_directories(self.lake)
 
     def _read(self, job: CopyJob, copies: Sequence[RunningCopy]) -> list[ChunkFile]:
         """The job; a name that it did not find any more is no reason to wait for a person if the table is still there."""

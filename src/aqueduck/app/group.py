@@ -29,8 +29,8 @@ from aqueduck.app.status import GroupStatus, Parked, TableCounts
 from aqueduck.app.tracing import BatchTimes
 from aqueduck.config import GroupConfig, SyncConfig
 from aqueduck.errors import AqueduckError, TableDisabledError
-from aqueduck.lake.apply import table_directories
 from aqueduck.lake.catalog import LakeSession
+from aqueduck.lake.directories import read_directories
 from aqueduck.lake.parking import parked_totals
 from aqueduck.lake.progress import lake_mark, read_position
 from aqueduck.lake.table_states import read_states
@@ -131,9 +131,9 @@ class GroupRunner:
 
     def tell_tables(self) -> None:
         """Which tables there are, and where their files go."""
-        known = table_directories(self.lake)
-        # None where the target is gone: the driver will see, and park the table.
-        places = [(table.schema, known.get(table.target.folded)) for table in self.tables.values()]
+        known = read_directories(self.lake)
+        # None where the target is missing: changes of a table that is not ready are parked, and so are those of one whose target is gone.
+        places = [(table.schema, known.of(table.target)) for table in self.tables.values()]
         write_tables(self._tables_note, places, {oid: t.mode for oid, t in self.tables.items()})
 
     def _on_ready(self, oids: list[int]) -> None:

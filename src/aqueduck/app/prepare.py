@@ -32,9 +32,10 @@ from aqueduck.errors import (
     SourceUnreachableError,
     TableRecreatedError,
 )
-from aqueduck.lake.apply import check_target, ensure_target, make_target
+from aqueduck.lake.apply import check_target, ensure_target, make_target, refuse_names
 from aqueduck.lake.catalog import LakeSession, open_lake
 from aqueduck.lake.commit import transact
+from aqueduck.lake.directories import read_directories
 from aqueduck.lake.parking import ensure_parking, forget_parked
 from aqueduck.lake.partition_marks import ensure_marks, forget_marks
 from aqueduck.lake.progress import Position, lake_mark, read_position, write_position
@@ -252,10 +253,15 @@ def _make_tables(
     filled: Collection[TableName],
 ) -> None:
     states = []
+    directories = read_directories(lake)
     for oid, table in tables.items():
         in_lake = table.schema.in_lake
-        make = make_target if table.target in filled and table.initial_copy else ensure_target
-        make(lake, table.target, in_lake, table.mode)
+        missing = directories.of(table.target) is None
+        if missing and table.initial_copy and directories.planned(table.target, table.mode) is not None:
+            refuse_names(lake, table.target, in_lake, table.mode)  # it is made when its copy lands
+        else:
+            make = make_target if table.target in filled and table.initial_copy else ensure_target
+            make(lake, table.target, in_lake, table.mode)
         position = 0 if table.initial_copy else now
         ready = not table.initial_copy
         states.append(

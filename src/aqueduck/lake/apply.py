@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import Any
 
 from aqueduck.errors import SchemaChangeError
 from aqueduck.lake.bags import delete_rows
-from aqueduck.lake.catalog import METADATA, LakeSession
+from aqueduck.lake.catalog import LakeSession
+from aqueduck.lake.directories import table_directory
 from aqueduck.lake.evolve import holds, stored_columns
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.files import file_name, write_files
@@ -22,7 +22,7 @@ from aqueduck.lake.fold import Fold
 from aqueduck.lake.keeping import current_rows, end_rows, own_rows, source_tag
 from aqueduck.lake.projected import lost_value
 from aqueduck.lake.sql import LAKE, ident, lake_table, literal, string_list
-from aqueduck.lake.storage import join, no_glob
+from aqueduck.lake.storage import no_glob
 from aqueduck.modes import MODES, UPSERT, TableMode
 from aqueduck.projection import filters_rows
 from aqueduck.schema import Column, TableName, TableSchema
@@ -37,9 +37,8 @@ __all__ = [
     "empty_target",
     "ensure_target",
     "make_target",
+    "refuse_names",
     "same_key",
-    "table_directories",
-    "table_directory",
 ]
 
 
@@ -55,9 +54,7 @@ def make_target(
     session: LakeSession, target: TableName, schema: TableSchema, mode: TableMode = UPSERT
 ) -> None:
     """Make the target if it is missing."""
-    _refuse_names_that_differ_by_case(target, schema)
-    _refuse_reserved_names(session, target, schema)
-    _refuse_names_of_the_mode(target, schema, mode)
+    refuse_names(session, target, schema, mode)
     wanted = [*((c.name, lake_type(c)) for c in schema.columns), *mode.columns]
     columns = ", ".join(f"{ident(name)} {kind}" for name, kind in wanted)
     doing = "making the target"
@@ -90,6 +87,15 @@ def check_target(
             table=target.qualified,
         )
     session.memory.targets[target] = (schema, mode)
+
+
+def refuse_names(
+    session: LakeSession, target: TableName, schema: TableSchema, mode: TableMode = UPSERT
+) -> None:
+    """Raise if a column has a name that the target cannot have."""
+    _refuse_names_that_differ_by_case(target, schema)
+    _refuse_reserved_names(session, target, schema)
+    _refuse_names_of_the_mode(target, schema, mode)
 
 
 def _refuse_names_of_the_mode(target: TableName, schema: TableSchema, mode: TableMode) -> None:
@@ -129,36 +135,6 @@ def _refuse_reserved_names(session: LakeSession, target: TableName, schema: Tabl
                 hint="set lake.inline_rows: 0, or rename the column",
                 table=target.qualified,
             )
-
-
-def table_directory(session: LakeSession, target: TableName) -> str:
-    """Where DuckLake keeps the target's files."""
-    rows = session.execute(
-        f"{_DIRECTORIES} and lower(s.schema_name) = lower(?) and lower(t.table_name) = lower(?)",
-        [target.schema, target.name],
-    )
-    if not rows:
-        raise SchemaChangeError("the target table does not exist in the lake", table=target.qualified)
-    return _directory(session, rows[0])
-
-
-def table_directories(session: LakeSession) -> dict[TableName, str]:
-    """Where DuckLake keeps the files of each table; names are `folded`."""
-    rows = session.execute(_DIRECTORIES)
-    return {TableName(row[0], row[1]).folded: _directory(session, row) for row in rows}
-
-
-_DIRECTORIES = (
-    "select s.schema_name, t.table_name, s.path, s.path_is_relative, t.path, t.path_is_relative"
-    f" from {METADATA}.ducklake_table t join {METADATA}.ducklake_schema s using (schema_id)"
-    " where t.end_snapshot is null and s.end_snapshot is null"
-)
-
-
-def _directory(session: LakeSession, row: Sequence[Any]) -> str:
-    _, _, schema_path, schema_relative, path, relative = row
-    base = join(session.config.data_path, schema_path) if schema_relative else schema_path
-    return str(join(base, path) if relative else path).rstrip("/")
 
 
 def empty_target(session: LakeSession, target: TableName, schema: TableSchema) -> None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from aqueduck.batches import plan_runs
 from aqueduck.changes import SegmentRef
 from aqueduck.errors import CopyDisturbedError, LakeBusyError
-from aqueduck.lake.apply import add_files, delete_keys, empty_target
+from aqueduck.lake.apply import add_files, delete_keys, empty_target, make_target
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import RunPlan, apply_run
 from aqueduck.lake.evolve import same_columns
@@ -54,6 +54,7 @@ def land_copy(
                 "the table's columns changed while it was copied", table=schema.qualified
             )
     landed = replace(ready, schema=schema)
+    make_target(session, landed.target, schema, landed.mode)
     if landed.mode.plain:
         empty_target(session, landed.target, schema)
     elif not make_way(session, group, landed, parked, sessions):

@@ -51,15 +51,17 @@ def prepare_copy(session: LakeSession, state: TableState, schema: TableSchema) -
         fit_columns(session, state.target, schema, state.mode)
 
 
-def can_go_on(session: LakeSession, state: TableState, schema: TableSchema) -> bool:
+def can_go_on(session: LakeSession, state: TableState, schema: TableSchema, *, missing: bool = False) -> bool:
     """
-    Whether chunks of an earlier session can be used.
+    Whether chunks of an earlier session can be used; `missing` says that there is no target yet.
 
     They are put together by key, in place of the rows that the target has: not where rows of an earlier copy stay.
     """
     if state.mode.plain:
         return True
-    return bool(schema.key) and not (state.mode.keeps and has_rows(session, state.target, state.mode))
+    if missing or not state.mode.keeps:
+        return bool(schema.key)
+    return bool(schema.key) and not has_rows(session, state.target, state.mode)
 
 
 def make_way(

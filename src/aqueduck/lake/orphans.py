@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable
 from datetime import datetime
 
-from aqueduck.errors import SchemaChangeError
-from aqueduck.lake.apply import table_directory
 from aqueduck.lake.catalog import METADATA, LakeSession
+from aqueduck.lake.directories import read_directories
 from aqueduck.lake.files import file_prefix
 from aqueduck.lake.storage import join, list_files, list_times, remove_file
 from aqueduck.lake.upkeep import Lake, table_id
@@ -41,11 +40,11 @@ def remove_orphans(
     )
     known = {path.rsplit("/", 1)[-1] for (path,) in rows}
     removed = []
+    directories = read_directories(session)
     for target in targets:
-        try:
-            directory = table_directory(session, target)
-        except SchemaChangeError:
-            continue  # the target is gone: its table waits for a new copy
+        directory = directories.of(target) or directories.planned(target)
+        if directory is None:
+            continue
         for file in list_files(directory, f"aqueduck-{group}-"):
             name = file.rsplit("/", 1)[-1]
             kept = name in names or (keep is not None and name.startswith(f"aqueduck-{group}-{keep}-"))

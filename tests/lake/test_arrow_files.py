@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from aqueduck.errors import ConnectionLostError
+from aqueduck.lake.arrow_files import AHEAD, WriteBehind, write_arrow
+from aqueduck.lake.files import ROW_GROUP_BYTES
+
+BATCH = pa.RecordBatch.from_arrays([pa.array(["x" * 1_000_000] * 20)], names=["n0"])
+
+
+def batches(count: int, then: Exception | None = None) -> Iterator[pa.RecordBatch]:
+    for _ in range(count):
+        yield BATCH
+    if then is not None:
+        raise then
+
+
+def test_several_files_are_written_one_behind_the_other(tmp_path: Path) -> None:
+    """Each has all of its rows, in row groups that stay small; memory holds a fixed number of them."""
+    with WriteBehind() as behind:
+        done = []
+        for number in range(3):
+            finish = write_arrow(batches(5), ["v"], str(tmp_path), f"{number}.parquet", behind)
+            done.append(behind.submit(finish))
+            assert len(behind._waiting) <= AHEAD
+        files = [future.result() for future in done]
+    for file in files:
+        metadata = pq.read_metadata(file.path)
+        assert metadata.num_rows == file.rows == 100
+        assert metadata.num_row_groups == -(-5 * BATCH.nbytes // (2 * ROW_GROUP_BYTES)) + 1
+        assert file.bytes == Path(file.path).stat().st_size
+
+
+def test_a_reader_that_fails_leaves_no_file_and_keeps_the_one_before(tmp_path: Path) -> None:
+    lost = ConnectionLostError("the server is away")
+    with WriteBehind() as behind:
+        before = behind.submit(write_arrow(batches(4), ["v"], str(tmp_path), "a.parquet", behind))
+        with pytest.raises(ConnectionLostError):
+            write_arrow(batches(4, lost), ["v"], str(tmp_path), "b.parquet", behind)
+    assert before.result().rows == 80
+    assert [file.name for file in tmp_path.iterdir()] == ["a.parquet"]
+
+
+def test_what_fails_behind_the_reader_is_told_and_removed(tmp_path: Path) -> None:
+    """A failure while writing is one of this file, not of the next; nothing of it stays."""
+    other = pa.RecordBatch.from_arrays([pa.array([1])], names=["n0"])
+    with WriteBehind() as behind:
+        failed = behind.submit(write_arrow([BATCH, BATCH, other], ["v"], str(tmp_path), "a.parquet", behind))
+        after = behind.submit(write_arrow(batches(1), ["v"], str(tmp_path), "b.parquet", behind))
+    with pytest.raises(ValueError, match="schema"):
+        failed.result()
+    assert after.result().rows == 20
+    assert [file.name for file in tmp_path.iterdir()] == ["b.parquet"]
