@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -9,14 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from aqueduck.errors import ProtocolError
+from aqueduck.errors import AqueduckError, ProtocolError
 from aqueduck.lake.engine import new_connection
 from aqueduck.postgres import copybinary
+from aqueduck.postgres.embedded import EmbeddedPostgres
 from aqueduck.postgres.table_copy import ChunkReader, export_snapshot, plan_chunks
 from aqueduck.postgres.tables import describe_table
 from aqueduck.typemap import TABLE
 from tests.chunk_files import written_chunk
 from tests.fix_postgres import Database
+from tests.tls_proxy import make_certificates, tls_proxy
 
 VALUES = {
     "boolean": ["t", "f"],
@@ -153,3 +157,51 @@ def test_a_number_of_another_width_is_an_error() -> None:
         copybinary.decode_column(np.zeros(8, np.uint8), np.array([0]), np.array([3]), pa.int32())
     with pytest.raises(ProtocolError):
         copybinary.skip_header(np.zeros(40, np.uint8), np.array([0]), np.array([40]))
+
+
+def test_nothing_is_locked_between_two_chunks(db: Database) -> None:
+    """Who alters two tables in a transaction waits for a chunk of one of them, and never for one that waits for him."""
+    for name in "ab":
+        db.execute(f"create table {name} (id int primary key); insert into {name} values (1), (2)")
+    schemas = [describe_table(db.observer, name) for name in "ab"]
+    snapshot = export_snapshot(db.dsn)
+    with ChunkReader(db.dsn, snapshot.name) as reader, db.connect() as other:
+        for schema in schemas:
+            db.execute(f"insert into {schema.name} values (3)")  # the snapshot does not show it
+            [chunk] = plan_chunks(db.observer, schema, chunk_bytes=1 << 20)
+            assert [batch.column(0).to_pylist() for batch in reader.rows(schema, chunk)] == [[1, 2]]
+            with other.transaction():
+                for name in "ab":
+                    other.execute(f"lock table {name} in access exclusive mode nowait".encode())
+            assert [batch.column(0).to_pylist() for batch in reader.texts(schema, chunk)] == [["1", "2"]]
+    snapshot.close()
+
+
+def test_several_chunks_come_over_tls(new_server: Callable[..., EmbeddedPostgres], tmp_path: Path) -> None:
+    """P-S23: what libpq decrypts is the same, chunk after chunk on one connection; an error is told as without TLS."""
+    server = new_server(password="s3cret")
+    db = Database(server, "postgres")
+    files = make_certificates(tmp_path, "127.0.0.1")
+    db.execute("create table t (id int primary key, v text)")
+    db.execute("insert into t select g, repeat(md5(g::text), g % 50) from generate_series(1, 3000) g")
+    schema = describe_table(db.observer, "t")
+    chunks = plan_chunks(db.observer, schema, chunk_bytes=1 << 19)
+    assert len(chunks) > 3
+    snapshot = export_snapshot(db.dsn)
+    with tls_proxy(server.port, files.server) as port:
+        tls = {"sslmode": "verify-full", "sslrootcert": str(files.authority)}
+        dsn = server.dsn_for("postgres", "postgres", port=port, password="s3cret", **tls)
+        found = []
+        for how in (db.dsn, dsn):
+            with ChunkReader(how, snapshot.name) as reader:
+                found.append(
+                    pa.concat_tables(
+                        pa.Table.from_batches(list(reader.rows(schema, chunk))) for chunk in chunks
+                    )
+                )
+                with pytest.raises(AqueduckError) as error:
+                    list(reader.rows(replace(schema, name="gone"), replace(chunks[0], table="gone")))
+                assert error.value.code == "pg.table_missing"
+        assert found[0].num_rows == 3000
+        assert found[0].equals(found[1])
+    snapshot.close()

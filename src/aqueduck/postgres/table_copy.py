@@ -223,19 +223,18 @@ def copy_sql(columns: str, chunk: Chunk, condition: str | None = None, options: 
 
 
 class ChunkReader:
-    """Reads chunks under a snapshot, one after the other, on a connection of its own."""
+    """
+    Reads chunks under a snapshot, one after the other, on a connection of its own.
+
+    Each in a transaction of its own: who locks several tables never meets one that waits for the second and has the first.
+    """
 
     def __init__(self, dsn: str, snapshot: str) -> None:
         self._stream = CopyOutStream(connect_wire(dsn))
-        try:
-            self._stream.execute(
-                "begin isolation level repeatable read read only;"
-                f" set transaction snapshot {literal(snapshot)}; {SET_LOCAL_OUTPUT};"
-                " set local idle_in_transaction_session_timeout = 0"
-            )
-        except BaseException:
-            self._stream.close()
-            raise
+        self._begin = (
+            "begin isolation level repeatable read read only;"
+            f" set transaction snapshot {literal(snapshot)}; {SET_LOCAL_OUTPUT}"
+        )
 
     def rows(
         self, table: TableSchema, chunk: Chunk, condition: str | None = None
@@ -269,8 +268,10 @@ class ChunkReader:
     def _copy(
         self, command: str, batch: Callable[[Any, int, Any, Any], pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
+        self._stream.execute(self._begin)
         self._stream.start(command)
         yield from (found for found in _decode(self._stream, batch) if found.num_rows)
+        self._stream.execute("commit")
 
     def __enter__(self) -> ChunkReader:
         return self

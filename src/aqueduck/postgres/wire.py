@@ -335,13 +335,15 @@ class CopyOutStream:
         self._pgconn = pgconn
         self._socket: socket.socket | None = None
         self._rest = b""
+        self._ended = False
 
     def execute(self, sql: str) -> None:
-        """Run statements before the first copy."""
+        """Run statements before or after a copy."""
         raise_failed(self._pgconn.exec_(sql.encode()), pq.ExecStatus.COMMAND_OK, _COPY)
 
     def start(self, sql: str) -> None:
         if self._pgconn.ssl_in_use:
+            self._ended = False
             raise_failed(self._pgconn.exec_(sql.encode()), pq.ExecStatus.COPY_OUT, _COPY)
             return
         if self._socket is None:
@@ -374,20 +376,34 @@ class CopyOutStream:
         return fill
 
     def _read_libpq(self, buf: Bytes, at: int) -> int:
-        start = at
-        while at < buf.size and (self._rest or at == start):
-            if not self._rest:
-                n, data = self._pgconn.get_copy_data(0)
-                if n == -1:
-                    raise_failed(self._pgconn.get_result(), pq.ExecStatus.COMMAND_OK, _COPY)
-                    self._rest = b"Z" + struct.pack("!I", 5) + b"T"
-                else:
-                    self._rest = b"d" + struct.pack("!I", n + 4) + bytes(data)
-            n = min(len(self._rest), buf.size - at)
-            buf[at : at + n] = np.frombuffer(self._rest[:n], np.uint8)
-            self._rest = self._rest[n:]
-            at += n
-        return at - start
+        """A good piece to decode, or all that is left: not a row at a time."""
+        room = buf.size - at
+        parts, size = [self._rest], len(self._rest)
+        while size < min(COPY_READ_BYTES, room) and not self._ended:
+            n, data = self._pgconn.get_copy_data(1)
+            if n == 0:
+                self._wait_libpq()
+                continue
+            if n == -1:
+                raise_failed(self._pgconn.get_result(), pq.ExecStatus.COMMAND_OK, _COPY)
+                self._ended = True
+                parts.append(b"Z" + struct.pack("!I", 5) + b"T")
+            else:
+                parts += (b"d" + struct.pack("!I", n + 4), bytes(data))
+            size += len(parts[-1]) + (5 if n > 0 else 0)
+        whole = b"".join(parts)
+        n = min(len(whole), room)
+        buf[at : at + n] = np.frombuffer(whole[:n], np.uint8)
+        self._rest = whole[n:]
+        return n
+
+    def _wait_libpq(self) -> None:
+        """For more to come.  Not libpq's own wait: the thread that writes behind would wait as well."""
+        try:
+            select.select([self._pgconn.socket], [], [])
+            self._pgconn.consume_input()
+        except OperationalError as exc:
+            raise ConnectionLostError("the connection of the copy broke") from exc
 
     @staticmethod
     def message_length(buf: Bytes, at: int, fill: int) -> int | None:
