@@ -340,7 +340,7 @@ class Copier:
         for oid in beside:
             forget_journal(self.directory, oid)
         for state, schema, chunks in planned:
-            place = directories.of(state.target) or directories.planned(state.target, state.mode)
+            place = directories.place(state.target, state.mode)
             assert place is not None, "_prepare makes the others"
             journal = CopyJournal(self.journals / str(state.oid))
             session = journal.begin(
@@ -361,10 +361,8 @@ class Copier:
         early = []
         for state, schema in tables:
             refuse_names(self.lake, state.target, schema, state.mode)
-            if directories.of(state.target) is None:
-                if directories.planned(state.target, state.mode) is None:
-                    early.append((state, schema))
-            elif not state.mode.plain:
+            fits = state.mode.plain or directories.of(state.target) is None
+            if not fits or directories.place(state.target, state.mode) is None:
                 early.append((state, schema))
         if not early:
             return directories

@@ -55,6 +55,10 @@ class Directories:
         above = self.schemas.get(target.schema.lower(), join(self.data_path, target.schema))
         return join(above, target.name)
 
+    def place(self, target: TableName, mode: TableMode = UPSERT) -> str | None:
+        """Where the files of a table are, or will be; None if it has to be made first."""
+        return self.of(target) or self.planned(target, mode)
+
 
 def read_directories(session: LakeSession) -> Directories:
     tables = session.execute(_TABLES)

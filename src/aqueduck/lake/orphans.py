@@ -42,7 +42,7 @@ def remove_orphans(
     removed = []
     directories = read_directories(session)
     for target in targets:
-        directory = directories.of(target) or directories.planned(target)
+        directory = directories.place(target)
         if directory is None:
             continue
         for file in list_files(directory, f"aqueduck-{group}-"):

@@ -389,8 +389,8 @@ class CopyOutStream:
                 self._ended = True
                 parts.append(b"Z" + struct.pack("!I", 5) + b"T")
             else:
-                parts += (b"d" + struct.pack("!I", n + 4), bytes(data))
-            size += len(parts[-1]) + (5 if n > 0 else 0)
+                parts.append(b"d" + struct.pack("!I", n + 4) + bytes(data))
+            size += len(parts[-1])
         whole = b"".join(parts)
         n = min(len(whole), room)
         buf[at : at + n] = np.frombuffer(whole[:n], np.uint8)
