@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import Any
 
+import psycopg
 import pytest
 
 from aqueduck.postgres.embedded import EmbeddedPostgres
@@ -87,6 +89,43 @@ def test_tables_and_groups_are_driven_by_sql(shared: Sync) -> None:
 
 def enabled(db: Database, source: str) -> bool:
     return bool(db.value("select enabled from aqueduck.status() where source = %s", (source,)))
+
+
+def test_a_group_that_loses_its_slot_stands_alone(shared: Sync) -> None:
+    """P-S19, P-S30: it says what it needs, and goes on when it has that; the other group does not even notice."""
+    sync, db = shared, shared.db
+    db.execute("create table a (id int primary key); create table b (id int primary key)")
+    sync.follow("public.a")
+    db.execute("select aqueduck.create_group('broken')")
+    db.execute("select aqueduck.add_table('public.b', group_name => 'broken')")
+    sync.tables = ("public.a", "public.b")
+    sync.wait_state("STREAMING", *sync.tables)
+    wait_until(lambda: _dropped(db, "aqueduck_broken"), "the slot is dropped between two connections", 60)
+    db.execute("insert into a values (1); insert into b values (1)")
+    sync.wait_state("ERRORED", "public.b")
+    wait_until(lambda: not sync.differing(("public.a",)), "a goes on", log=sync.log)
+    found = "select name, running, error_code from aqueduck.groups() where name <> 'default' order by name"
+    assert db.query(found) == [("broken", True, "pg.slot_lost"), ("shared", True, None)]
+    assert sync.states()["public.a"] == "STREAMING"
+    assert sync.lake_rows("main.b") == []
+
+    db.execute("select aqueduck.set_setting('on_slot_loss', 'resync', group_name => 'broken')")
+    sync.wait_same()
+    sync.wait_state("STREAMING", *sync.tables)
+    db.execute("select aqueduck.drop_group('broken', with_tables => true)")
+    gone = "select count(*) from pg_replication_slots where slot_name = 'aqueduck_broken'"
+    wait_until(lambda: db.value(gone) == 0, "the group is taken down", 60, log=sync.log)
+
+
+def _dropped(db: Database, slot: str) -> bool:
+    with contextlib.suppress(psycopg.errors.ObjectInUse):
+        db.execute(
+            "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = %s and active",
+            (slot,),
+        )
+        db.execute("select pg_drop_replication_slot(%s)", (slot,))
+        return True
+    return False
 
 
 def test_a_table_moves_between_groups_without_a_new_copy(shared: Sync) -> None:

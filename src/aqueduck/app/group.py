@@ -78,6 +78,8 @@ class GroupRunner:
         """Tables that were truncated as a whole, until `watch` has seen it in the catalog."""
         self.run_id = uuid.uuid4().hex[:8]
         self.failures = 0
+        self.retry_at: float | None = None
+        """When a query that failed is started again."""
         self.requests_done: dict[int, Any] = {}
         """Requests about tables that were begun, see `observe`."""
         self.rows_before: dict[int, int] = {}
@@ -155,6 +157,7 @@ class GroupRunner:
         self.copier.start()
         self.query.start(self.settings(self.stored_position()), once=once)
         self.status.state = "streaming"
+        self.retry_at = None
 
     def stored_position(self) -> int:
         stored = read_position(self.lake, self.group.name)

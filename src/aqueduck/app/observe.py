@@ -16,7 +16,15 @@ from aqueduck.lifecycle import TableState as Life
 from aqueduck.lifecycle import classify
 from aqueduck.postgres.registry import GroupObservation, TableObservation, TableRow
 
-__all__ = ["RequestsDone", "observe_group", "observe_table", "observe_tables", "table_state"]
+__all__ = [
+    "RequestsDone",
+    "errored_group",
+    "errored_tables",
+    "observe_group",
+    "observe_table",
+    "observe_tables",
+    "table_state",
+]
 
 
 @dataclass(slots=True)
@@ -69,6 +77,17 @@ def observe_group(runner: GroupRunner, id: int) -> GroupObservation:  # noqa: A0
         error_code=error.code if failing and error else None,
         error_message=status.last_error if failing else None,
     )
+
+
+def errored_group(id: int, error: AqueduckError) -> GroupObservation:  # noqa: A002 - the registry's name
+    """A group that stands."""
+    return GroupObservation(id=id, error_code=error.code, error_message=str(error))
+
+
+def errored_tables(wanted: Wanted, error: AqueduckError) -> list[TableObservation]:
+    """The tables of a group that stands: none of them goes on."""
+    live = (row for row in wanted.rows.values() if not row.removed and row.enabled)
+    return [_with_error(row.observed, error, failures=1) for row in live]
 
 
 def observe_table(runner: GroupRunner, group_id: int | None, oid: int, row: TableRow) -> TableObservation:

@@ -17,8 +17,9 @@ import psutil
 from psycopg.conninfo import conninfo_to_dict
 
 from aqueduck import __version__
+from aqueduck.app.control import Wanted
 from aqueduck.app.group import GroupRunner, source_name
-from aqueduck.app.observe import observe_table, table_state
+from aqueduck.app.observe import errored_tables, observe_table, table_state
 from aqueduck.app.problems import Problems
 from aqueduck.lake.health import read_health
 from aqueduck.lifecycle import TableState
@@ -82,7 +83,7 @@ class SyncOverviews:
                 self._lake = read_health(service.lake)
             finally:
                 service.commit_lock.release()
-        if groups and all(g.state == "streaming" for g in groups):  # the source can be reached
+        if groups and not any(g.state == "retrying" for g in groups):  # the source can be reached
             with connect(service.config.source.dsn) as conn:
                 self._retained = {row["name"]: row["retained_bytes"] for row in rows_of(conn, "groups")}
 
@@ -94,10 +95,22 @@ class SyncOverviews:
             if runner is not None:
                 yield self._running(runner, wanted.rows)
             else:
-                state: GroupState = "starting" if name in service.prepared else "disabled"
-                rows = [row for row in wanted.rows.values() if not row.removed]
-                tables = tuple(_table(name, row, row.observed) for row in rows)
-                yield GroupOverview(name=name, state=state, slot_name=wanted.group.slot_name, tables=tables)
+                yield self._standing(name, wanted)
+
+    def _standing(self, name: str, wanted: Wanted) -> GroupOverview:
+        """A group that does not run: not yet, not any more, or because it cannot."""
+        errored = self._service.errored.get(name)
+        state: GroupState = "starting" if name in self._service.prepared else "disabled"
+        seen = {row.id: row.observed for row in wanted.rows.values() if not row.removed}
+        if errored is not None:
+            state = "errored"
+            seen |= {found.id: found for found in errored_tables(wanted, errored.error)}
+        problem = self._problems.see(None if errored is None else str(errored.error), group=name)
+        rows = [row for row in wanted.rows.values() if not row.removed]
+        tables = tuple(_table(name, row, seen[row.id]) for row in rows)
+        return GroupOverview(
+            name=name, state=state, slot_name=wanted.group.slot_name, error=problem, tables=tables
+        )
 
     def _running(self, runner: GroupRunner, rows: dict[str, TableRow]) -> GroupOverview:
         status, report, name = runner.refresh(), runner.report(), runner.group.name

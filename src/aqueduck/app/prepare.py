@@ -26,6 +26,7 @@ from aqueduck.errors import (
     ConnectionLostError,
     LakeError,
     LakeWriteError,
+    Retry,
     SchemaChangeError,
     SlotConflictError,
     SlotLostError,
@@ -106,7 +107,8 @@ def group_dir(config: SyncConfig, group: GroupConfig) -> Path:
 
 
 def prepare(config: SyncConfig) -> Iterator[str]:
-    """`aqueduck init`: prepare every group; yields a line for people about each."""
+    """`aqueduck init`: prepare every group; yields a line for people about each, and raises the first that failed at the end."""
+    failed: list[AqueduckError] = []
     with (
         contextlib.closing(open_lake(config.lake)) as lake,
         contextlib.closing(open_control(config)) as control,
@@ -116,13 +118,23 @@ def prepare(config: SyncConfig) -> Iterator[str]:
             if wanted.removed or not wanted.enabled:
                 continue
             group = wanted.group
-            ready = prepare_group(config, group, lake)
+            try:
+                ready = prepare_group(config, group, lake)
+            except AqueduckError as exc:
+                if exc.retry is Retry.AUTO:
+                    raise
+                failed.append(exc)
+                continue
             yield (
                 f"group {group.name}: slot {group.slot_name}, publication {group.publication},"
                 f" {len(ready.tables)} tables, position {lsn_text(ready.position)}"
             )
             for error in ready.refused.values():
                 yield f"group {group.name}: {error}"
+        for also in failed[1:]:
+            yield str(also)
+        for first in failed:
+            raise first
 
 
 def prepare_group(

@@ -16,7 +16,13 @@ import structlog
 from aqueduck.app.control import Control, Wanted, open_control
 from aqueduck.app.group import GroupRunner, source_name
 from aqueduck.app.group_tables import add_tables, follow_name, remove_tables
-from aqueduck.app.observe import RequestsDone, observe_group, observe_tables
+from aqueduck.app.observe import (
+    RequestsDone,
+    errored_group,
+    errored_tables,
+    observe_group,
+    observe_tables,
+)
 from aqueduck.config import GroupConfig
 from aqueduck.errors import AqueduckError, ConnectionLostError, SlotActiveError, SourceUnreachableError
 from aqueduck.lake.commit import transact
@@ -55,9 +61,10 @@ class Reconciler:
         try:
             now = time.monotonic()
             seconds = RECONCILE_SECONDS if self._control.listens else RECONCILE_SECONDS_POOLED
-            if self._control.has_notice() or now - self._reconciled_at >= seconds:
+            noticed = self._control.has_notice()
+            if noticed or now - self._reconciled_at >= seconds:
                 self._reconciled_at = now
-                self._reconcile()
+                self._reconcile(noticed=noticed)
             if now - self._observed_at >= 1.0:
                 self._observed_at = now
                 self.observe()
@@ -90,6 +97,11 @@ class Reconciler:
             tables += observe_tables(runner, wanted)
             if wanted.id is not None:
                 groups.append(observe_group(runner, wanted.id))
+        for name, errored in self._service.errored.items():
+            wanted = self._service.wanted[name]
+            tables += errored_tables(wanted, errored.error)
+            if wanted.id is not None:
+                groups.append(errored_group(wanted.id, errored.error))
         self._control.observe(tables, groups)
 
     def _heartbeat(self) -> None:
@@ -99,17 +111,29 @@ class Reconciler:
                 self._beat_at[name] = time.monotonic()
                 self._control.heartbeat()
 
-    def _reconcile(self) -> None:
-        """Bring what runs in line with what is wanted, group by group."""
+    def _reconcile(self, *, noticed: bool = False) -> None:
+        """Bring what runs in line with what is wanted, group by group; after a notice also those that stand."""
         wanted_groups = self._control.wanted()
         # First who gets tables, then who gives them: a table that moves is handed over.
         for wanted in sorted(wanted_groups, key=self._loses_tables):
+            if not noticed and self._stands(wanted):
+                continue
             try:
                 self._reconcile_group(wanted, wanted_groups)
             except (ConnectionLostError, SourceUnreachableError):
                 raise
             except AqueduckError as exc:
-                log.warning("cannot do what the registry wants", group=wanted.group.name, error=str(exc))
+                if wanted.group.name in self._service.running:
+                    log.warning("cannot do what the registry wants", group=wanted.group.name, error=str(exc))
+                else:
+                    self._service.set_errored(wanted, exc)
+
+    def _stands(self, wanted: Wanted) -> bool:
+        """Whether a group cannot run for a reason that nobody has done anything about."""
+        errored = self._service.errored.get(wanted.group.name)
+        if errored is None or errored.due or wanted.removed or not wanted.enabled:
+            return False
+        return wanted.group == self._service.wanted[wanted.group.name].group
 
     def _loses_tables(self, wanted: Wanted) -> bool:
         runner = self._service.running.get(wanted.group.name)
@@ -119,7 +143,7 @@ class Reconciler:
         name = wanted.group.name
         runs = name in self._service.running
         if wanted.removed or not wanted.enabled:
-            if runs:
+            if runs or name in self._service.errored:
                 self._service.stop_group(name)
             if wanted.removed:
                 self.take_down(wanted)

@@ -2,8 +2,9 @@
 The service: prepares the groups, runs a query for each, and starts them again when they fail.
 
 `SyncService` is the same object for `aqueduck run`, the demo and the benches.  A failure that
-may pass by itself (`Retry.AUTO`) restarts the query from the lake's position, with backoff; any
-other ends the service with its error.  What people want meanwhile is followed in `reconcile`; one group is in `group`.
+may pass by itself (`Retry.AUTO`) restarts the query from the lake's position, with backoff.  After any other the
+group is `errored`: it stands and waits for a person while the others go on; where there are no others, the service ends with
+its error.  What people want meanwhile is followed in `reconcile`; one group is in `group`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import signal
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -34,6 +36,7 @@ from aqueduck.errors import (
     AqueduckError,
     ConnectionLostError,
     Retry,
+    ServiceLockedError,
     SlotLostError,
     SourceUnreachableError,
 )
@@ -53,7 +56,20 @@ __all__ = ["SyncService", "run_service"]
 log = structlog.get_logger()
 
 BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
+ERRORED_SECONDS = 60.0
 WATCH_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ErroredGroup:
+    """A group that waits for a person, and when it is tried again all the same."""
+
+    error: AqueduckError
+    retry_at: float
+
+    @property
+    def due(self) -> bool:
+        return time.monotonic() >= self.retry_at
 
 
 class SyncService:
@@ -65,6 +81,7 @@ class SyncService:
         self.running: dict[str, GroupRunner] = {}
         self.prepared: dict[str, PreparedGroup] = {}
         self.wanted: dict[str, Wanted] = {}
+        self.errored: dict[str, ErroredGroup] = {}
         self._lake: LakeSession | None = None
         self._reconciler: Reconciler | None = None
         self._locks: GroupLocks | None = None
@@ -105,9 +122,11 @@ class SyncService:
             if wanted.removed:
                 self._reconciler.take_down(wanted)
             elif wanted.enabled:
-                self.prepare_group(wanted, trust_slot=trust_slot)
+                self._try_to_prepare(wanted, trust_slot)
             else:
                 self._unlock(wanted.group.name)
+        if not self.prepared:
+            self._raise_errored()
 
     def _lock(self, name: str) -> None:
         assert self._locks is not None
@@ -116,6 +135,28 @@ class SyncService:
     def _unlock(self, name: str) -> None:
         assert self._locks is not None
         self._locks.release(name)
+
+    def _try_to_prepare(self, wanted: Wanted, trust_slot: bool) -> None:
+        try:
+            self.prepare_group(wanted, trust_slot=trust_slot)
+        except AqueduckError as exc:
+            if exc.retry is Retry.AUTO or isinstance(exc, ServiceLockedError):
+                raise
+            self.set_errored(wanted, exc)
+
+    def _raise_errored(self) -> None:
+        for errored in self.errored.values():
+            raise errored.error
+
+    def set_errored(self, wanted: Wanted, error: AqueduckError) -> None:
+        """The group stands until a person acts, or what was wrong is gone; its place in WAL is kept by its slot."""
+        name = wanted.group.name
+        known = self.errored.get(name)
+        if known is None or str(known.error) != str(error):
+            log.error("group errored", group=name, error=str(error))
+        self.wanted[name] = wanted
+        seconds = BACKOFF_SECONDS[-1] if error.retry is Retry.AUTO else ERRORED_SECONDS
+        self.errored[name] = ErroredGroup(error, time.monotonic() + seconds)
 
     def prepare_group(self, wanted: Wanted, *, trust_slot: bool = False) -> None:
         group = wanted.group
@@ -129,6 +170,7 @@ class SyncService:
         count_inlined(self.lake, [progress_table(group.name), *targets])
         self.prepared[group.name] = ready
         self.wanted[group.name] = wanted
+        self.errored.pop(group.name, None)
         for error in ready.refused.values():
             log.warning("table not added", group=group.name, error=str(error))
         if wanted.removed_tables:
@@ -152,13 +194,21 @@ class SyncService:
         log.info("group started", group=name, position=lsn_text(ready.position), tables=len(ready.tables))
 
     def stop_group(self, name: str) -> None:
-        self.running.pop(name).stop()
-        self.prepared.pop(name)
+        """Nobody wants it to run, or not as it does."""
+        self._halt(name)
+        self.errored.pop(name, None)
         self._unlock(name)
         log.info("group stopped", group=name)
 
+    def _halt(self, name: str) -> None:
+        runner = self.running.pop(name, None)
+        if runner is not None:
+            runner.stop()
+        self.prepared.pop(name, None)
+
     def check(self) -> None:
         """Raise what ended a query, if anything did."""
+        self._raise_errored()
         for runner in self.running.values():
             runner.query.check()
 
@@ -171,7 +221,7 @@ class SyncService:
                 runner.copier.start()
                 runner.copier.tell_progress()
                 if not runner.query.active:
-                    self._recover(runner, stopping)
+                    self._recover(runner)
             self.reconciler.follow()
             self._watch_sources()
 
@@ -185,41 +235,46 @@ class SyncService:
             except AqueduckError as exc:
                 log.warning("the source's catalog cannot be read", group=runner.group.name, error=str(exc))
 
-    def _recover(self, runner: GroupRunner, stopping: threading.Event) -> None:
+    def _recover(self, runner: GroupRunner) -> None:
+        """A query ended: look why, and start it again when that is due.  Nobody waits here: the other groups go on."""
         try:
-            runner.query.check()
-        except AqueduckError as exc:
-            runner.status.last_error = str(exc)
-            metrics.count_error(exc.code, flow="sync", group=runner.group.name)
-            if isinstance(exc, SlotLostError) and runner.group.on_slot_loss == "resync":
-                self._begin_again(runner.group.name)
+            if runner.retry_at is None:
+                runner.query.check()
+            elif time.monotonic() < runner.retry_at:
                 return
-            if exc.retry is not Retry.AUTO:
-                raise
+            self._restart(runner)
+        except ServiceLockedError:
+            raise  # another service has taken over
+        except AqueduckError as exc:
+            self._failed(runner, exc)
+
+    def _failed(self, runner: GroupRunner, error: AqueduckError) -> None:
+        name = runner.group.name
+        runner.status.last_error = str(error)
+        metrics.count_error(error.code, flow="sync", group=name)
+        if error.retry is Retry.AUTO:
             delay = BACKOFF_SECONDS[min(runner.failures, len(BACKOFF_SECONDS) - 1)]
+            runner.retry_at = time.monotonic() + delay
             runner.failures += 1
             runner.status.restarts += 1
-            metrics.count_retry(flow="sync", group=runner.group.name)
             runner.status.state = "retrying"
-            log.warning("group stopped", group=runner.group.name, error=str(exc), retry_in_seconds=delay)
-            if stopping.wait(delay):
-                return
-        self._restart(runner)
-
-    def _begin_again(self, name: str) -> None:
-        """The slot is gone, and the group is to be copied again."""
-        wanted = self.wanted[name]
-        self.stop_group(name)
-        self.prepare_group(wanted)
-        self.start_group(name)
+            metrics.count_retry(flow="sync", group=name)
+            log.warning("group stopped", group=name, error=str(error), retry_in_seconds=delay)
+            return
+        self._halt(name)
+        try:
+            if not isinstance(error, SlotLostError) or runner.group.on_slot_loss != "resync":
+                raise error
+            self.prepare_group(self.wanted[name])  # all tables are copied again
+            self.start_group(name)
+        except AqueduckError as exc:
+            self.set_errored(self.wanted[name], exc)
+            if not self.running:
+                raise
 
     def _restart(self, runner: GroupRunner) -> None:
-        try:
-            assert self._locks is not None
-            self._locks.keep()
-        except (ConnectionLostError, SourceUnreachableError) as exc:
-            log.warning("group waits for the source", group=runner.group.name, error=str(exc))
-            return  # the query stays as it is, and is looked at again
+        assert self._locks is not None
+        self._locks.keep()
         targets = [t.target for t in runner.tables.values()]
         copier = runner.copier
         with self.commit_lock:
@@ -232,22 +287,39 @@ class SyncService:
     def run_once(self, stopping: threading.Event) -> None:
         """Until every copy is in and every query has caught up and ended, or we are told to stop."""
         self._watch_sources()
+        failed: list[AqueduckError] = []
         for runner in self.running.values():
-            reading_to = 0
-            while True:
-                while not runner.query.wait(1):
-                    if stopping.is_set():
-                        return
-                runner.query.check()
-                runner.read_to = reading_to
-                runner.copier.start()
-                if not runner.copier.busy or stopping.is_set():
-                    break
-                # A copy that goes on after a crash needs the changes up to its position.
-                reading_to = flushed_position(self.config.source.dsn)
-                runner.start(once=True)
-            runner.copier.raise_failures()
+            try:
+                if not self._run_to_its_end(runner, stopping):
+                    return
+            except AqueduckError as exc:  # the other groups catch up all the same
+                failed.append(exc)
+                runner.status.last_error, runner.status.state = (
+                    str(exc),
+                    "retrying",
+                )  # as it is seen from outside
             self._observe_at_end()
+        for error in failed:
+            raise error
+        self._raise_errored()
+
+    def _run_to_its_end(self, runner: GroupRunner, stopping: threading.Event) -> bool:
+        """Whether it got there before it was told to stop."""
+        reading_to = 0
+        while True:
+            while not runner.query.wait(1):
+                if stopping.is_set():
+                    return False
+            runner.query.check()
+            runner.read_to = reading_to
+            runner.copier.start()
+            if not runner.copier.busy or stopping.is_set():
+                break
+            # A copy that goes on after a crash needs the changes up to its position.
+            reading_to = flushed_position(self.config.source.dsn)
+            runner.start(once=True)
+        runner.copier.raise_failures()
+        return True
 
     def _observe_at_end(self) -> None:
         with contextlib.suppress(ConnectionLostError, SourceUnreachableError):

@@ -120,6 +120,7 @@ class GroupObservation:
 
     id: int
     confirmed_flush_lsn: int | None = None
+    """`None` keeps what the registry has."""
     last_sync_at: datetime | None = None
     paused: bool = False
     staged_bytes: int = 0
@@ -374,11 +375,12 @@ _READ = """
 """
 
 
+_KEPT = ("source_oid", "confirmed_flush_lsn", "last_sync_at")
+
+
 def _write_statement(table: str, types: dict[str, str], extra: str = "") -> str:
     names = [name for name in types if name != "id"]
-    new = {name: f"n.{name}" for name in names}
-    if "source_oid" in new:
-        new["source_oid"] = "coalesce(n.source_oid, m.source_oid)"
+    new = {name: f"coalesce(n.{name}, m.{name})" if name in _KEPT else f"n.{name}" for name in names}
     return f"""
         with n as materialized (
             select * from json_to_recordset(%s::json) n ({", ".join(f"{name} {kind}" for name, kind in types.items())})
