@@ -24,6 +24,7 @@ from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.failures import RAISE_SLOTS, RAISE_WALSENDERS, THEN_RESTART
 from aqueduck.postgres.publications import (
     publishes_exactly,
+    refuse_foreign,
     refuse_without_columns,
     refuse_without_identity,
     refuse_without_key,
@@ -132,7 +133,7 @@ def _group_checks(
         return
     yield result_of(name, _check_publication, conn, server, group)
     for found in tables:
-        yield result_of(f"ownership of {found.qualified}", _check_owner, conn, server, found)
+        yield result_of(f"ownership of {found.qualified}", _check_owner, conn, server, group, found)
 
 
 def _check_slot(conn: Connection, server: ServerInfo, group: GroupConfig) -> str:
@@ -204,26 +205,6 @@ def _check_publication(conn: Connection, server: ServerInfo, group: GroupConfig)
     return "will be changed"
 
 
-def _check_owner(conn: Connection, server: ServerInfo, table: TableSchema) -> str:
-    with translate_errors(f"read the owner of {table.qualified}", table.qualified, conn=conn):
-        row = conn.execute(
-            "select pg_has_role(c.relowner, 'usage'), r.rolname::text, r.rolsuper "
-            "from pg_class c join pg_roles r on r.oid = c.relowner where c.oid = %s",
-            (table.oid,),
-        ).fetchone()
-    assert row is not None
-    is_owner, owner, owner_is_superuser = row
-    if is_owner:
-        return f"{server.role} may publish it"
-    to = identifier(server.role)
-    # Membership leaves the table with its owner; nobody should become a member of a superuser.
-    fix = (
-        f"alter table {table_identifier(table)} owner to {to}"
-        if owner_is_superuser
-        else f"grant {identifier(owner)} to {to}"
-    )
-    raise PrivilegeError(
-        f"only the owner of a table may publish it, and {table.qualified} belongs to {owner}",
-        hint=fix,
-        table=table.qualified,
-    )
+def _check_owner(conn: Connection, server: ServerInfo, group: GroupConfig, table: TableSchema) -> str:
+    refuse_foreign(conn, group.publication, table)
+    return f"{server.role} may publish it"

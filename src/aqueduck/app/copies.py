@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +23,14 @@ from aqueduck import faults, metrics
 from aqueduck.app.copy_journal import CopyJournal, forget_journal, journaled_files, journals_of
 from aqueduck.app.running_copy import RunningCopy, check_undisturbed, refuse_changed
 from aqueduck.changes import SegmentRef
-from aqueduck.errors import AqueduckError, CopyDisturbedError, ResyncNeededError, SourceError, own_error
+from aqueduck.errors import (
+    AqueduckError,
+    CopyDisturbedError,
+    ResyncNeededError,
+    SourceError,
+    TableDisabledError,
+    own_error,
+)
 from aqueduck.lake.apply import refuse_names
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import set_lineage, transact
@@ -34,12 +41,12 @@ from aqueduck.lake.landing import is_shown, land_copy, replay_parked
 from aqueduck.lake.landing_modes import SessionFiles, can_go_on, prepare_copy
 from aqueduck.lake.parking import parked_segments, remove_parked_files
 from aqueduck.lake.partition_marks import write_marks
-from aqueduck.lake.table_states import TableState, write_state
+from aqueduck.lake.table_states import TableState, read_states, write_state
 from aqueduck.lifecycle import Lifecycle, fail, retry_is_due
 from aqueduck.lifecycle import TableState as Life
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.publications import refuse_without_columns
-from aqueduck.postgres.server import flush_wal
+from aqueduck.postgres.server import flush_wal, settled_position
 from aqueduck.postgres.table_copy import (
     ExportedSnapshot,
     export_snapshot,
@@ -115,11 +122,14 @@ class Copier:
         segments
     )
     """Parked segments with the numbers of their columns, after a copy with these columns."""
-    on_resync_needed: Callable[[int], None] = lambda oid: None
+    on_resync_needed: Callable[[int], bool] = lambda oid: False
+    """Whether a table that cannot be applied as it is gets a new copy."""
     concurrency: int = 2
     chunk_bytes: int = 64 << 20
     by_sql: bool = False
     """Whether snapshots are taken without a replication connection."""
+    cancel_jobs: Callable[[], None] = lambda: None
+    """Ends jobs that are under way; what they have copied is in their journals."""
 
     def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix=f"copy-{self.group}")
@@ -128,11 +138,15 @@ class Copier:
         self.failures: dict[int, Lifecycle] = {}
         """Tables that failed, here or in a commit, until they are ready again."""
         self.disabled: set[int] = set()
+        self.unsettled = {oid for oid, state in self.states.items() if not state.ready}
+        """Tables that were published while transactions may have been open; what those had done before is in no stream."""
         self.handovers: dict[int, Callable[[TableState], None]] = {}
         """Tables that another group hands over instead of a copy."""
         self._futures: dict[int, Future[None]] = {}
         self._alone: set[int] = set()
         """Small tables that failed together with others: next time by themselves."""
+        self._unsure: set[int] = set()
+        """Tables whose landing failed in a way that leaves open whether the lake has it."""
         self._told_at = time.monotonic()
 
     @property
@@ -167,6 +181,10 @@ class Copier:
 
     def _is_busy(self, oid: int) -> bool:
         return oid in self._futures and not self._futures[oid].done()
+
+    def is_copying(self, oid: int) -> bool:
+        """Whether a copy is under way: once it is in, the table is what it would be after another one."""
+        return self._is_busy(oid) and self.states[oid].awaits_copy and oid not in self.handovers
 
     def _batches(self, oids: list[int]) -> list[list[int]]:
         """Large tables one by one, small ones together."""
@@ -228,8 +246,16 @@ class Copier:
             assert life.failure is not None
             raise AqueduckError.from_text(life.failure.message) or AqueduckError(life.failure.message)
 
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
     def stop(self) -> None:
+        """A landing comes to its end; what is still being read is given up, and goes on at the next start."""
         self._stopping.set()
+        while self.busy:
+            self.cancel_jobs()  # also those that only begin now
+            wait(list(self._futures.values()), timeout=0.5)
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def tell_progress(self) -> None:
@@ -238,10 +264,13 @@ class Copier:
             return
         self._told_at = time.monotonic()
         for oid, progress in list(self.progress.items()):
-            if progress.ended_at is None and self._is_busy(oid) and progress.bytes_total > SMALL_BYTES:
+            state = self.states.get(oid)
+            if state is None or progress.ended_at is not None or not self._is_busy(oid):
+                continue
+            if progress.bytes_total > SMALL_BYTES:
                 left = progress.seconds_left()
                 log.info(
-                    "copying", group=self.group, table=self.states[oid].source, rows=progress.rows(),
+                    "copying", group=self.group, table=state.source, rows=progress.rows(),
                     done=f"{100 * progress.share():.0f} %", seconds_left=None if left is None else round(left),
                 )  # fmt: skip
 
@@ -261,8 +290,10 @@ class Copier:
                 self._alone.update(oids)
                 return
             for state in states:
-                if isinstance(error, ResyncNeededError):
-                    self.on_resync_needed(state.oid)
+                if self._is_over(state):
+                    return
+                if isinstance(error, ResyncNeededError) and self.on_resync_needed(state.oid):
+                    error = CopyDisturbedError(error.message, table=error.table)  # after a pause, by itself
                 self.failed(state.oid, error)
                 metrics.count_error(error.code, flow="sync", group=self.group)
                 log.warning("table not ready", group=self.group, table=state.source, error=str(error))
@@ -271,10 +302,23 @@ class Copier:
                 self.failures.pop(oid, None)
                 self._alone.discard(oid)
 
+    def _is_over(self, state: TableState) -> bool:
+        """Whether the table was removed or got another state since: what is being done for this one is worth nothing."""
+        return self.states.get(state.oid) is not state
+
     def _copy(self, states: list[TableState]) -> None:
+        states = self._without_landed(states)
+        if not states:
+            return
         began = datetime.now(UTC)
+        if self.by_sql:  # otherwise the snapshot itself waits
+            self._settle(states)
         time_us = self._source_time_us() if any(state.mode.keeps for state in states) else 0
-        snapshot = export_snapshot_by_sql(self.dsn) if self.by_sql else export_snapshot(self.dsn)
+        snapshot = (
+            export_snapshot_by_sql(self.dsn)
+            if self.by_sql
+            else export_snapshot(self.dsn, self._stopping.is_set)
+        )
         try:
             copies = self._begin(states, snapshot, began, time_us)
             prefix = f"{file_prefix(self.group)}{self.run_id}"
@@ -296,13 +340,22 @@ class Copier:
         rows = self._land(copies, again, snapshot.position)
         faults.point("copy.landed")
         for copy in copies:
-            self.progress[copy.state.oid].ended_at = datetime.now(UTC)
-            self.progress[copy.state.oid].rows_at_end = rows[copy.state.oid]
+            progress = self.progress.get(copy.state.oid)
+            if progress is not None:  # otherwise it was removed right after
+                progress.rows_at_end = rows[copy.state.oid]
+                progress.ended_at = datetime.now(UTC)
             copy.journal.clear()
             log.info(
                 "copy finished", group=self.group, table=copy.state.source, rows=rows[copy.state.oid],
                 seconds=round((datetime.now(UTC) - began).total_seconds(), 1), position=lsn_text(snapshot.position),
             )  # fmt: skip
+
+    def _settle(self, states: Sequence[TableState]) -> None:
+        """Before the first copy of tables: wait for transactions that wrote to them when they were not published yet."""
+        oids = {state.oid for state in states}
+        if oids & self.unsettled:
+            settled_position(self.dsn, given_up=self._stopping.is_set)
+            self.unsettled -= oids
 
     def _source_time_us(self) -> int:
         """
@@ -406,7 +459,12 @@ class Copier:
             landed = []
             for copy in copies:
                 state = replace(copy.state, ready=True, copy_position=position, error=None)
+                if state.oid in self.disabled:  # its changes stay parked
+                    why = str(TableDisabledError(f"{state.source} is disabled"))
+                    state = replace(state, ready=False, error=why)
                 files = copy.journal.files_by_session()
+                if sum(map(len, files)) != len(copy.journal.chunks):
+                    raise CopyDisturbedError("parts of the copy are gone", table=copy.schema.qualified)
                 files[-1] += again[state.oid]
                 sessions = [
                     SessionFiles(s.moment, tuple(f.path for f in found if f.path), s.time_us)
@@ -424,33 +482,56 @@ class Copier:
             return landed, [segment for found in parked.values() for segment in found]
 
         with self.commit_lock:
-            if any(c.state.oid not in self.states for c in copies):
-                raise CopyDisturbedError("a table was removed while it was copied")
+            if any(self._is_over(copy.state) for copy in copies):
+                raise CopyDisturbedError("a table was removed, or is wanted otherwise, since its copy began")
             parked = parked_segments(self.lake, self.group, [copy.state.oid for copy in copies])
             for copy in copies:
                 mine, moment = parked[copy.state.oid], copy.session.moment
                 fresh = iter(self.numbered(copy.schema, [s for s in mine if not is_shown(s, moment)]))
                 parked[copy.state.oid] = [s if is_shown(s, moment) else next(fresh) for s in mine]
-            landed, replayed = transact(self.lake, land)
+            self._unsure.update(copy.state.oid for copy in copies)
+            landed, replayed = transact(self.lake, land, happened=lambda done: self._in_lake(done[0]))
+            self._unsure.difference_update(copy.state.oid for copy in copies)
             self.states.update((state.oid, state) for state in landed)
             self.on_ready([state.oid for state in landed])
         remove_parked_files(replayed)
         return rows
 
+    def _in_lake(self, states: Sequence[TableState]) -> bool:
+        """Whether the lake has these states: asked after a commit without an answer."""
+        known = read_states(self.lake, self.group)
+        return all(known.get(s.oid) is not None and _same_progress(known[s.oid], s) for s in states)
+
+    def _without_landed(self, states: list[TableState]) -> list[TableState]:
+        """Those whose copy is not in; a landing that seemed to fail may have come about after all."""
+        if not any(state.oid in self._unsure for state in states):
+            return states
+        with self.commit_lock:
+            known = read_states(self.lake, self.group)
+            there = [s for s in states if s.oid in known and not _same_progress(known[s.oid], s)]
+            self.states.update((s.oid, known[s.oid]) for s in there)
+            self._unsure.difference_update(s.oid for s in states)
+            for state in there:
+                forget_journal(self.directory, state.oid)
+                self._replay_locked(known[state.oid])
+        return [s for s in states if s not in there]
+
     def _replay(self, states: list[TableState]) -> None:
         """A table that failed: what was parked meanwhile, if it can be applied now."""
         [state] = states
-        self._finish(replace(state, ready=True, error=None), f"replay of {state.source}")
+        with self.commit_lock:
+            if self._is_over(state):
+                return
+            self._replay_locked(state)
         log.info("table goes on", group=self.group, table=state.source)
+
+    def _replay_locked(self, state: TableState) -> None:
+        self.finish_locked(replace(state, ready=True, error=None), f"replay of {state.source}")
 
     def _take_over(self, states: list[TableState]) -> None:
         [state] = states
         self.handovers[state.oid](state)
         self.handovers.pop(state.oid, None)
-
-    def _finish(self, ready: TableState, message: str) -> None:
-        with self.commit_lock:
-            self.finish_locked(ready, message)
 
     def finish_locked(
         self, ready: TableState, message: str, *, also: Callable[[], None] | None = None
@@ -466,7 +547,7 @@ class Copier:
             set_lineage(self.lake, message, {"group": self.group})
             return done
 
-        self.states[ready.oid] = transact(self.lake, replay)
+        self.states[ready.oid] = transact(self.lake, replay, happened=lambda done: self._in_lake([done]))
         self.on_ready([ready.oid])
         remove_parked_files(parked)
 
@@ -474,3 +555,7 @@ class Copier:
         """Write a table's state outside of any batch; the caller holds `commit_lock`."""
         transact(self.lake, lambda: write_state(self.lake, self.group, [state]))
         self.states[state.oid] = state
+
+
+def _same_progress(one: TableState, other: TableState) -> bool:
+    return (one.ready, one.copy_position, one.error) == (other.ready, other.copy_position, other.error)

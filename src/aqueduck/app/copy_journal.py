@@ -117,7 +117,10 @@ class CopyJournal:
         found: dict[int, tuple[int, ChunkFile]] = {}
         for note in sorted(self.directory.glob("chunk-*.json")):
             _, number, session = note.stem.split("-")
-            file = ChunkFile.from_json(note.read_text())
+            try:
+                file = ChunkFile.from_json(note.read_text())
+            except FileNotFoundError:  # the copy has just ended
+                continue
             if file.path is None or Path(file.path).exists() or "://" in file.path:
                 found[int(number)] = (int(session), file)
         return found

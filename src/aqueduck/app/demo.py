@@ -25,7 +25,7 @@ from rich.table import Table
 from aqueduck.app.actions import RegistryActions
 from aqueduck.app.overviews import SyncOverviews
 from aqueduck.app.service import SyncService
-from aqueduck.app.shop import TABLES, ShopLoad, create_shop
+from aqueduck.app.shop import ShopLoad, create_shop
 from aqueduck.app.verify import TableComparison, verify_tables
 from aqueduck.config import SyncConfig, parse_config
 from aqueduck.errors import ServerStartError
@@ -151,11 +151,11 @@ def _view(service: SyncService, load: ShopLoad, elapsed: float, seconds: float) 
     table = Table(expand=False)
     for name in ("lake table", "changes applied", "inserted", "updated", "deleted"):
         table.add_column(name, justify="left" if name == "lake table" else "right")
-    for source in TABLES:
-        counts = status.tables.get(source)
+    for oid, synced in service.runner("shop").tables.items():
+        counts = status.tables.get(oid)
         if counts is not None:
             table.add_row(
-                f"main.{source.split('.')[1]}",
+                str(synced.target),
                 *(f"{n:,}" for n in (counts.changes, counts.inserts, counts.updates, counts.deletes)),
             )
     freshness = "–" if status.freshness_seconds is None else f"{status.freshness_seconds:.2f} s"

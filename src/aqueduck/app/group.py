@@ -28,7 +28,7 @@ from aqueduck.app.prepare import PreparedGroup, PreparedTable, group_dir
 from aqueduck.app.status import GroupStatus, Parked, TableCounts
 from aqueduck.app.tracing import BatchTimes
 from aqueduck.config import GroupConfig, SyncConfig
-from aqueduck.errors import AqueduckError, TableDisabledError
+from aqueduck.errors import AqueduckError, CopyDisturbedError, TableDisabledError
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.directories import read_directories
 from aqueduck.lake.parking import parked_totals
@@ -38,7 +38,7 @@ from aqueduck.lake.units import UnitWriter, skips_of
 from aqueduck.notes import read_report, write_skips, write_tables
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.schema import TableName
-from aqueduck.spark.copy_job import run_copy
+from aqueduck.spark.copy_job import cancel_copies, run_copy
 from aqueduck.spark.sync_query import SyncQuery
 
 __all__ = ["GroupRunner", "source_name"]
@@ -70,8 +70,6 @@ class GroupRunner:
         self.tables: dict[int, PreparedTable] = dict(ready.tables)
         self.refused: dict[str, AqueduckError] = dict(ready.refused)
         """Tables that could not be added, by source name."""
-        self.leaving: set[int] = set()
-        """Tables that another group takes over, and that stay until it has them."""
         self.directory = group_dir(config, ready.group)
         self.status = GroupStatus(ready.group.name, position=ready.position)
         self.truncated: set[int] = set()
@@ -96,11 +94,15 @@ class GroupRunner:
         self.parked: dict[int, Parked] = {
             oid: Parked(*totals) for oid, totals in parked_totals(lake, self.group.name).items()
         }
-        for table in self.tables.values():
-            self.status.tables[table.schema.qualified] = TableCounts()
+        self.status.tables.update((oid, TableCounts()) for oid in self.tables)
         for oid, state in self.states.items():
             if state.ready:  # a crash came between its landing and the end of its journal
                 forget_journal(self.directory, oid)
+            if (
+                state.ready and oid in self.parked
+            ):  # or before a state of ours was written, after which changes were parked
+                why = CopyDisturbedError("parked changes are still to be applied", table=state.source)
+                self.states[oid] = replace(state, ready=False, error=str(why))
         writer = UnitWriter(
             self.group.name,
             self.run_id,
@@ -111,10 +113,12 @@ class GroupRunner:
             properties=config.lake.properties,
         )
         self.query = SyncQuery(spark, self.directory, writer, self.commit)
+        jobs = f"copies of {self.group.name} {self.run_id}"
         self.copier = Copier(
-            functools.partial(run_copy, spark), config.source.dsn, self.group.name, f"{self.run_id}c", lake, commit_lock,
+            functools.partial(run_copy, spark, jobs), config.source.dsn, self.group.name, f"{self.run_id}c", lake, commit_lock,
             self.states, self.directory, self._on_ready, self.has_everything_before, self.versions.after, self._resync_needed,
             self.group.copy_concurrency, self.group.copy_chunk_bytes, self.group.capture == "poll",
+            functools.partial(cancel_copies, spark, jobs),
         )  # fmt: skip
 
     # -- notes for capture and tasks
@@ -239,24 +243,24 @@ class GroupRunner:
 
     def forget_table(self, oid: int) -> None:
         """Out of our memory; the caller holds `commit_lock`."""
-        table = self.tables.pop(oid, None)
-        self.states.pop(oid, None)
-        self.parked.pop(oid, None)
-        self.leaving.discard(oid)
+        for memory in (self.tables, self.states, self.parked, self.status.tables):
+            memory.pop(oid, None)
         self.truncated.discard(oid)
         self.copier.forget(oid)
-        if table is not None:
-            self.status.tables.pop(table.schema.qualified, None)
 
-    def _resync_needed(self, oid: int) -> None:
-        if self.group.on_type_change == "resync":
-            with self.commit_lock:
-                self.copier.set_state(replace(self.states[oid], ready=False, copy_position=0, error=None))
-            forget_journal(self.directory, oid)
+    def _resync_needed(self, oid: int) -> bool:
+        if self.group.on_type_change != "resync":
+            return False
+        with self.commit_lock:
+            self.copier.set_state(replace(self.states[oid], ready=False, copy_position=0, error=None))
+        forget_journal(self.directory, oid)
+        return True
 
     def resync(self, oid: int) -> None:
-        """Have a table copied again; its changes are parked from the next batch on."""
+        """Have a table copied again, unless that is under way; its changes are parked from the next batch on."""
         with self.commit_lock:
+            if self.copier.is_copying(oid):
+                return
             self.copier.set_state(replace(self.states[oid], ready=False, copy_position=0, error=None))
             self.tell_tasks()
         self.copier.again(oid)

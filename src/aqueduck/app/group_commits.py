@@ -91,6 +91,18 @@ def commit_units(runner: GroupRunner, units: Units, position: int, time_us: int)
 
 def _commit_or_isolate(runner: GroupRunner, units: Units, end: Position) -> None:
     """A table that fails is parked, in the same batch; the others go on."""
+    before = dict(runner.states)
+    try:
+        _commit_what_can_be(runner, units, end)
+    except BaseException:  # the lake has no word of who failed: all of it is tried again
+        for oid, state in before.items():
+            if state.ready and not runner.states[oid].ready:
+                runner.copier.failures.pop(oid, None)
+                runner.states[oid] = state
+        raise
+
+
+def _commit_what_can_be(runner: GroupRunner, units: Units, end: Position) -> None:
     changed: list[TableState] = []
     while True:
         refs = [_numbered(runner, segment) for segment in parked_units(units, runner.states)]
@@ -180,7 +192,7 @@ def _count(runner: GroupRunner, units: Units, position: int, time_us: int) -> No
     for unit, _ in units:
         if unit.bucket:
             continue  # buckets of one run name the same segments
-        counts = status.tables[runner.tables[unit.table_oid].schema.qualified]
+        counts = status.tables[unit.table_oid]
         if runner.states[unit.table_oid].ready:
             counts.applied = (position, datetime.now(UTC))
         if unit.truncate is not None:

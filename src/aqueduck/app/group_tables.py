@@ -20,11 +20,10 @@ from aqueduck.app.options import is_other, known_projections
 from aqueduck.app.prepare import describe_tables, prepare_tables, publish, refuse_recreated
 from aqueduck.app.status import TableCounts
 from aqueduck.config import TableConfig
+from aqueduck.errors import AqueduckError
 from aqueduck.lake.commit import transact
 from aqueduck.lake.keeping import remove_target
-from aqueduck.lake.parking import forget_parked
-from aqueduck.lake.partition_marks import forget_marks
-from aqueduck.lake.table_states import TableState, forget_state, read_states
+from aqueduck.lake.table_states import TableState, forget_state, forget_tables, read_states
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.server import flushed_position, settled_position
 from aqueduck.postgres.table_copy import export_snapshot
@@ -72,7 +71,8 @@ def add_tables(
                 forget_journal(runner.directory, oid)
                 runner.tables[oid] = table
                 runner.states[oid] = states[oid]
-                runner.status.tables.setdefault(table.schema.qualified, TableCounts())
+                runner.status.tables.setdefault(oid, TableCounts())
+                runner.copier.unsettled.add(oid)
                 log.info("table added", group=runner.group.name, table=table.schema.qualified)
             runner.tell_tables()
             runner.tell_tasks()
@@ -81,12 +81,26 @@ def add_tables(
                 log.warning("table not added", group=runner.group.name, table=name, error=str(error))
         runner.refused.update(refused)
         # The capture knows them before the first change can come.
-        publish(conn, runner.group, [t.schema for t in runner.tables.values()])
+        try:
+            publish(conn, runner.group, [t.schema for t in runner.tables.values()])
+        except AqueduckError:
+            _take_back(runner, found)
+            raise
     for oid in found:
         giver = handover(oid)
         if giver is not None and oid in runner.states and not runner.states[oid].ready:
             runner.copier.handovers[oid] = functools.partial(_take_over, runner, giver)
     runner.copier.start()
+
+
+def _take_back(runner: GroupRunner, oids: Collection[int]) -> None:
+    """Tables that nobody sends: copied, they would seem to be followed."""
+    with runner.commit_lock:
+        transact(runner.lake, lambda: _forget_in_lake(runner, oids))
+        for oid in oids:
+            runner.forget_table(oid)
+        runner.tell_tables()
+        runner.tell_tasks()
 
 
 def remove_tables(runner: GroupRunner, oids: Iterable[int], *, drop: Iterable[int] = ()) -> None:
@@ -104,12 +118,9 @@ def remove_tables(runner: GroupRunner, oids: Iterable[int], *, drop: Iterable[in
 
 
 def _forget_in_lake(runner: GroupRunner, oids: Iterable[int], dropped: Collection[int] = ()) -> None:
-    for oid in oids:
-        forget_state(runner.lake, runner.group.name, oid)
-        forget_parked(runner.lake, runner.group.name, oid)
-        forget_marks(runner.lake, runner.group.name, oid)
-        if oid in dropped:
-            remove_target(runner.lake, runner.tables[oid].target, runner.tables[oid].mode)
+    forget_tables(runner.lake, runner.group.name, *oids)
+    for oid in dropped:
+        remove_target(runner.lake, runner.tables[oid].target, runner.tables[oid].mode)
 
 
 def leave_table(runner: GroupRunner, oid: int) -> None:
@@ -126,8 +137,6 @@ def follow_name(runner: GroupRunner, oid: int, name: TableName) -> None:
     schema = replace(table.schema, schema=name.schema, name=name.name)
     log.info("table renamed", group=runner.group.name, table=schema.qualified, before=table.schema.qualified)
     with runner.commit_lock:
-        counts = runner.status.tables.pop(table.schema.qualified, TableCounts())
-        runner.status.tables[schema.qualified] = counts
         runner.tables[oid] = replace(table, schema=schema)
         runner.tell_tables()
 
@@ -142,33 +151,37 @@ def _take_over(runner: GroupRunner, giver: GroupRunner, state: TableState) -> No
     settled = _settled_position(runner)
     deadline = time.monotonic() + 600
     while not giver.has_everything_before(settled):
-        if time.monotonic() > deadline or not giver.query.active:
-            break  # the ordinary copy, then
+        if time.monotonic() > deadline or not giver.query.active or runner.copier.stopping:
+            break
         time.sleep(0.05)
     with runner.commit_lock:
-        theirs = giver.states.get(state.oid)
-        if (
-            theirs is None
-            or not theirs.ready
-            or is_other(theirs, runner.tables[state.oid].schema)
-            or not giver.has_everything_before(settled)
-        ):
-            giver.leaving.discard(state.oid)
-            runner.copier.handovers.pop(state.oid, None)
+        if runner.states.get(state.oid) is not state or runner.copier.stopping:
             return
-        position = max(settled, giver.status.position)
-        ready = replace(state, ready=True, copy_position=position, error=None, schema=theirs.schema)
-        runner.copier.finish_locked(
-            ready,
-            f"{state.source} moves from {giver.group.name} to {runner.group.name}",
-            also=lambda: forget_state(runner.lake, giver.group.name, state.oid),
+        theirs = giver.states.get(state.oid)
+        handed = (
+            theirs is not None
+            and theirs.ready
+            and not is_other(theirs, runner.tables[state.oid].schema)
+            and giver.has_everything_before(settled)
         )
+        if handed:
+            assert theirs is not None
+            position = max(settled, giver.status.position)
+            ready = replace(state, ready=True, copy_position=position, error=None, schema=theirs.schema)
+            runner.copier.finish_locked(
+                ready,
+                f"{state.source} moves from {giver.group.name} to {runner.group.name}",
+                also=lambda: forget_state(runner.lake, giver.group.name, state.oid),
+            )
+        else:  # it is copied; what the giver has not applied yet is older, and must not come after that
+            transact(runner.lake, lambda: forget_tables(runner.lake, giver.group.name, state.oid))
         giver.forget_table(state.oid)
         giver.tell_tables()
         giver.tell_tasks()
     with connect(runner.config.source.dsn) as conn:
         publish(conn, giver.group, [t.schema for t in giver.tables.values()])
-    log.info("table moved", table=state.source, group=runner.group.name, came_from=giver.group.name)
+    if handed:
+        log.info("table moved", table=state.source, group=runner.group.name, came_from=giver.group.name)
 
 
 def _settled_position(runner: GroupRunner) -> int:

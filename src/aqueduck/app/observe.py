@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from aqueduck.app.control import Wanted
 from aqueduck.app.group import GroupRunner, source_name
+from aqueduck.app.status import TableCounts
 from aqueduck.errors import AqueduckError, TableDisabledError
 from aqueduck.lifecycle import TableState as Life
 from aqueduck.lifecycle import classify
@@ -52,9 +53,9 @@ def table_state(runner: GroupRunner, oid: int) -> Life:
 def observe_tables(runner: GroupRunner, wanted: Wanted) -> list[TableObservation]:
     """All tables of the group that the registry has."""
     found = list(wanted.refused)
-    for oid, table in runner.tables.items():
+    for oid, table in dict(runner.tables).items():
         row = wanted.rows.get(source_name(table))
-        if row is not None:
+        if row is not None and oid in runner.states:  # it may just be handed over
             found.append(observe_table(runner, wanted.id, oid, row))
     for name, error in runner.refused.items():
         row = wanted.rows.get(name)
@@ -94,7 +95,7 @@ def observe_table(runner: GroupRunner, group_id: int | None, oid: int, row: Tabl
     """A table as the registry and the page show it."""
     before = row.observed
     state = runner.states[oid]
-    counts = runner.status.tables[runner.tables[oid].schema.qualified]
+    counts = runner.status.tables.get(oid, TableCounts())
     position, at = counts.applied or (before.applied_lsn, before.last_sync_at)
     queued, queued_bytes = runner.status.queued.get(oid, (0, 0))
     parked = runner.parked.get(oid)

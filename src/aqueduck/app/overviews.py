@@ -144,7 +144,7 @@ class SyncOverviews:
 
     def _tables(self, runner: GroupRunner, rows: dict[str, TableRow]) -> Iterator[TableOverview]:
         for oid, table in dict(runner.tables).items():
-            counts = runner.status.tables.get(table.schema.qualified)
+            counts = runner.status.tables.get(oid)
             if oid not in runner.states or counts is None:
                 continue  # it is just being removed
             source = source_name(table)

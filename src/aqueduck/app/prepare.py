@@ -43,7 +43,7 @@ from aqueduck.lake.progress import Position, lake_mark, read_position, write_pos
 from aqueduck.lake.table_states import (
     TableState,
     ensure_table_states,
-    forget_state,
+    forget_tables,
     read_states,
     write_state,
 )
@@ -54,6 +54,7 @@ from aqueduck.postgres.publications import (
     drop_publication,
     ensure_publication,
     give_identity,
+    refuse_foreign,
     refuse_without_columns,
     refuse_without_identity,
     refuse_without_key,
@@ -212,6 +213,8 @@ def describe_tables(
                 conn, table.source, need_key=mode.needs_key, publication=group.users_publication
             )
             refuse_without_columns(schema)
+            if not group.users_publication:
+                refuse_foreign(conn, group.publication, schema)
             if mode.follows_keys:
                 refuse_without_key(schema, mode.name)
             if not mode.needs_key:
@@ -377,9 +380,7 @@ def _prepare_lake(
 
     def write() -> None:
         oids = [state.oid for state in gone]
-        forget_state(lake, group.name, *oids)
-        forget_parked(lake, group.name, *oids)
-        forget_marks(lake, group.name, *oids)
+        forget_tables(lake, group.name, *oids)
         write_state(lake, group.name, changed)
 
     transact(lake, write)

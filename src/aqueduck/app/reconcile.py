@@ -27,7 +27,7 @@ from aqueduck.config import GroupConfig
 from aqueduck.errors import AqueduckError, ConnectionLostError, SlotActiveError, SourceUnreachableError
 from aqueduck.lake.commit import transact
 from aqueduck.lake.keeping import remove_target
-from aqueduck.lake.table_states import forget_group
+from aqueduck.lake.table_states import forget_group, forget_tables
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.publications import drop_publication
 from aqueduck.postgres.slots import drop_slot
@@ -151,7 +151,6 @@ class Reconciler:
         if not runs or _other_settings(self._service.wanted[name].group, wanted.group):
             if runs:
                 self._service.stop_group(name)
-            self.forget_tables(wanted)
             self._service.prepare_group(wanted)
             self._service.start_group(name)
         else:
@@ -172,10 +171,11 @@ class Reconciler:
                 and source_name(runner.tables[oid]) != str(row.source)
             ):
                 follow_name(runner, oid, row.source)
-        gone = self._gone(runner, wanted, all_wanted)
+        dropped = {(row.target, row.table_mode) for row in wanted.removed_tables if row.drop_target}
+        # Also one that was added again at once: it begins anew.
+        drop = [oid for oid, table in runner.tables.items() if (table.target, table.mode) in dropped]
+        gone = {*self._gone(runner, wanted, all_wanted), *drop}
         if gone:
-            dropped = {(row.target, row.table_mode) for row in wanted.removed_tables if row.drop_target}
-            drop = [oid for oid in gone if (runner.tables[oid].target, runner.tables[oid].mode) in dropped]
             for oid in gone:
                 log.info("table removed", group=wanted.group.name, table=runner.tables[oid].schema.qualified)
             remove_tables(runner, gone, drop=drop)
@@ -217,7 +217,6 @@ class Reconciler:
         """The group that carries a table which comes to another one."""
         for runner in self._service.running.values():
             if runner is not taker and oid in runner.states and runner.states[oid].ready:
-                runner.leaving.add(oid)
                 return runner
         return None
 
@@ -249,6 +248,8 @@ class Reconciler:
             for row in gone:
                 if row.drop_target:
                     remove_target(self._service.lake, row.target, row.table_mode)
+                    if row.observed.source_oid is not None:  # if it was added again, it begins anew
+                        forget_tables(self._service.lake, wanted.group.name, row.observed.source_oid)
 
         with self._service.commit_lock:
             transact(self._service.lake, remove)

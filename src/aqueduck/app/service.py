@@ -161,6 +161,7 @@ class SyncService:
     def prepare_group(self, wanted: Wanted, *, trust_slot: bool = False) -> None:
         group = wanted.group
         self._lock(group.name)
+        self.reconciler.forget_tables(wanted)
         renew = [name for name, row in wanted.rows.items() if row.resync_wanted]
         ready = prepare_group(self.config, group, self.lake, trust_slot=trust_slot, renew=renew)
         targets = [t.target for t in ready.tables.values()]
@@ -173,8 +174,6 @@ class SyncService:
         self.errored.pop(group.name, None)
         for error in ready.refused.values():
             log.warning("table not added", group=group.name, error=str(error))
-        if wanted.removed_tables:
-            self.reconciler.forget_tables(wanted)
 
     def start(self, *, once: bool = False) -> None:
         for name in self.prepared:

@@ -63,7 +63,8 @@ class GroupStatus:
     held: bool = False
     restarts: int = 0
     last_error: str | None = None
-    tables: dict[str, TableCounts] = field(default_factory=dict)
+    tables: dict[int, TableCounts] = field(default_factory=dict)
+    """By oid: names may be swapped."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -133,21 +133,34 @@ def commit_batch(session: LakeSession, plan: BatchPlan) -> bool:
     raise AssertionError("unreachable")
 
 
-def transact(session: LakeSession, work: Callable[[], T]) -> T:
+def transact(
+    session: LakeSession, work: Callable[[], T], *, happened: Callable[[T], bool] | None = None
+) -> T:
     """
     `work` in one lake transaction, whose changes are all that it leaves.
 
     Within a service nobody is in its way.  Another service, whose groups fill the same lake, may be: then once more, a few times.
+    `happened` is asked, on a new connection, when the commit failed otherwise: only its answer may have been lost.
     """
     for attempt in range(TRIES):
+        done: list[T] = []
         try:
             with session.transaction():
-                return work()
+                done.append(work())
         except LakeBusyError:
             if attempt + 1 == TRIES:
                 raise
             session.reopen()
             _let_others_pass(attempt)
+        except LakeError:
+            if not done or happened is None:
+                raise
+            session.reopen()
+            if not happened(done[0]):
+                raise
+            return done[0]
+        else:
+            return done[0]
     raise AssertionError("unreachable")
 
 

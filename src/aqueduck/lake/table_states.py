@@ -16,7 +16,15 @@ from aqueduck.lake.sql import LAKE, qualified
 from aqueduck.modes import UPSERT, TableMode
 from aqueduck.schema import TableName, TableSchema
 
-__all__ = ["TableState", "ensure_table_states", "forget_group", "forget_state", "read_states", "write_state"]
+__all__ = [
+    "TableState",
+    "ensure_table_states",
+    "forget_group",
+    "forget_state",
+    "forget_tables",
+    "read_states",
+    "write_state",
+]
 
 TABLE = qualified(LAKE, OWN_SCHEMA, "tables")
 
@@ -106,15 +114,28 @@ def write_state(session: LakeSession, group: str, states: Collection[TableState]
 def forget_group(session: LakeSession, group: str) -> None:
     """Everything that the lake's books have of a group; the tables themselves stay."""
     with session.transaction():
-        for table in ("tables", "parked", "partitions"):
-            if session.query(
-                "select 1 from duckdb_tables() where database_name = ? and schema_name = ? and table_name = ?",
-                [LAKE, OWN_SCHEMA, table],
-            )[0]:
-                session.execute(
-                    f"delete from {qualified(LAKE, OWN_SCHEMA, table)} where group_name = ?", [group]
-                )
+        for book in _books(session):
+            session.execute(f"delete from {book} where group_name = ?", [group])
         forget_position(session, group)
+
+
+def forget_tables(session: LakeSession, group: str, *oids: int) -> None:
+    """Inside an open transaction: everything that the lake's books have of these tables."""
+    for book in _books(session) if oids else ():
+        session.execute(
+            f"delete from {book} where group_name = ? and source_oid in (select unnest(?))",
+            [group, list(oids)],
+        )
+
+
+def _books(session: LakeSession) -> list[str]:
+    """What is written about tables: their states, what is parked of them, their partitions."""
+    rows = session.execute(
+        "select table_name from duckdb_tables() where database_name = ? and schema_name = ?"
+        " and table_name in ('tables', 'parked', 'partitions')",
+        [LAKE, OWN_SCHEMA],
+    )
+    return [qualified(LAKE, OWN_SCHEMA, name) for (name,) in rows]
 
 
 def forget_state(session: LakeSession, group: str, *oids: int) -> None:

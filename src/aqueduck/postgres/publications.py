@@ -15,7 +15,7 @@ import psycopg
 import structlog
 from psycopg.rows import class_row
 
-from aqueduck.errors import NoKeyError, PublicationError
+from aqueduck.errors import NoKeyError, PrivilegeError, PublicationError
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.quoting import identifier, table_identifier
 from aqueduck.postgres.tables import describe_oid
@@ -28,6 +28,7 @@ __all__ = [
     "ensure_publication",
     "give_identity",
     "publishes_exactly",
+    "refuse_foreign",
     "refuse_without_columns",
     "refuse_without_identity",
     "refuse_without_key",
@@ -112,6 +113,32 @@ def refuse_without_identity(table: TableSchema) -> None:
             hint=f"alter table {table_identifier(table)} replica identity {identity}",
             table=table.qualified,
         )
+
+
+def refuse_foreign(conn: Connection, publication: str, table: TableSchema) -> None:
+    """Only the owner of a table may publish it; one that the publication has already is fine."""
+    with translate_errors(f"read the owner of {table.qualified}", table.qualified, conn=conn):
+        row = conn.execute(
+            "select r.rolname::text, r.rolsuper, current_user::text from pg_class c join pg_roles r on r.oid = c.relowner"
+            " where c.oid = %(oid)s and not pg_has_role(c.relowner, 'usage') and not exists"
+            " (select from pg_publication_rel l join pg_publication p on p.oid = l.prpubid"
+            " where l.prrelid = c.oid and p.pubname = %(publication)s)",
+            {"oid": table.oid, "publication": publication},
+        ).fetchone()
+    if row is None:
+        return
+    owner, owner_is_superuser, role = row
+    # Membership leaves the table with its owner; nobody should become a member of a superuser.
+    fix = (
+        f"alter table {table_identifier(table)} owner to {identifier(role)}"
+        if owner_is_superuser
+        else f"grant {identifier(owner)} to {identifier(role)}"
+    )
+    raise PrivilegeError(
+        f"only the owner of a table may publish it, and {table.qualified} belongs to {owner}",
+        hint=fix,
+        table=table.qualified,
+    )
 
 
 def give_identity(conn: Connection, table: TableSchema) -> TableSchema:

@@ -8,6 +8,7 @@ as it goes; `flushed_position` is for the moments without one.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,7 +101,9 @@ def flush_wal(dsn: str) -> None:
         conn.execute(_FLUSH)
 
 
-def settled_position(dsn: str, *, seconds: float = 600.0) -> int:
+def settled_position(
+    dsn: str, *, seconds: float = 600.0, given_up: Callable[[], bool] = lambda: False
+) -> int:
     """A position by which every transaction has ended that is open now; raises if they do not end in time."""
     with connect(dsn) as conn, translate_errors("wait for open transactions", conn=conn):
         row = conn.execute("select pg_snapshot_xmax(pg_current_snapshot())::text").fetchone()
@@ -108,7 +111,7 @@ def settled_position(dsn: str, *, seconds: float = 600.0) -> int:
         ended = "select pg_snapshot_xmin(pg_current_snapshot()) >= %s::xid8"
         deadline = time.monotonic() + seconds
         while conn.execute(ended, row).fetchone() != (True,):
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or given_up():
                 raise SourceQueryError("transactions that were open did not end in time")
             time.sleep(0.1)
         position = _lsn(conn, "pg_current_wal_insert_lsn()")

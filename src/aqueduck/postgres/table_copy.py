@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import json
 import math
+import select
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -25,7 +26,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import pq
 
-from aqueduck.errors import AqueduckError
+from aqueduck.errors import AqueduckError, CopyDisturbedError
 from aqueduck.moments import Moment
 from aqueduck.postgres import copybinary, copytext
 from aqueduck.postgres.connection import connect, translate_errors
@@ -56,6 +57,7 @@ PAGE_BYTES = 8192
 READ_BYTES = 4 << 20
 BATCH_ROWS = 65_536
 EVEN = 4
+GIVE_UP_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +106,21 @@ class Chunk:
         return cls(**json.loads(text))
 
 
-def export_snapshot(dsn: str) -> ExportedSnapshot:
+def export_snapshot(dsn: str, given_up: Callable[[], bool] = lambda: False) -> ExportedSnapshot:
     """
     A snapshot with its position.
 
-    Every transaction whose commit record lies before the position is in the snapshot, no other is.
+    Every transaction whose commit record lies before the position is in the snapshot, no other is.  The server waits for
+    those that are open now; `given_up` says that nobody waits here any more.
     """
     pgconn = connect_replication(dsn)
     name = f"aqueduck_copy_{uuid.uuid4().hex[:16]}"
     command = f"CREATE_REPLICATION_SLOT \"{name}\" TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')"
     if pgconn.server_version < 150000:
         command = f'CREATE_REPLICATION_SLOT "{name}" TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT'
-    result = pgconn.exec_(command.encode())
     try:
+        with translate_errors("take a snapshot for the copy"):
+            result = _answer(pgconn, command, given_up)
         raise_failed(result, pq.ExecStatus.TUPLES_OK)
     except AqueduckError:
         pgconn.finish()
@@ -125,6 +129,22 @@ def export_snapshot(dsn: str) -> ExportedSnapshot:
     assert position is not None
     assert snapshot is not None
     return ExportedSnapshot(snapshot.decode(), Moment(parse_lsn(position.decode())), pgconn.finish)
+
+
+def _answer(pgconn: pq.abc.PGconn, command: str, given_up: Callable[[], bool]) -> pq.abc.PGresult:
+    pgconn.send_query(command.encode())
+    while True:
+        pgconn.consume_input()
+        if not pgconn.is_busy():
+            break
+        select.select([pgconn.socket], [], [], GIVE_UP_SECONDS)
+        if given_up():
+            raise CopyDisturbedError("the copy was given up before it had a snapshot")
+    result = pgconn.get_result()
+    assert result is not None
+    while pgconn.get_result() is not None:
+        pass
+    return result
 
 
 def export_snapshot_by_sql(dsn: str) -> ExportedSnapshot:

@@ -29,7 +29,7 @@ from aqueduck.postgres.table_copy import Chunk, ChunkReader
 from aqueduck.projection import copies_cells
 from aqueduck.schema import TableSchema
 
-__all__ = ["CopyItem", "CopyJob", "run_copy"]
+__all__ = ["CopyItem", "CopyJob", "cancel_copies", "run_copy"]
 
 POOL = "copy"
 TASK_BYTES_MIN, TASK_BYTES_MAX = 32 << 20, 128 << 20
@@ -100,11 +100,12 @@ class CopyJob:
         return tasks
 
 
-def run_copy(spark: SparkSession, job: CopyJob) -> list[ChunkFile]:
-    """Copy all items; blocks until they are done.  A failed task is raised as our error."""
+def run_copy(spark: SparkSession, name: str, job: CopyJob) -> list[ChunkFile]:
+    """Copy all items; blocks until they are done, or until `cancel_copies` of that name.  A failed task is raised as our error."""
     if not job.items:
         return []
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", POOL)
+    spark.sparkContext.setJobGroup(name, "copy", interruptOnCancel=True)
     tasks = job.tasks(spark.sparkContext.defaultParallelism)
     # Not a DataFrame: there is nothing to plan, and doing so takes the JVM 0.1 s.
     work = spark.sparkContext.parallelize(tasks, len(tasks))
@@ -117,6 +118,11 @@ def run_copy(spark: SparkSession, job: CopyJob) -> list[ChunkFile]:
         ) from exc
     files = dict(done)
     return [files[number] for number in range(len(job.items))]
+
+
+def cancel_copies(spark: SparkSession, name: str) -> None:
+    """End the jobs of that name that are under way."""
+    spark.sparkContext.cancelJobGroup(name)
 
 
 def _copy_task(job: CopyJob, numbers: Sequence[int]) -> list[tuple[int, ChunkFile]]:
