@@ -17,6 +17,8 @@ from aqueduck.app.prepare import prepare
 from aqueduck.app.service import SyncService
 from aqueduck.config import SyncConfig, load_config
 from aqueduck.errors import AqueduckError, ConnectionLostError, ServiceLockedError, SlotLostError
+from aqueduck.lake.catalog import open_lake
+from aqueduck.lake.table_states import read_states
 from aqueduck.postgres.group_lock import GroupLocks
 from tests.fix_postgres import Database
 
@@ -193,3 +195,24 @@ def test_an_error_that_needs_a_person_ends_only_its_group(config: SyncConfig) ->
     assert set(service.errored) == {"one"}
     with pytest.raises(SlotLostError):  # nothing is left to go on
         service._recover(two)
+
+
+def test_a_table_that_was_removed_with_its_target_and_added_before_a_start(
+    db: Database, config: SyncConfig
+) -> None:
+    """The target goes first, and what the lake knew of the table with it: the table begins anew."""
+    list(prepare(config))
+    oid = db.value("select 'one'::regclass::oid::int8")
+    db.execute("update aqueduck.table_mappings set source_oid = %s where source_table = 'one'", (oid,))
+    with open_lake(config.lake) as lake:
+        lake.execute("insert into lake.main.one values (1)")
+        assert read_states(lake, "one")[oid].ready
+    with db.connect() as conn, conn.transaction():
+        conn.execute("select aqueduck.remove_table('public.one', drop_target => true)")
+        conn.execute("select aqueduck.add_table('public.one', group_name => 'one')")
+    with service_of(config) as service:
+        service.prepare()
+        assert db.query("select count(*) from aqueduck.table_mappings where removed_at is not null") == [(0,)]
+        found = service.lake.query("select count(*) from duckdb_tables() where table_name = 'one'")[0]
+        rows = service.lake.query("from lake.main.one")[0] if found == [(1,)] else []
+        assert rows == []

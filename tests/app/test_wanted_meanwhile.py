@@ -137,7 +137,8 @@ def test_a_table_that_is_disabled_while_it_is_copied(group: WholeGroup) -> None:
 @contextlib.contextmanager
 def lost_answers(monkeypatch: pytest.MonkeyPatch, message: str) -> Iterator[list[str]]:
     """The next commit of a transaction with such a message happens, and its answer is lost."""
-    execute, lost, said = LakeSession.execute, [], [""]
+    execute, said = LakeSession.execute, [""]
+    lost: list[str] = []
 
     def losing(self: LakeSession, statement: str, *arguments: Any, **keywords: Any) -> Any:
         if statement.startswith("call") and "set_commit_message" in statement:

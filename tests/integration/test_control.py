@@ -91,6 +91,20 @@ def enabled(db: Database, source: str) -> bool:
     return bool(db.value("select enabled from aqueduck.status() where source = %s", (source,)))
 
 
+def test_a_table_that_is_removed_with_its_target_and_added_at_once(shared: Sync) -> None:
+    """P-S22: the service sees both calls together; the target was dropped, and the table went on without one."""
+    sync, db = shared, shared.db
+    db.execute("create table a (id int primary key); insert into a select generate_series(1, 10)")
+    sync.follow("public.a")
+    sync.wait_same()
+    with db.connect() as conn, conn.transaction():
+        conn.execute("select aqueduck.remove_table('public.a', drop_target => true)")
+        conn.execute("select aqueduck.add_table('public.a', group_name => %s)", (sync.group,))
+    wait_until(lambda: sync.log().count("copy finished") == 2, "it is copied anew", log=sync.log)
+    db.execute("insert into a values (11)")
+    sync.wait_same()
+
+
 def test_a_group_that_loses_its_slot_stands_alone(shared: Sync) -> None:
     """P-S19, P-S30: it says what it needs, and goes on when it has that; the other group does not even notice."""
     sync, db = shared, shared.db

@@ -225,6 +225,27 @@ def test_a_copy_killed_at_a_durable_step_goes_on_after_a_restart(
     sync.stop(process)
 
 
+@pytest.mark.slow  # without Spark in tests/app/test_wanted_meanwhile.py
+def test_a_service_that_is_told_to_stop_does_not_wait_for_a_copy(db: Database, sync_of: Any) -> None:
+    """Its job is cancelled, and goes on with the missing chunks at the next start; nothing is lost or doubled."""
+    db.execute("create table t (id int primary key, v text)")
+    db.execute("insert into t select g, repeat(md5(g::text), 20) from generate_series(1, 600000) g")
+    sync = sync_of("public.t", copy=True, copy_chunk_bytes="1MiB")
+    process = sync.start()
+    notes = sync.directory / "state" / "test" / "copies"
+    wait_until(lambda: len(list(notes.glob("*/chunk-*"))) > 20, "some chunks are done", 180, log=sync.log)
+    assert sync.stop(process) < 20
+    assert process.returncode == 0, sync.log()
+    assert "copy finished" not in sync.log()
+    assert len(list(notes.glob("*/chunk-*"))) > 20
+    db.execute("delete from t where id % 3 = 0; update t set v = 'x' where id % 5 = 0")
+    process = sync.started()
+    sync.wait_state("STREAMING", "public.t")
+    assert "copy goes on" in sync.log()
+    sync.wait_same()
+    sync.stop(process)
+
+
 @pytest.mark.slow  # without Spark in tests/app/test_prepare.py
 def test_a_lost_slot_leads_to_a_new_copy_where_that_is_the_policy(db: Database, sync_of: Any) -> None:
     """Hazard 10, P-S30: by default the service stops before it writes anything; with `resync` it copies all tables again."""
