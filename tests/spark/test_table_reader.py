@@ -9,6 +9,7 @@ import signal
 from decimal import Decimal
 from typing import Any
 
+import duckdb
 import pytest
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, IsNull, LessThanOrEqual, StringStartsWith
 
@@ -188,6 +189,35 @@ def test_only_safe_filters_become_conditions() -> None:
     assert lake_condition([EqualTo(("d",), day), EqualTo(("b",), True)]) == (
         "\"d\" = cast('2024-01-02' as date) and \"b\" = cast('true' as boolean)"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored", "asked"),
+    [
+        ("decimal(38,0)", "123456789012345678901234567890", "123456789012345678901234567890"),
+        ("decimal(38,0)", "123456789012345678901234567890", "7"),
+        ("decimal(38,0)", "100000000000000000000", "1E+20"),
+        ("decimal(38,18)", "99999999999999999999.5", "1.000000000000000000"),
+        ("decimal(3,3)", "0.125", "0.125"),
+        ("decimal(10,2)", "-12.50", "-12.50"),
+        ("decimal(38,38)", "0.1", "1E-38"),
+    ],
+)
+def test_a_decimal_is_compared_with_all_of_its_digits(kind: str, stored: str, asked: str) -> None:
+    """A pushed filter fails for no value that the column can hold, and finds what is equal."""
+    con = duckdb.connect()
+    con.execute(f"create table t as select cast('{stored}' as {kind}) as d")
+    for filters in ([EqualTo(("d",), Decimal(asked))], [GreaterThan(("d",), Decimal(asked))]):
+        condition = lake_condition(filters)
+        assert condition != "true", "it is pushed"
+        expected = Decimal(stored) == Decimal(asked) if "=" in condition else Decimal(stored) > Decimal(asked)
+        assert con.execute(f"select count(*) from t where {condition}").fetchall() == [(int(expected),)]
+
+
+def test_a_decimal_that_duckdb_cannot_hold_is_left_to_spark() -> None:
+    """More than 38 digits, and what is no number."""
+    for text in ("1E+38", "1E-39", "NaN", "Infinity"):
+        assert lake_condition([EqualTo(("d",), Decimal(text))]) == "true"
 
 
 def test_columns_and_names_are_checked_before_the_read(table: Database, role: str) -> None:

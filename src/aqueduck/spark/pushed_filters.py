@@ -42,6 +42,8 @@ _ORDER: dict[type[Filter], str] = {
     LessThanOrEqual: "<=",
 }
 
+DECIMAL_DIGITS_MAX = 38
+
 #: a value as SQL for a column and an operator; None where it is left to Spark
 Value = Callable[[str, str, Any], str | None]
 
@@ -102,17 +104,22 @@ def _lake_value(_name: str, _operator: str, value: Any) -> str | None:
         return None
     if isinstance(value, str) or type(value) is int:
         return lake_literal(value)
-    kind = {bool: "boolean", Decimal: "decimal(38,18)", datetime.date: "date"}.get(type(value))
-    if kind is None and isinstance(value, datetime.datetime):
+    kind = {bool: "boolean", datetime.date: "date"}.get(type(value))
+    if isinstance(value, Decimal):
+        kind = _decimal_type(value)
+    elif isinstance(value, datetime.datetime):
         kind = "timestamptz" if value.tzinfo is not None else "timestamp"
-    if isinstance(value, Decimal) and not _fits(value):
-        return None
     return None if kind is None else f"cast({lake_literal(text)} as {kind})"
 
 
-def _fits(value: Decimal) -> bool:
-    exponent = value.as_tuple().exponent
-    return isinstance(exponent, int) and exponent >= -18 and value.adjusted() < 20
+def _decimal_type(value: Decimal) -> str | None:
+    """Its own digits and scale: with more of a scale, DuckDB would cast the column to a type that lacks digits."""
+    _, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int):
+        return None
+    scale = max(0, -exponent)
+    width = max(len(digits) + max(0, exponent), scale)
+    return f"decimal({width},{scale})" if width <= DECIMAL_DIGITS_MAX else None
 
 
 _INTEGERS, _TEXTS = (20, 21, 23), (25, 1043)
@@ -156,4 +163,6 @@ def _text(value: Any) -> str | None:
         return value.isoformat(sep=" ")
     if isinstance(value, datetime.date):
         return value.isoformat()
-    return str(value) if isinstance(value, str | int | Decimal) else None
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    return str(value) if isinstance(value, str | int) else None
