@@ -18,13 +18,15 @@ from aqueduck.app.maintenance import maintain
 from aqueduck.app.maintenance_fanout import DestinationUpkeep, maintain_fanout, only_instance
 from aqueduck.app.maintenance_sync import maintain_sync
 from aqueduck.app.readers import oldest_cursor
+from aqueduck.app.service import SyncService
 from aqueduck.config import MaintenanceConfig
 from aqueduck.errors import ConfigError, MaintenanceError, ServiceLockedError
 from aqueduck.fanout_config import FanoutConfig, load_fanout
-from aqueduck.lake.catalog import METADATA
+from aqueduck.lake.catalog import METADATA, open_lake
+from aqueduck.notes import write_note
 from tests.fanout_lakes import Fan, T
-from tests.fix_postgres import Database
-from tests.small_service import SmallService, small_service
+from tests.fix_postgres import Database, wait_until
+from tests.small_service import SmallService, small_config, small_service
 
 EAGER = MaintenanceConfig(delete_share=0.05, grace_hours=0, budget_seconds=60)
 
@@ -112,6 +114,21 @@ def test_a_service_that_does_not_answer_is_an_error(
         with pytest.raises(MaintenanceError, match="did not answer"):
             maintain_sync(service.config.model_copy(update={"maintenance": short}))
         assert not list(Path(service.config.state_dir).rglob("request"))
+
+
+def test_a_report_that_cannot_be_written_does_not_end_maintenance(db: Database, tmp_path: Path) -> None:
+    """The thread lives as long as the service: after a full or broken disk, the next request is served."""
+    service = SyncService(small_config(db, tmp_path, "public.t"))
+    notes = Path(service.config.state_dir) / "maintenance.notes"
+    (notes / "report.json").mkdir(parents=True)
+    with open_lake(service.config.lake) as session:
+        service._lake = session
+        maintainer = maintenance_sync.Maintainer(service)
+        maintainer.start()
+        for number in range(2):
+            write_note(notes / "request", f"request {number}")
+            wait_until(lambda: not (notes / "request").exists(), f"request {number} is served", 10)
+        maintainer.stop()
 
 
 # -- fan-out

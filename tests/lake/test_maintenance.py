@@ -14,10 +14,11 @@ import pytest
 
 from aqueduck.app.maintenance import LakeWork, maintain
 from aqueduck.config import MaintenanceConfig
-from aqueduck.errors import CatalogUnreachableError, LakeBusyError
+from aqueduck.errors import CatalogUnreachableError, DataPathError, LakeBusyError
 from aqueduck.lake.catalog import METADATA, LakeSession
 from aqueduck.lake.orphans import remove_old_orphans
 from aqueduck.lake.statistics import statistics_of_files, widen_statistics
+from aqueduck.lake.storage import discard_file, remove_file
 from aqueduck.lake.upkeep import Lake as AnyLake
 from aqueduck.lake.upkeep import table_id
 from aqueduck.schema import TableName
@@ -383,3 +384,49 @@ def test_one_table_that_fails_does_not_keep_the_others(lake: Lake) -> None:
     report = maintain(work_on(session, T, TableName("main", "u")), EAGER)
     assert "rewriting files" in str(report.error)
     assert [(t.table, t.rows_flushed) for t in report.tables] == [("main.u", 1)]
+
+
+def test_a_run_survives_whatever_happens(lake: Lake) -> None:
+    """An error of no kind that we know is reported like any other: the next run comes in any case."""
+    session = lake.session
+    for name in ("t", "u"):
+        session.execute(f"create table lake.main.{name} (id bigint)")
+        session.execute(f"insert into lake.main.{name} values (1)")
+
+    def fails(found: AnyLake, older_than: datetime) -> int:
+        raise KeyError("a cell value")
+
+    work, stale = work_on(session, T, TableName("main", "u"), orphans=fails), iter([True])
+    take = work.exclusive
+
+    @contextlib.contextmanager
+    def failing() -> Iterator[AnyLake]:
+        if next(stale, False):
+            raise OSError(116, "Stale file handle")
+        with take() as found:
+            yield found
+
+    work.exclusive = failing
+    report = maintain(work, EAGER)
+    assert [t.table for t in report.tables] == ["main.u"], "the other table had its turn"
+    assert str(report.error).startswith("[aqueduck.error] OSError in failing")
+    report = maintain(work, EAGER)
+    assert "KeyError in fails" in str(report.error)
+    assert "cell" not in str(report.error)
+
+
+def test_a_storage_that_fails_is_an_error_of_ours(lake: Lake) -> None:
+    """Neither a file in place of the directory nor one that cannot be removed escapes as a bare OSError."""
+    session = lake.session
+    session.execute("create table lake.main.t (id bigint)")
+    directory = lake.data_path / "main" / "t"
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    directory.touch()
+    work = work_on(
+        session, orphans=lambda found, older_than: remove_old_orphans(found, [T], older_than=older_than)
+    )
+    assert str(maintain(work, EAGER).error).startswith("[lake.data_path] listing files of the lake failed: ")
+    with pytest.raises(DataPathError, match="removing a file of the lake failed"):
+        remove_file(str(directory.parent))
+    discard_file(str(directory.parent))
+    assert directory.parent.is_dir()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aqueduck.config import LakeConfig
-from aqueduck.errors import AqueduckError
+from aqueduck.errors import AqueduckError, DataPathError
 from aqueduck.lake.catalog import open_lake
 from aqueduck.lake.engine import open_kernel
 from aqueduck.lake.files import write_files
@@ -17,7 +17,7 @@ from aqueduck.lake.object_stores import know_store
 from aqueduck.lake.orphans import remove_orphans
 from aqueduck.lake.parking import copy_to_parking, ensure_parking, remove_parking_orphans
 from aqueduck.lake.pool import LakePool
-from aqueduck.lake.storage import list_files, open_input
+from aqueduck.lake.storage import list_files, open_input, remove_file
 from aqueduck.lake_place import LakePlace
 from aqueduck.schema import TableName
 from tests.fanout_lakes import Fan
@@ -149,3 +149,14 @@ def test_a_bucket_that_is_not_there_is_an_error_of_ours(s3: S3, tmp_path: Path) 
         lake.execute(f"create table {lake.alias}.t as select i from range(5000) r(i)")
     assert s3.address not in str(caught.value)
     pool.close()
+
+
+def test_a_store_that_refuses_is_an_error_of_ours(s3: S3) -> None:
+    """Listing and removing say what the store answers, and neither its address nor a key."""
+    path = f"s3://{s3.make_bucket('refusing')}/data"
+    know_store(path, {**dict(s3.resolved), "s3_access_key_id": "geheim"})
+    for doing in (lambda: list(list_files(path, "")), lambda: remove_file(f"{path}/x.parquet")):
+        with pytest.raises(DataPathError, match="ACCESS_DENIED") as caught:
+            doing()
+        assert s3.address not in str(caught.value)
+        assert "geheim" not in str(caught.value)

@@ -18,7 +18,7 @@ import structlog
 
 from aqueduck import metrics
 from aqueduck.config import MaintenanceConfig
-from aqueduck.errors import AqueduckError, LakeBusyError
+from aqueduck.errors import AqueduckError, LakeBusyError, own_error
 from aqueduck.lake.expiry import count_snapshots, expire_some, remove_some_files
 from aqueduck.lake.statistics import statistics_of_files, widen_statistics
 from aqueduck.lake.upkeep import Lake, do_step, flush, read_files, table_id
@@ -111,7 +111,7 @@ class _Run:
         try:
             tables = list(self._tables())
             expiry = self._past()
-        except AqueduckError as exc:
+        except Exception as exc:  # noqa: BLE001 - whatever it is, it is seen in the report, and the next run comes
             self._note(exc)
         return MaintenanceReport(
             lake=self.work.name,
@@ -121,9 +121,10 @@ class _Run:
             complete=self._error is None and not self._time_is_up,
         )
 
-    def _note(self, exc: AqueduckError) -> None:
-        metrics.count_error(exc.code, flow=self.work.flow)
-        self._error = self._error or str(exc)
+    def _note(self, exc: Exception) -> None:
+        error = own_error(exc)
+        metrics.count_error(error.code, flow=self.work.flow)
+        self._error = self._error or str(error)
 
     @property
     def _time_is_up(self) -> bool:
@@ -166,7 +167,7 @@ class _Run:
             except LakeBusyError as exc:
                 log.info("upkeep gave way", lake=self.work.name, table=table.qualified, reason=str(exc))
                 more = False
-            except AqueduckError as exc:  # the other tables have their turn
+            except Exception as exc:  # noqa: BLE001 - the other tables have their turn
                 self._note(exc)
                 more = False
         return report

@@ -37,6 +37,7 @@ from aqueduck.postgres.connection import connect
 from aqueduck.postgres.group_lock import try_lock_group
 from aqueduck.postgres.server import read_server
 from aqueduck.schema import TableName
+from aqueduck.upkeep import MaintenanceReport
 
 if TYPE_CHECKING:  # the service starts the maintainer
     from aqueduck.app.service import SyncService
@@ -114,11 +115,16 @@ class Maintainer:
             report = maintain(self._work, self._config, stopping=self._stopping.is_set)
             due = time.monotonic() + self._config.interval_seconds
             if asked is not None:
-                (self._notes / "request").unlink(missing_ok=True)
-                write_note(
-                    self._notes / "report.json",
-                    json.dumps({"request": asked, "report": to_plain(report)}),
-                )
+                self._answer(asked, report)
+
+    def _answer(self, asked: str, report: MaintenanceReport) -> None:
+        try:
+            (self._notes / "request").unlink(missing_ok=True)
+            write_note(
+                self._notes / "report.json", json.dumps({"request": asked, "report": to_plain(report)})
+            )
+        except OSError as exc:
+            log.warning("the report of maintenance cannot be written", reason=exc.strerror)
 
     def _tables(self) -> list[TableName]:
         tables = [TableName(OWN_SCHEMA, name) for name in OWN_TABLES]

@@ -16,7 +16,7 @@ import duckdb
 from aqueduck.errors import DataPathError
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.sql import literal
-from aqueduck.lake.storage import join, make_directory, remove_file, sync_file
+from aqueduck.lake.storage import discard_file, join, make_directory, sync_file
 
 __all__ = [
     "ROW_GROUP_BYTES",
@@ -93,10 +93,10 @@ def written_or_removed(path: str, table: str | None) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        remove_file(path)
+        discard_file(path)
         reason = (exc.strerror or "unknown reason").lower()
         hint = "check free space and the rights on lake.data_path"
         raise DataPathError(f"a data file cannot be written: {reason}", hint=hint, table=table) from exc
     except BaseException:
-        remove_file(path)
+        discard_file(path)
         raise

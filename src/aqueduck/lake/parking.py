@@ -19,7 +19,7 @@ from aqueduck.changes import SegmentRef
 from aqueduck.lake.catalog import OWN_SCHEMA, LakeSession
 from aqueduck.lake.engine import is_remote
 from aqueduck.lake.sql import LAKE, qualified
-from aqueduck.lake.storage import copy_file, join, list_files, make_directory, remove_file
+from aqueduck.lake.storage import copy_file, discard_file, join, list_files, make_directory, remove_file
 
 __all__ = [
     "copy_to_parking",
@@ -118,7 +118,7 @@ def remove_parked_files(segments: Iterable[SegmentRef]) -> None:
     """After that transaction."""
     for segment in segments:
         if segment.path:
-            remove_file(segment.path)
+            discard_file(segment.path)
 
 
 def remove_parking_orphans(session: LakeSession, group: str) -> list[str]:

@@ -1,12 +1,15 @@
 """
 Files of the stage and of the lake, on this machine or in an object store.
 
-Thin wrappers of `pyarrow.fs`, so that everything above takes a path or a URI alike.
+Thin wrappers of `pyarrow.fs`, so that everything above takes a path or a URI alike.  Listing and removing raise
+`DataPathError`, whatever the storage says.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -14,11 +17,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.fs
 
+from aqueduck.errors import DataPathError
 from aqueduck.lake.engine import is_remote
 from aqueduck.lake.object_stores import remote_filesystem
 
 __all__ = [
     "copy_file",
+    "discard_file",
     "join",
     "list_files",
     "list_times",
@@ -74,27 +79,48 @@ def sync_file(path: str) -> None:
 
 def list_files(directory: str, prefix: str) -> Iterator[str]:
     """Full paths of the files in a directory whose names begin with `prefix`; none if it does not exist."""
-    filesystem, inner = _place(directory)
-    for info in filesystem.get_file_info(pyarrow.fs.FileSelector(inner, allow_not_found=True)):
-        if info.type is pyarrow.fs.FileType.File and info.base_name.startswith(prefix):
+    for info in _files(directory):
+        if info.base_name.startswith(prefix):
             yield join(directory, info.base_name)
 
 
 def list_times(directory: str) -> Iterator[tuple[str, datetime]]:
     """Names of the files in a directory, and when each was written last; none if it does not exist."""
-    filesystem, inner = _place(directory)
-    for info in filesystem.get_file_info(pyarrow.fs.FileSelector(inner, allow_not_found=True)):
-        if info.type is pyarrow.fs.FileType.File:
-            yield info.base_name, info.mtime
+    for info in _files(directory):
+        yield info.base_name, info.mtime
 
 
 def remove_file(path: str) -> None:
     """Remove a file if it is there."""
-    filesystem, inner = _place(path)
-    try:
+    with _storage_errors("removing a file"), contextlib.suppress(FileNotFoundError):
+        filesystem, inner = _place(path)
         filesystem.delete_file(inner)
-    except FileNotFoundError:
-        return
+
+
+def discard_file(path: str) -> None:
+    """Remove a file that is of no use any more; if that fails it stays, for whoever looks for orphans."""
+    with contextlib.suppress(DataPathError):
+        remove_file(path)
+
+
+def _files(directory: str) -> list[pyarrow.fs.FileInfo]:
+    with _storage_errors("listing files"):
+        filesystem, inner = _place(directory)
+        found = filesystem.get_file_info(pyarrow.fs.FileSelector(inner, allow_not_found=True))
+    return [info for info in found if info.type is pyarrow.fs.FileType.File]
+
+
+@contextlib.contextmanager
+def _storage_errors(doing: str) -> Iterator[None]:
+    """An object store's own words name keys and addresses: its error code will do."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as exc:
+        code = re.search(r"AWS Error ([A-Z_]+)", str(exc))
+        said = exc.strerror if isinstance(exc, OSError) else None
+        reason = code[1] if code else (said or type(exc).__name__)
+        hint = "check that lake.data_path can be reached, and the rights on it"
+        raise DataPathError(f"{doing} of the lake failed: {reason}", hint=hint) from None
 
 
 def _place(path: str) -> tuple[pyarrow.fs.FileSystem, str]:

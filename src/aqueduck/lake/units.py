@@ -30,7 +30,7 @@ from aqueduck.lake.object_stores import know_store
 from aqueduck.lake.progress import Position
 from aqueduck.lake.segments import columns_of
 from aqueduck.lake.sql import literal
-from aqueduck.lake.storage import join, make_directory, remove_file
+from aqueduck.lake.storage import discard_file, join, make_directory
 from aqueduck.lake.table_states import TableState
 from aqueduck.modes import UPSERT, TableMode
 from aqueduck.notes import read_modes, read_skips, read_tables
@@ -186,7 +186,7 @@ def remove_scratch(units: Iterable[tuple[Unit, UnitFiles | None]]) -> None:
     for _, files in units:
         for path in (files.deletes, files.patches, files.ends) if files is not None else ():
             if path is not None:
-                remove_file(path)
+                discard_file(path)
 
 
 def parked_units(
