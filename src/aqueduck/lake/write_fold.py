@@ -18,6 +18,8 @@ from aqueduck.lake.write_target import CONTROL, WriteOrder, WriteTarget
 __all__ = ["folded_rows"]
 
 _LEFT_OUT = f"{CONTROL}unchanged"
+_DELETED, _STALE = f"{CONTROL}deleted", f"{CONTROL}stale"
+"""Whether the write deletes the key, and whether a row is one from before: its values are another row's."""
 
 
 def folded_rows(lake: PooledLake, order: WriteOrder, target: WriteTarget, rows: str) -> str | None:
@@ -34,6 +36,8 @@ def folded_rows(lake: PooledLake, order: WriteOrder, target: WriteTarget, rows: 
     place = f"row({', '.join(f'{CONTROL}{i}' for i in range(len(order.order)))})"
     relevant = _after_truncate(lake, order, rows, place)
     name = f"aqueduck_write_{uuid.uuid4().hex[:8]}"
+    if left_out:
+        relevant = _with_deletes(order, relevant, place)
     lake.execute(
         f"create temp table {name} as select * from {relevant}"
         f" qualify row_number() over (partition by {idents(order.keys)} order by {place} desc) = 1",
@@ -74,20 +78,26 @@ def _after_truncate(lake: PooledLake, order: WriteOrder, rows: str, place: str) 
     return f"(select * from {rows} where {place} > (select max({place}) from {truncates}))"
 
 
+def _with_deletes(order: WriteOrder, rows: str, place: str) -> str:
+    if order.op is None:
+        return f"(select *, false as {_DELETED}, false as {_STALE} from {rows})"
+    last = f"max(case when {CONTROL}op = 'delete' then {place} end) over (partition by {idents(order.keys)})"
+    return f"(select *, {last} is not null as {_DELETED}, coalesce({place} <= {last}, false) as {_STALE} from {rows})"
+
+
 def _fill(lake: PooledLake, order: WriteOrder, name: str, column: str, rows: str, place: str) -> None:
     """Cells that were left out: from the last row of the write that has one, or else from the table."""
     cell, keys, lacks = ident(column), idents(order.keys), _lacks(column)
-    removed = f" and {CONTROL}op is distinct from 'delete'" if order.op else ""
     sent = (
         f"select {keys}, arg_max_null({cell}, {place}) as {cell} from {rows}"
-        f" where not {lacks}{removed} group by {keys}"
+        f" where not {lacks} and not {_STALE} group by {keys}"
     )
     same = " and ".join(f"{name}.{ident(key)} is not distinct from k.{ident(key)}" for key in order.keys)
     without = f"list_filter({_LEFT_OUT}, lambda x: lower(x) <> {literal(column.lower())})"
-    for source in (f"({sent})", lake.table(order.table)):
+    for source, condition in ((f"({sent})", "true"), (lake.table(order.table), f"not {name}.{_DELETED}")):
         lake.execute(
             f"update {name} set {cell} = k.{cell}, {_LEFT_OUT} = {without} from {source} as k"
-            f" where {same} and {_lacks(column, name)}",
+            f" where {same} and {_lacks(column, name)} and {condition}",
             doing="filling in unchanged values",
         )
 
@@ -102,7 +112,7 @@ def _refuse_unknown(lake: PooledLake, order: WriteOrder, name: str) -> None:
     [[count]] = lake.execute(f"select count(*) from {name} where len({_LEFT_OUT}) > 0{alive}")
     if count:
         raise ResyncNeededError(
-            "an update left out a value that did not change, and the table does not have the row",
+            "an update left out a value that did not change, and neither the table nor the write has it",
             hint="alter table … replica identity full in the source, and write its rows again",
             table=order.table.qualified,
         )
