@@ -407,7 +407,7 @@ def parse_config(text: str, *, base_dir: Path, env: Mapping[str, str], name: str
         config = SyncConfig.model_validate(_with_dsn(values, env, name))
     except ValidationError as exc:
         raise ConfigError(f"{name}: {describe_problems(exc, _SECTIONS)}", hint=_HINT) from None
-    read_properties(config.lake.properties, env, f"{name}: lake")
+    read_properties(config.lake.properties, env, f"{name}: lake: properties.")
     return _with_absolute_paths(config, base_dir)
 
 

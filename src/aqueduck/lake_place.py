@@ -82,7 +82,7 @@ def resolve(
     where: str = "source",
 ) -> LakePlace:
     """The lake with everything that variables hold."""
-    found = read_properties({**defaults, **lake.properties}, env, where)
+    found = read_properties({**defaults, **lake.properties}, env, f"{where}: properties.")
     if lake.postgres_uri_env is not None:
         uri = read_variable(env, lake.postgres_uri_env, f"{where}: postgres_uri_env")
         catalog = uri if uri.startswith(("postgres:", "postgresql:")) else f"postgres:{uri}"

@@ -44,9 +44,9 @@ def refuse_secrets(values: dict[str, str]) -> dict[str, str]:
 
 
 def read_properties(properties: Mapping[str, str], env: Mapping[str, str], where: str) -> dict[str, str]:
-    """The properties with the values of their variables in place; `where` is for the error."""
+    """The properties with the values of their variables in place; `where` is what an error says before the key."""
     return {
-        key.removesuffix("_env"): read_variable(env, value, f"{where}: properties.{key}")
+        key.removesuffix("_env"): read_variable(env, value, f"{where}{key}")
         if key.endswith("_env")
         else value
         for key, value in properties.items()

@@ -26,6 +26,7 @@ from aqueduck.lake.write_target import WriteOrder, WriteTarget, open_target
 from aqueduck.lake_place import LakePlace
 from aqueduck.schema import TableName
 from tests.fix_lake import CATALOGS, catalog_of
+from tests.fix_s3 import S3
 
 TABLE = TableName("main", "t")
 SCHEMA = pa.schema([("id", pa.int32()), ("v", pa.string())])
@@ -114,6 +115,60 @@ def test_a_batch_is_written_once(writes: Writes) -> None:
     assert len(writes.rows()) == 2002
     marks = writes.query("select query_id, table_name, batch_id from lake.aqueduck.spark_writes order by 1")
     assert marks == [("q1", "main.t", 1), ("q2", "main.t", 0)]
+
+
+@pytest.fixture
+def stored(s3: S3, tmp_path: Path) -> Iterator[Writes]:
+    """A lake in an object store that only the options of the write tell of."""
+    path = f"s3://{s3.make_bucket('spark')}/data/"
+    place = LakePlace(catalog=f"sqlite:{tmp_path}/s3.sqlite", data_path=path, properties=s3.resolved)
+    found = Writes(place)
+    yield found
+    found.pool.close()
+
+
+def objects(s3: S3, writes: Writes) -> list[str]:
+    """The names of the table's files in the bucket."""
+    return [
+        k for k in s3.keys(writes.place.data_path.split("/")[2], "data/main/t/") if k.endswith(".parquet")
+    ]
+
+
+def test_a_small_write_to_an_object_store_leaves_no_files(stored: Writes, s3: S3) -> None:
+    """Few rows are inlined, and the part is removed with the credentials of the write."""
+    assert stored.write(APPEND, many(0, 10))
+    assert len(stored.rows()) == 10
+    assert objects(s3, stored) == []
+
+
+def test_a_batch_is_written_once_to_an_object_store(stored: Writes, s3: S3) -> None:
+    """Guarantee 10 in S3: the batch that comes again changes nothing, and its files are gone; so are those of an abort."""
+    mark = Mark("q1", 0)
+    assert stored.write(APPEND, many(0, 2000), mark=mark)
+    before = objects(s3, stored)
+    assert not stored.write(APPEND, many(0, 2000), mark=mark)
+    assert len(stored.rows()) == 2000
+    assert objects(s3, stored) == before
+    target = stored.open(APPEND)
+    aborted = stored.parts(target, [many(5, 2000)])
+    drop_parts(stored.pool, stored.place, target, [part.path for part in aborted])
+    assert objects(s3, stored) == before
+
+
+def test_files_that_cannot_be_removed_do_not_undo_a_commit(
+    writes: Writes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the commit, a storage that fails costs a stray file: an error would make Spark write the rows again."""
+
+    def fails(*arguments: Any) -> Any:
+        raise OSError("slow down")
+
+    target, mark = writes.open(APPEND), Mark("q", 0)
+    parts = writes.parts(target, [many(0, 10)], mark)
+    monkeypatch.setattr("aqueduck.lake.storage._place", fails)
+    assert commit_parts(writes.pool, writes.place, APPEND, target, parts, mark)
+    assert not commit_parts(writes.pool, writes.place, APPEND, target, parts, mark)
+    assert len(writes.rows()) == 10
 
 
 def test_files_of_a_dead_attempt_are_removed(writes: Writes) -> None:
@@ -215,6 +270,32 @@ def test_values_that_did_not_change_stay(writes: Writes) -> None:
         writes.write(order, changes((9, "x", None, "update", 4, ["Big"])))
     writes.write(order, changes((9, "x", None, "update", 5, ["Big"]), (9, None, None, "delete", 6, None)))
     assert len(writes.rows()) == 3
+
+
+@pytest.mark.parametrize(
+    "again", [(), ((2, "w", "written and gone", "insert", 3, None), (2, None, None, "delete", 4, None))]
+)
+def test_a_row_that_takes_a_deleted_key_does_not_inherit(writes: Writes, again: tuple[Any, ...]) -> None:
+    """A value that did not change is the row's own, never that of a deleted row whose key it has now."""
+    order = WriteOrder(TABLE, "upsert", ("id",), ("n",), "op", "lacks")
+    more = [("op", pa.string()), ("n", pa.int64()), ("lacks", pa.list_(pa.string()))]
+    schema = pa.schema([("id", pa.int32()), ("v", pa.string()), ("big", pa.string()), *more])
+
+    def changes(*rows: tuple[Any, ...]) -> pa.Table:
+        return pa.table([list(column) for column in zip(*rows, strict=True)], schema=schema)
+
+    writes.write(order, changes((1, "a", "of one", "insert", 1, None), (2, "b", "of two", "insert", 1, None)))
+    moved = [
+        (2, None, None, "delete", 2, None), *again,
+        (1, None, None, "delete", 5, None), (2, "a", None, "update", 5, ["big"]),
+    ]  # fmt: skip
+    with pytest.raises(ResyncNeededError, match="replica identity full"):
+        writes.write(order, changes(*moved))
+    assert writes.rows() == [(1, "a", "of one"), (2, "b", "of two")]
+    writes.write(
+        order, changes(*moved[:-1], (2, "a", "sent", "insert", 6, None), (2, "c", None, "update", 7, ["big"]))
+    )
+    assert writes.rows() == [(2, "c", "sent")]
 
 
 def test_a_table_is_made_without_the_columns_that_steer(writes: Writes) -> None:

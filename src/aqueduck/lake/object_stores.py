@@ -39,7 +39,7 @@ _known: dict[str, tuple[tuple[str, str], ...]] = {}
 def know_store(data_path: str, properties: Mapping[str, str]) -> None:
     """Files below the data path are in this store; variables are those of this process."""
     if properties:
-        found = read_properties(properties, os.environ, "lake")
+        found = read_properties(properties, os.environ, "lake: properties.")
         _known[_directory(data_path)] = tuple(sorted(found.items()))
 
 

@@ -8,6 +8,7 @@ that comes again changes nothing.  Behind the Spark format `ducklake` (`spark.la
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import random
@@ -19,14 +20,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from aqueduck import faults
-from aqueduck.errors import ConfigError, LakeBusyError
+from aqueduck.errors import ConfigError, LakeBusyError, LakeError
 from aqueduck.lake.catalog import OWN_SCHEMA
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.files import write_files
-from aqueduck.lake.object_stores import create_secret
+from aqueduck.lake.object_stores import know_store
 from aqueduck.lake.pool import LakePool, PooledLake
 from aqueduck.lake.sql import ident, idents, literal, string_list
-from aqueduck.lake.storage import list_files, no_glob, remove_file
+from aqueduck.lake.storage import discard_file, list_files, no_glob, remove_file
 from aqueduck.lake.units import task_engine
 from aqueduck.lake.write_fold import folded_rows
 from aqueduck.lake.write_target import CONTROL, WriteOrder, WriteTarget
@@ -80,9 +81,8 @@ def write_part(
 
     prefix = "aqueduck-spark-" if mark is None else mark.prefix
     name = f"{prefix}{uuid.uuid4().hex[:12]}.parquet"
+    _know(place, target)
     with task_engine(target.directory, len(target.cells)) as con:
-        if place.properties and "://" in target.directory:
-            create_secret(con, place.data_path, place.properties)
         with lake_errors("taking in rows", table=target.table.qualified):
             con.register(
                 "arrived", pa.RecordBatchReader.from_batches(first.schema, itertools.chain([first], batches))
@@ -108,19 +108,24 @@ def commit_parts(
     """Make all parts visible in one lake snapshot; False if this batch was written before."""
     if not parts and order.mode != "overwrite":
         return True
+    _know(place, target)
     for attempt in range(TRIES):
         try:
             with pool.use(place) as lake:
                 kept = _commit(lake, order, target, parts, mark)
         except _WrittenBeforeError:
-            drop_parts(pool, place, target, _attempts(target, parts, mark))
+            with contextlib.suppress(LakeError):  # it is written: files that stay are no reason to fail
+                drop_parts(pool, place, target, _attempts(target, parts, mark))
             return False
         except LakeBusyError:
             if attempt == TRIES - 1:
                 raise
             time.sleep(random.uniform(0.5, 1.5) * min(0.05 * 2**attempt, 2.0))
         else:
-            _remove_rest(target, parts, kept, mark)
+            with contextlib.suppress(LakeError):  # the same: after an error Spark would write the rows again
+                _remove_rest(target, parts, kept, mark)
+                if mark is not None and mark.batch % FLUSH_EVERY == FLUSH_EVERY - 1:
+                    _flush_marks(pool, place)
             return True
     raise AssertionError("unreachable")
 
@@ -144,8 +149,6 @@ def _commit(
         )
         faults.point("write.before_commit")
     faults.point("write.after_commit")
-    if mark is not None and mark.batch % FLUSH_EVERY == FLUSH_EVERY - 1:
-        _flush_marks(lake)
     return kept
 
 
@@ -230,12 +233,13 @@ def _move_mark(lake: PooledLake, table: TableName, mark: Mark) -> bool:
     return bool(count)
 
 
-def _flush_marks(lake: PooledLake) -> None:
-    lake.execute(
-        f"call ducklake_flush_inlined_data({literal(lake.alias)}, schema_name => {literal(MARKS.schema)},"
-        f" table_name => {literal(MARKS.name)})",
-        doing="flushing marks",
-    )
+def _flush_marks(pool: LakePool, place: LakePlace) -> None:
+    with pool.use(place) as lake:
+        lake.execute(
+            f"call ducklake_flush_inlined_data({literal(lake.alias)}, schema_name => {literal(MARKS.schema)},"
+            f" table_name => {literal(MARKS.name)})",
+            doing="flushing marks",
+        )
 
 
 # -- files that did not become the lake's
@@ -250,6 +254,7 @@ def drop_parts(pool: LakePool, place: LakePlace, target: WriteTarget, paths: Ite
     unsure = list(paths)
     if not unsure:
         return
+    _know(place, target)
     with pool.use(place, read_only=True) as lake:
         names = [path.rsplit("/", 1)[-1] for path in unsure]
         known = {
@@ -268,7 +273,12 @@ def drop_parts(pool: LakePool, place: LakePlace, target: WriteTarget, paths: Ite
 def _remove_rest(target: WriteTarget, parts: Sequence[PartFile], kept: set[str], mark: Mark | None) -> None:
     """Files whose rows went another way, and those of an earlier attempt at the same batch."""
     for path in _attempts(target, parts, mark) - kept:
-        remove_file(path)
+        discard_file(path)
+
+
+def _know(place: LakePlace, target: WriteTarget) -> None:
+    """The table's files are in the store of the options; by its directory, since a data path may not be among them."""
+    know_store(target.directory, dict(place.properties))
 
 
 def _attempts(target: WriteTarget, parts: Sequence[PartFile], mark: Mark | None) -> set[str]:

@@ -39,6 +39,7 @@ from aqueduck.lake.pool import LakePool
 from aqueduck.lake_place import LakePlace
 from aqueduck.schema import TableName, parse_table_name
 from aqueduck.spark.pushed_filters import lake_condition
+from aqueduck.spark.source_options import store_properties
 from aqueduck.spark.spark_types import struct_of
 
 __all__ = ["LakeChangesSource", "LakeSource", "lake_engine", "register_lake_sources"]
@@ -75,7 +76,7 @@ class LakeOptions:
             catalog=options["catalog"],
             data_path=options.get("data_path", ""),
             metadata_schema=options.get("metadata_schema"),
-            properties=tuple(sorted((k, v) for k, v in options.items() if k.startswith("s3_"))),
+            properties=store_properties(options),
         )
         try:
             rows = options.get("max_rows_per_trigger")

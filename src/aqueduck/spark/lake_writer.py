@@ -24,7 +24,7 @@ from aqueduck.lake.table_write import Mark, PartFile, check_mark, commit_parts, 
 from aqueduck.lake.write_target import WriteMode, WriteOrder, WriteTarget, open_target
 from aqueduck.lake_place import LakePlace
 from aqueduck.spark.lake_source import lake_engine
-from aqueduck.spark.source_options import Options
+from aqueduck.spark.source_options import Options, store_properties
 from aqueduck.spark.spark_types import arrow_of
 
 __all__ = ["WRITE_OPTIONS", "LakeStreamWriter", "LakeWriter"]
@@ -54,13 +54,13 @@ class WriteOptions:
 
     @classmethod
     def read(cls, given: Mapping[str, str], *, overwrite: bool) -> WriteOptions:
-        secrets = [name for name in given if name.lower().startswith("s3_")]
-        options = Options("ducklake", given, (*WRITE_OPTIONS, *_SPARKS_OWN, *secrets))
+        store = [name for name in given if name.lower().startswith("s3_")]
+        options = Options("ducklake", given, (*WRITE_OPTIONS, *_SPARKS_OWN, *store))
         place = LakePlace(
             catalog=options.needed("catalog"),
             data_path=options.text("data_path") or "",
             metadata_schema=options.text("metadata_schema"),
-            properties=tuple(sorted((name.lower(), given[name]) for name in secrets)),
+            properties=store_properties(given),
         )
         keys = options.names("keys")
         modes: tuple[WriteMode, ...] = ("append", "upsert")

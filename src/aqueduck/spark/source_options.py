@@ -13,9 +13,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 from aqueduck.errors import ConfigError
+from aqueduck.object_store import read_properties
 from aqueduck.schema import TableName, parse_table_name
 
-__all__ = ["Options"]
+__all__ = ["Options", "store_properties"]
 
 _SIZE = re.compile(r"(\d+)\s*([kmg]?)i?b?", re.IGNORECASE)
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
@@ -27,14 +28,12 @@ T = TypeVar("T", bound=str)
 class Options:
     """The options of one use of a format."""
 
-    def __init__(
-        self, source: str, given: Mapping[str, str], known: Collection[str], *, strict: bool = True
-    ) -> None:
-        """With `strict`, an option that the format does not have is an error: it is a mistyped one."""
+    def __init__(self, source: str, given: Mapping[str, str], known: Collection[str]) -> None:
+        """An option that the format does not have is an error: it is a mistyped one."""
         self._source = source
         self._given = {_plain(name): value for name, value in given.items()}
         unknown = sorted(self._given.keys() - {_plain(name) for name in known})
-        if strict and unknown:
+        if unknown:
             raise ConfigError(
                 f"{source} has no option {unknown[0]}", hint=f"its options are: {', '.join(sorted(known))}"
             )
@@ -113,6 +112,12 @@ class Options:
     def wrong(self, name: str, wanted: str) -> ConfigError:
         """The error for a value that is not what is wanted; it does not show the value."""
         return ConfigError(f"{self._source}: the option {name} must be {wanted}")
+
+
+def store_properties(given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The options `s3_…` of a lake, with the values of the driver's variables for those that name one."""
+    named = {name.lower(): value for name, value in given.items() if name.lower().startswith("s3_")}
+    return tuple(sorted(read_properties(named, os.environ, "ducklake: the option ").items()))
 
 
 def _plain(name: str) -> str:
