@@ -311,10 +311,6 @@ class Overview:
     def destinations(self) -> tuple[DestinationOverview, ...]:
         return tuple(destination for flow in self.flows for destination in flow.destinations)
 
-    def to_dict(self) -> dict[str, Any]:
-        plain: dict[str, Any] = to_plain(self)
-        return plain
-
 
 class Overviews(Protocol):
     """Whoever can say how everything fares; asked about once a second, so it has to be quick."""

@@ -25,7 +25,7 @@ from aqueduck.errors import (
     TableMissingError,
     WalLevelError,
 )
-from aqueduck.postgres.connection import classify_connect_failure, connect, redact, translate_errors
+from aqueduck.postgres.connection import classify_connect_failure, connect, translate_errors
 from aqueduck.postgres.embedded import EmbeddedPostgres
 from aqueduck.postgres.failures import classify_server_error
 from aqueduck.postgres.quoting import identifier, literal
@@ -224,29 +224,6 @@ def test_a_server_without_tls_is_refused_where_tls_is_required(pg: EmbeddedPostg
     """P-S23: no silent fallback to plain text."""
     with pytest.raises(ConfigError, match="does not support SSL"):
         connect(f"{pg.dsn} sslmode=require")
-
-
-# -- redact
-
-
-def parsed(dsn: str) -> dict[str, object]:
-    return dict(psycopg.conninfo.conninfo_to_dict(dsn))
-
-
-def test_redacted_strings_show_everything_but_secrets() -> None:
-    """P-S23: passwords are never shown, in either form."""
-    keywords = {"host": "h", "user": "u", "password": "***"}
-    assert parsed(redact("host=h user=u password='a b' sslpassword=x")) == {**keywords, "sslpassword": "***"}
-    uri = "postgresql://u:hunter2@h:5433/d?sslmode=require"
-    assert parsed(redact(uri)) == {**keywords, "port": "5433", "dbname": "d", "sslmode": "require"}
-    assert redact("hunter2 nonsense") == "***"
-
-
-@given(st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), min_size=1))
-def test_no_password_survives_redaction(password: str) -> None:
-    """Whatever the password is, it is not in the redacted string."""
-    dsn = psycopg.conninfo.make_conninfo(host="h", user="u", password=password)
-    assert parsed(redact(dsn)) == {"host": "h", "user": "u", "password": "***"}
 
 
 # -- translate_errors

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
 
 __all__ = ["GroupStatus", "Parked", "TableCounts"]
 
@@ -65,6 +64,3 @@ class GroupStatus:
     last_error: str | None = None
     tables: dict[int, TableCounts] = field(default_factory=dict)
     """By oid: names may be swapped."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)

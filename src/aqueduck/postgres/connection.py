@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import conninfo_to_dict
 
 from aqueduck.errors import AqueduckError, ConfigError, ConnectionLostError
 from aqueduck.postgres.failures import classify_connect_failure, classify_server_error, may_show
@@ -23,12 +23,9 @@ __all__ = [
     "connect",
     "connection_parameters",
     "is_pooled",
-    "redact",
     "translate_errors",
 ]
 
-_HIDDEN = "***"
-_SECRET = ("password", "secret", "token")
 _DEFAULTS: dict[str, Any] = {
     "connect_timeout": 10,
     "client_encoding": "UTF8",
@@ -69,16 +66,6 @@ def is_pooled(conn: psycopg.Connection[Any]) -> bool:
         row = conn.execute("select pg_backend_pid()").fetchone()
     assert row is not None
     return bool(row[0] != conn.info.backend_pid)
-
-
-def redact(dsn: str) -> str:
-    """The connection string as keywords, fit to be shown; one that cannot be read is hidden whole."""
-    try:
-        parameters = connection_parameters(dsn)
-    except ConfigError:
-        return _HIDDEN
-    hidden = {name for name in parameters if any(part in name for part in _SECRET)}
-    return make_conninfo("", **{n: _HIDDEN if n in hidden else v for n, v in parameters.items()})
 
 
 @contextlib.contextmanager

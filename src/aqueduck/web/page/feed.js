@@ -10,7 +10,6 @@ export function follow(handlers) {
   let failures = 0;
   let lastAt = null;
   let wake = null;
-  let stop = null;
 
   async function run() {
     for (;;) {
@@ -33,7 +32,7 @@ export function follow(handlers) {
 
   async function listen() {
     const abort = new AbortController();
-    stop = () => abort.abort();
+    const stop = () => abort.abort();
     let watchdog = setTimeout(stop, SILENCE_MS);
     try {
       const headers = token.header();
@@ -71,8 +70,5 @@ export function follow(handlers) {
 
   window.addEventListener("online", () => wake && wake());
   run();
-  return {
-    retry() { failures = 0; if (wake) wake(); },
-    restart() { failures = 0; if (stop) stop(); if (wake) wake(); },
-  };
+  return { retry() { failures = 0; if (wake) wake(); } };
 }
