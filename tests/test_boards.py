@@ -114,6 +114,14 @@ def test_an_alert_is_about_metrics_that_exist_and_says_what_to_do(rule: dict[str
         assert label in labels, f"{rule['alert']} has no label {label}"
 
 
+def test_an_alert_names_boards_that_exist() -> None:
+    """Whoever is told to look at a board finds it under that title."""
+    titles = {json.loads(path.read_text())["title"] for path in BOARDS}
+    named = set(re.findall(r'the board "([^"]+)"', str(ALERTS)))
+    assert named
+    assert named <= titles
+
+
 def test_alerts_have_names_of_their_own() -> None:
     """Two rules of one name cannot be told apart when they fire."""
     names = [rule["alert"] for found in ALERTS for rule in found["rules"]]

@@ -78,6 +78,22 @@ def test_the_systemd_unit_is_valid(tmp_path: Path) -> None:
     run(tool("systemd-analyze"), "verify", str(unit))
 
 
+def test_the_systemd_unit_gives_numba_a_place_that_it_may_write() -> None:
+    """Without one the package cannot be imported: the user has no home, and everything else is read-only."""
+    text = (DEPLOY / "systemd" / "aqueduck.service").read_text()
+    [cache] = re.findall(r"^CacheDirectory=(\S+)$", text, re.MULTILINE)
+    assert f"Environment=NUMBA_CACHE_DIR=/var/cache/{cache}\n" in text
+
+
+def test_the_image_compiles_the_kernels_that_make_compiles() -> None:
+    """A start of a container waits for no compiler."""
+    warmed = {
+        path: set(re.findall(r"from (aqueduck\S*) import (\w+); \2\.warm_up\(\)", path.read_text()))
+        for path in (ROOT / "Makefile", DEPLOY / "Dockerfile")
+    }
+    assert warmed[ROOT / "Makefile"] == warmed[DEPLOY / "Dockerfile"] != set()
+
+
 def test_configurations_in_the_examples_are_valid() -> None:
     """What compose and Kubernetes mount is a file that the service takes."""
     config_map = yaml.safe_load((DEPLOY / "kubernetes" / "config.yaml").read_text())
