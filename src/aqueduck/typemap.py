@@ -2,9 +2,9 @@
 PostgreSQL types in the lake: which DuckDB type a column gets, and how text becomes it.
 
 `TABLE` is the whole mapping; `docs/types.md` shows it, and a test compares the two with each
-other and with a server's catalog.  Changes and copies both arrive as PostgreSQL's text output;
-`cast_sql` is the one way from there to a lake value, so both give the same.  The SQL is in
-`casts`.  Pure: columns and expressions in, expressions out.
+other and with a server's catalog.  `cast_sql` is the one way from PostgreSQL's text output to a
+lake value; copies read some types in binary instead (`postgres.copybinary`), and a test compares
+the two ways.  The SQL is in `casts`.  Pure: columns and expressions in, expressions out.
 
 The text is expected as the server writes it with `DateStyle = ISO`, `IntervalStyle = postgres` and
 `extra_float_digits >= 1`, which is what our connections set.

@@ -136,7 +136,7 @@ def test_the_job_runs_on_a_cluster(source: Database, master: str, tmp_path: Path
 
 
 def test_a_killed_job_loses_and_doubles_nothing(source: Database, tmp_path: Path) -> None:
-    """Guarantee 9: SIGKILL at any moment, and at each durable step; every change is in the lake once."""
+    """Guarantee 10: SIGKILL at any moment, and at each durable step; every change is in the lake once."""
     job = Job(source, tmp_path, "--history")
     job.start()
     wait_until(

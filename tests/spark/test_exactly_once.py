@@ -76,13 +76,13 @@ def check(db: Database, directory: Path, points: tuple[str, ...], capture: str =
 
 @pytest.mark.slow
 def test_a_kill_loses_and_doubles_nothing(db: Database, tmp_path: Path) -> None:
-    """Guarantee 9, hazard 8: after the lake's commit and before Spark's, and with files that nobody knows."""
+    """Guarantee 10, hazard 8: after the lake's commit and before Spark's, and with files that nobody knows."""
     check(db, tmp_path, POINTS[:SHORT])
 
 
 @pytest.mark.slow
 def test_a_kill_at_every_step_loses_and_doubles_nothing(db: Database, tmp_path: Path) -> None:
-    """Guarantee 9, hazard 8: SIGKILL at each durable step between the slot and the lake."""
+    """Guarantee 10, hazard 8: SIGKILL at each durable step between the slot and the lake."""
     check(db, tmp_path, POINTS)
 
 
