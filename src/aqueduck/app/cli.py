@@ -83,7 +83,7 @@ def init(config: ConfigFile, as_json: Json = False) -> None:
 
 @app.command()
 def check(config: ConfigFile, as_json: Json = False) -> None:
-    """Test every requirement and print the statement that fixes what is missing."""
+    """Test what the file needs and print the statement that fixes what is missing."""
     from aqueduck.app.check import run_checks
     from aqueduck.app.check_events import run_event_checks
     from aqueduck.app.show import print_json, show_checks
