@@ -1,4 +1,4 @@
-"""A table moves along its states only, and is tried again when time can help."""
+"""A table that failed is tried again when time can help."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from aqueduck.errors import (
     AqueduckError,
     ConnectionLostError,
-    IllegalMoveError,
     LakeWriteError,
     Retry,
     SlotLimitError,
@@ -20,16 +19,12 @@ from aqueduck.errors import (
     error_codes,
 )
 from aqueduck.lifecycle import (
-    MOVES,
     ErrorClass,
     Failure,
     Lifecycle,
     TableState,
     classify,
     fail,
-    may_move,
-    move,
-    resume,
     retry_delay,
     retry_is_due,
 )
@@ -47,50 +42,6 @@ def at(state: TableState) -> Lifecycle:
     if state is ERRORED:
         return fail(Lifecycle(STREAMING, NOW), LakeWriteError("disk"), NOW)
     return Lifecycle(state, NOW)
-
-
-def test_a_table_with_a_copy_goes_through_every_state() -> None:
-    """P-S03: PENDING, SNAPSHOT, CATCHUP, STREAMING, each with the time of its move."""
-    life = Lifecycle(PENDING, NOW)
-    for number, state in enumerate((SNAPSHOT, CATCHUP, STREAMING), start=1):
-        life = move(life, state, NOW + number * SECOND)
-        assert life == Lifecycle(state, NOW + number * SECOND)
-
-
-def test_a_table_without_a_copy_streams_at_once() -> None:
-    """P-S03: with `copy: false` there is nothing to catch up with."""
-    assert move(Lifecycle(PENDING, NOW), STREAMING, NOW).state is STREAMING
-
-
-@pytest.mark.parametrize("state", [SNAPSHOT, CATCHUP, STREAMING, ERRORED])
-def test_a_new_copy_can_be_asked_for_in_every_state(state: TableState) -> None:
-    """P-S22: a resync starts over, whatever the table is doing."""
-    assert move(at(state), PENDING, NOW).state is PENDING
-
-
-@given(states, states)
-def test_moves_that_are_not_in_the_table_are_refused(old: TableState, new: TableState) -> None:
-    """P-S03: an illegal move raises and names both states."""
-    if new is not ERRORED and may_move(old, new):
-        assert move(at(old), new, NOW + SECOND).since == NOW + SECOND
-        return
-    with pytest.raises(IllegalMoveError, match=rf"from {old} to {new}"):
-        move(at(old), new, NOW)
-
-
-@pytest.mark.parametrize("state", list(TableState))
-def test_no_state_follows_itself_unless_it_fails_again(state: TableState) -> None:
-    """A move is a change; only failures repeat."""
-    assert may_move(state, state) is (state is ERRORED)
-
-
-def test_every_state_can_be_left_and_reached() -> None:
-    """P-S03: no table can get stuck: from each state there is a way to STREAMING."""
-    for start in TableState:
-        reached = {start}
-        while more := {new for old in reached for new in MOVES[old]} - reached:
-            reached |= more
-        assert reached == set(TableState)
 
 
 @given(states, errors)
@@ -118,18 +69,15 @@ def test_pauses_double_up_to_half_an_hour() -> None:
 
 
 def test_failures_in_a_row_wait_longer_each_time() -> None:
-    """P-S22: trying again without success lengthens the pause; streaming resets it."""
+    """P-S22: trying again without success lengthens the pause."""
     life, waits = Lifecycle(SNAPSHOT, NOW), []
     for _ in range(3):
         life = fail(life, ConnectionLostError("gone"), NOW)
         assert life.retry_at is not None
         waits.append((life.retry_at - NOW).total_seconds())
-        life = move(resume(life, NOW, copied=False), SNAPSHOT, NOW)
     assert waits == [30, 60, 120]
-    assert (life.failures, life.retry_at) == (3, None)
+    assert life.failures == 3
     assert life.failure is not None
-    life = move(move(life, CATCHUP, NOW), STREAMING, NOW)
-    assert (life.failures, life.failure) == (0, None)
 
 
 def test_a_retry_is_due_at_its_time_and_not_before() -> None:
@@ -144,18 +92,6 @@ def test_errors_for_a_person_are_never_due() -> None:
     """What waiting cannot repair waits for somebody."""
     life = fail(Lifecycle(STREAMING, NOW), TableMissingError("gone"), NOW)
     assert not retry_is_due(life, NOW + timedelta(days=365))
-
-
-@pytest.mark.parametrize(("copied", "state"), [(True, CATCHUP), (False, PENDING)])
-def test_a_table_is_resumed_where_it_can_go_on(copied: bool, state: TableState) -> None:
-    """A copied table replays what was parked, another one goes on with its copy."""
-    assert resume(at(ERRORED), NOW, copied=copied).state is state
-
-
-def test_only_an_errored_table_is_resumed() -> None:
-    """P-S03: there is nothing to try again otherwise."""
-    with pytest.raises(IllegalMoveError):
-        resume(Lifecycle(STREAMING, NOW), NOW, copied=True)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: str(error.code))

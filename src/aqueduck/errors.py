@@ -57,7 +57,6 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     ├── SparkQueryError              spark.query         retried
     ├── StageFullError               stage.full
     ├── VerifyDifferenceError        verify.different
-    ├── IllegalMoveError             lifecycle.illegal_move
     ├── ServiceLockedError           service.locked
     └── MaintenanceError             maintenance.failed
 
@@ -86,7 +85,6 @@ __all__ = [
     "EventError",
     "EventValueError",
     "HttpError",
-    "IllegalMoveError",
     "LakeBusyError",
     "LakeError",
     "LakeTableMissingError",
@@ -559,12 +557,6 @@ class VerifyDifferenceError(AqueduckError):
     """Source and lake do not hold the same rows."""
 
     code = "verify.different"
-
-
-class IllegalMoveError(AqueduckError):
-    """A table was to change from one state to another that does not follow it."""
-
-    code = "lifecycle.illegal_move"
 
 
 class ServiceLockedError(AqueduckError):

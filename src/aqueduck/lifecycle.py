@@ -1,5 +1,5 @@
 """
-The life of a synced table: its states, the moves between them, failures and when to try again.
+The life of a synced table: its states, failures and when to try again.
 
     PENDING ──▶ SNAPSHOT ──▶ CATCHUP ──▶ STREAMING     with a copy
     PENDING ──────────────────────────▶ STREAMING     copy: false
@@ -7,29 +7,25 @@ The life of a synced table: its states, the moves between them, failures and whe
     SNAPSHOT, CATCHUP, STREAMING, ERRORED ──▶ PENDING  a new copy was asked for
     any ──▶ ERRORED ──▶ PENDING or CATCHUP             tried again: the copy, or what was parked
 
-Pure functions over frozen values; the time is passed in.  Who carries the moves out is `app`,
-where they are stored is `postgres.registry`.
+Pure functions over frozen values; the time is passed in.  Which state a table is in follows from what is known of it, see
+`app.observe`; where it is stored is `postgres.registry`.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from aqueduck.errors import AqueduckError, IllegalMoveError, Retry
+from aqueduck.errors import AqueduckError, Retry
 
 __all__ = [
-    "MOVES",
     "ErrorClass",
     "Failure",
     "Lifecycle",
     "TableState",
     "classify",
     "fail",
-    "may_move",
-    "move",
-    "resume",
     "retry_delay",
     "retry_is_due",
 ]
@@ -64,15 +60,6 @@ class ErrorClass(enum.StrEnum):
     """A person who makes room."""
 
 
-MOVES: dict[TableState, frozenset[TableState]] = {
-    TableState.PENDING: frozenset({TableState.SNAPSHOT, TableState.STREAMING, TableState.ERRORED}),
-    TableState.SNAPSHOT: frozenset({TableState.CATCHUP, TableState.PENDING, TableState.ERRORED}),
-    TableState.CATCHUP: frozenset({TableState.STREAMING, TableState.PENDING, TableState.ERRORED}),
-    TableState.STREAMING: frozenset({TableState.CATCHUP, TableState.PENDING, TableState.ERRORED}),
-    TableState.ERRORED: frozenset({TableState.PENDING, TableState.CATCHUP, TableState.ERRORED}),
-}
-"""From each state, where a table may go next."""
-
 _RESOURCE_CODES = frozenset({"pg.slot_limit", "stage.full"})
 
 
@@ -99,24 +86,6 @@ class Lifecycle:
     """Only while ERRORED; `None` waits for a person."""
 
 
-def may_move(old: TableState, new: TableState) -> bool:
-    """Whether `move` from the one to the other is legal."""
-    return new in MOVES[old]
-
-
-def move(life: Lifecycle, to: TableState, now: datetime) -> Lifecycle:
-    """The table in its next state; `fail` is the only way to ERRORED."""
-    if to is TableState.ERRORED or not may_move(life.state, to):
-        legal = ", ".join(sorted(MOVES[life.state] - {TableState.ERRORED}))
-        raise IllegalMoveError(
-            f"a table cannot move from {life.state} to {to}, only to {legal}, or fail",
-            hint="this is a bug in Aqueduck: please report it",
-        )
-    if to is TableState.STREAMING:
-        return Lifecycle(to, now)
-    return replace(life, state=to, since=now, retry_at=None)
-
-
 def fail(life: Lifecycle, error: AqueduckError, now: datetime) -> Lifecycle:
     """The table after one more failure, with the time of the next try where time can help."""
     error_class = classify(error)
@@ -128,16 +97,6 @@ def fail(life: Lifecycle, error: AqueduckError, now: datetime) -> Lifecycle:
         failure=Failure(error.code, error_class, str(error)),
         retry_at=None if wait is None else now + wait,
     )
-
-
-def resume(life: Lifecycle, now: datetime, *, copied: bool) -> Lifecycle:
-    """Try an errored table again: replay what was parked, or go on with its copy."""
-    if life.state is not TableState.ERRORED:
-        raise IllegalMoveError(
-            f"a table that is {life.state} has nothing to be tried again",
-            hint="this is a bug in Aqueduck: please report it",
-        )
-    return move(life, TableState.CATCHUP if copied else TableState.PENDING, now)
 
 
 def retry_is_due(life: Lifecycle, now: datetime) -> bool:

@@ -208,7 +208,6 @@ def plan_batch(
     *,
     before: int,
     parked: Iterable[SegmentRef] = (),
-    changed: Iterable[TableState] = (),
     version: Callable[[SegmentRef], TableSchema] = columns_of,
 ) -> BatchPlan:
     """
@@ -228,7 +227,6 @@ def plan_batch(
             for oid, runs in tables.items()
         ),
         tuple(parked),
-        tuple(changed),
         start=before,
     )
 

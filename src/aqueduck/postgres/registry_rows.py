@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 
-from aqueduck.lifecycle import ErrorClass, Failure, Lifecycle, TableState
+from aqueduck.lifecycle import ErrorClass, Lifecycle, TableState
 from aqueduck.modes import TableMode
 from aqueduck.postgres.registry_install import change, registry_errors
 from aqueduck.schema import TableName, lsn_text, parse_lsn
@@ -167,16 +167,6 @@ class TableRow:
     def retry_wanted(self) -> bool:
         """Whether somebody says that the error is repaired."""
         return self.retry_requested > self.observed.retry_done
-
-    @property
-    def lifecycle(self) -> Lifecycle:
-        """The state as `lifecycle` knows it."""
-        seen = self.observed
-        failure = None
-        if seen.error_code is not None:
-            error_class = seen.error_class or ErrorClass.CONFIGURATION
-            failure = Failure(seen.error_code, error_class, seen.error_message or "")
-        return Lifecycle(seen.state, self.state_since, seen.consecutive_failures, failure, seen.retry_at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

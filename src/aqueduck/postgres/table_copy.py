@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import math
 import select
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -97,13 +96,6 @@ class Chunk:
     """Changes when the relation is rewritten, and its rows get other pages."""
     since: int | None = None
     """Only versions of rows that were made by this transaction or a later one."""
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Chunk:
-        return cls(**json.loads(text))
 
 
 def export_snapshot(dsn: str, given_up: Callable[[], bool] = lambda: False) -> ExportedSnapshot:

@@ -50,7 +50,7 @@ def test_adding_a_table_is_one_call(conn: Connection) -> None:
     assert (wanted.capture, wanted.enabled, wanted.removed, wanted.lake) == ("stream", True, False, None)
     [row] = wanted.tables
     assert (row.source, row.target) == (TableName("public", "a"), TableName("main", "a"))
-    assert (row.mode, row.copy, row.enabled, row.lifecycle.state) == (
+    assert (row.mode, row.copy, row.enabled, row.observed.state) == (
         "upsert",
         True,
         True,
