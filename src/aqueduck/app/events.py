@@ -32,6 +32,7 @@ from aqueduck.errors import (
     AqueduckError,
     Retry,
     SinkUnreachableError,
+    SinkWriteError,
 )
 from aqueduck.event_parts import EventPart
 from aqueduck.events_config import EventsConfig
@@ -73,6 +74,8 @@ class EventsService:
         self._query: EventsQuery | LocalEventsQuery | None = None
         self._spark: Any = None
         self._saving = threading.Lock()
+        self._in_doubt = False
+        """Whether the sink may have what the bookmark does not know of: until a recovery, neither moves."""
         self._ending = threading.Event()
 
     # -- starting
@@ -107,10 +110,12 @@ class EventsService:
     def _save(self, bookmark: Bookmark) -> None:
         assert self._bookmarks is not None
         assert self._sink is not None
+        self._in_doubt = True
         self._bookmarks.save(bookmark)
         self._bookmark = bookmark
         faults.point("bookmark.saved")
         self._sink.settle(bookmark.position)
+        self._in_doubt = False
 
     def start(self, *, once: bool = False) -> None:
         for name in ("durable", "capture.json", "hold"):
@@ -196,6 +201,9 @@ class EventsService:
         events = sum(part.events for part in parts)
         with self._saving:
             assert self._bookmark is not None
+            if self._in_doubt:
+                raise SinkWriteError("the sink has to be recovered before it takes more")
+            self._in_doubt = True
             self._sink.write(parts, position)
             faults.point("sink.flushed")
             identity, total = self._source.system_identifier, self._bookmark.events + events
@@ -227,36 +235,42 @@ class EventsService:
 
     def supervise(self, stopping: threading.Event) -> None:
         """Keep the query running until told to stop, or until the limits of the run are reached."""
+        runs = True
         while not stopping.wait(0.1):
-            assert self._query is not None
             self.status.moved_at = time.time()
-            if not self._query.active:
-                self._restart(stopping)
-            elif self._is_done():
-                self._tick(final=True)
-                return
-            self._tick()
+            try:
+                if not runs:
+                    runs = self._restart()
+                elif self._look_after():
+                    return
+                else:
+                    runs = self._query is not None and self._query.active
+            except AqueduckError as exc:
+                runs = False
+                self._failed(exc)
+                if exc.retry is not Retry.AUTO:
+                    raise
+                delay = BACKOFF_SECONDS[min(self.failures, len(BACKOFF_SECONDS) - 1)]
+                self.failures += 1
+                log.warning("events failed, trying again", error=str(exc), seconds=delay)
+                stopping.wait(delay)
 
-    def _restart(self, stopping: threading.Event) -> None:
-        try:
-            self.check()
-        except AqueduckError as exc:
-            self._failed(exc)
-            if exc.retry is not Retry.AUTO:
-                raise
-            delay = BACKOFF_SECONDS[min(self.failures, len(BACKOFF_SECONDS) - 1)]
-            self.failures += 1
-            log.warning("events failed, trying again", error=str(exc), seconds=delay)
-            if stopping.wait(delay):
-                return
-        try:
+    def _look_after(self) -> bool:
+        """What is due while the query runs; whether the run is over."""
+        self.check()
+        done = self._is_done()
+        return self._tick(final=done) and done
+
+    def _restart(self) -> bool:
+        """From the bookmark; false while a delivery of before still goes on."""
+        assert self._query is not None
+        self._query.stop()
+        if self._query.active:
+            return False
+        with self._saving:
             self._recover()
-            self.start()
-        except AqueduckError as exc:
-            self._failed(exc)
-            if exc.retry is not Retry.AUTO:
-                raise
-            log.warning("events cannot start yet", error=str(exc))
+        self.start()
+        return True
 
     def _failed(self, error: AqueduckError) -> None:
         slot = self.config.source.slot_name
@@ -283,15 +297,22 @@ class EventsService:
         log.info("idle_timeout reached", seconds=source.idle_timeout)
         return True
 
-    def _tick(self, *, final: bool = False) -> None:
-        """A file may have to be rotated although nothing happens, and is when a run ends by itself."""
+    def _tick(self, *, final: bool = False) -> bool:
+        """
+        A file may have to be rotated although nothing happens, and is when a run ends by itself.
+
+        False while a batch is delivered, or has to be delivered again.
+        """
         assert self._sink is not None
         if not self._saving.acquire(blocking=final):
-            return
+            return False
         try:
-            if self._bookmark is not None and self._sink.tick(self.position, final=final):
-                b = self._bookmark
-                self._save(replace(b, place=self._sink.place()))
+            if self._in_doubt:
+                return False
+            if self._sink.tick(self.position, final=final):
+                assert self._bookmark is not None
+                self._save(replace(self._bookmark, place=self._sink.place()))
+            return True
         finally:
             self._saving.release()
 

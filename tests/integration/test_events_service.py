@@ -1,0 +1,90 @@
+"""The service around the query of an events flow: a store that fails, a lock that is lost, a slot that cannot be read twice."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from aqueduck import faults
+from aqueduck.errors import LakeWriteError
+from aqueduck.event_parts import EventPart
+from aqueduck.postgres.embedded import EmbeddedPostgres
+from tests.fix_events import Flow
+from tests.fix_postgres import Database, wait_until
+
+FlowOf = Callable[..., Flow]
+
+SHOP = "create table orders (id int primary key); create publication faucet_pub for table orders"
+
+
+def rotated(seconds: float) -> dict[str, object]:
+    return {"type": "jsonl", "config": {"path": "./changes.jsonl", "rotate_seconds": seconds}}
+
+
+def insert(db: Database, first: int, last: int) -> None:
+    db.execute(f"insert into orders select generate_series({first}, {last})")
+
+
+def published(flow: Flow) -> list[int]:
+    return [event["after"]["id"] for event in flow.rotated()]
+
+
+def test_a_store_that_is_down_when_a_file_is_due_is_tried_again(
+    db: Database, flow_of: FlowOf, new_server: Callable[..., EmbeddedPostgres]
+) -> None:
+    """P-E10: between two batches a failure is one like any other: the flow goes on by itself, every event is there once."""
+    db.execute(SHOP)
+    store = new_server()
+    flow = flow_of(
+        sink=rotated(3), state={"type": "postgres", "config": {"connection_url": store.dsn_for("postgres")}}
+    )
+    assert flow.once() == 0, flow.log()
+    process = flow.fork()
+    wait_until(flow.streams, "it streams", 60, log=flow.log)
+    insert(db, 1, 3)
+    saved = "select (bookmark->>'events')::int from aqueduck_bookmarks"
+    with psycopg.connect(store.dsn_for("postgres"), autocommit=True) as observer:
+        wait_until(
+            lambda: observer.execute(saved).fetchone() == (3,), "the bookmark is saved", 60, log=flow.log
+        )
+    store.stop("immediate")
+    assert published(flow) == []
+    wait_until(lambda: "trying again" in flow.log(), "the file is due", 60, log=flow.log)
+    store.start()
+    wait_until(lambda: len(published(flow)) == 3, "it is published", 90, log=flow.log)
+    insert(db, 4, 5)
+    wait_until(lambda: len(published(flow)) == 5, "it goes on", 90, log=flow.log)
+    assert process.end(signal.SIGTERM) == 0
+    assert published(flow) == [1, 2, 3, 4, 5]
+
+
+def test_a_file_is_not_published_while_its_batch_is_in_doubt(
+    db: Database, flow_of: FlowOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P-E03: events that no bookmark knows of are written again, so they must not be visible before that."""
+    db.execute(SHOP)
+    flow = flow_of(sink=rotated(0.001))
+    text = tmp_path / "part"
+    text.write_text("{}\n")
+    service = flow.service()
+    try:
+        service.prepare()
+        before = service.position
+        monkeypatch.setattr(faults, "_name", "sink.flushed")
+        monkeypatch.setattr(faults, "_how", "raise")
+        with pytest.raises(LakeWriteError):
+            service._deliver([EventPart(0, str(text), 1, 3)], before + 8, 1)
+        service._tick(final=True)
+        assert flow.rotated() == []
+        service._recover()
+        service._tick(final=True)
+        assert flow.rotated() == []
+        service._deliver([EventPart(0, str(text), 1, 3)], before + 8, 1)
+        service._tick(final=True)
+        assert flow.rotated() == [{}]
+    finally:
+        service.stop()
