@@ -10,11 +10,15 @@ import psycopg
 import pytest
 
 from aqueduck import faults
-from aqueduck.errors import LakeWriteError
+from aqueduck.app.events_status import lock_name
+from aqueduck.errors import LakeWriteError, ServiceLockedError
 from aqueduck.event_parts import EventPart
+from aqueduck.events_config import load_events
 from aqueduck.postgres.embedded import EmbeddedPostgres
+from aqueduck.postgres.group_lock import try_lock_group
 from tests.fix_events import Flow
 from tests.fix_postgres import Database, wait_until
+from tests.integration.test_events import refused
 
 FlowOf = Callable[..., Flow]
 
@@ -88,3 +92,40 @@ def test_a_file_is_not_published_while_its_batch_is_in_doubt(
         assert flow.rotated() == [{}]
     finally:
         service.stop()
+
+
+LOCK = "from pg_stat_activity where application_name = 'aqueduck lock' and datname = current_database()"
+
+
+def test_a_lost_lock_is_taken_again(db: Database, flow_of: FlowOf) -> None:
+    """P-E03: a connection that was cut takes the lock with it; the flow notices, takes it again and goes on from the bookmark."""
+    db.execute(SHOP)
+    flow = flow_of()
+    process = flow.fork()
+    wait_until(flow.streams, "it streams", 60, log=flow.log)
+    db.execute(f"select pg_terminate_backend(pid) {LOCK}")
+    insert(db, 1, 3)
+    wait_until(lambda: "trying again" in flow.log(), "it notices", 8, log=flow.log)
+    wait_until(lambda: bool(db.query(f"select {LOCK}")), "it has the lock again", 60, log=flow.log)
+    assert isinstance(refused(flow), ServiceLockedError)
+    insert(db, 4, 5)
+    wait_until(lambda: flow.count() == 5, "it goes on", 60, log=flow.log)
+    assert process.end(signal.SIGTERM) == 0
+    assert [event["after"]["id"] for event in flow.lines()] == [1, 2, 3, 4, 5]
+
+
+def test_a_lock_that_another_service_took_ends_the_run(db: Database, flow_of: FlowOf) -> None:
+    """P-E03: of two services of one slot the one that lost the lock ends, before it writes into what the other has."""
+    db.execute(SHOP)
+    flow = flow_of()
+    process = flow.fork()
+    wait_until(flow.streams, "it streams", 60, log=flow.log)
+    flow.write_config()
+    config = load_events(flow.config_file)
+    assert config is not None
+    with db.connect() as other:
+        db.execute(f"select pg_terminate_backend(pid) {LOCK}")
+        wait_until(lambda: try_lock_group(other, lock_name(config)), "the other has the lock", 60)
+        wait_until(lambda: not flow.slot_active(), "the first lets go of the slot", 8, log=flow.log)
+        assert process.wait() == ServiceLockedError.exit_code, flow.log()
+    assert ServiceLockedError.code in flow.log()

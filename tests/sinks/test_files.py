@@ -61,6 +61,45 @@ def test_a_file_of_somebody_else_is_only_appended_to(tmp_path: Path) -> None:
     assert path.read_text() == "theirs\nours\n"
 
 
+@pytest.mark.parametrize("how", ["longer", "shorter", "moved"])
+def test_a_file_that_another_changed_is_looked_at_again_before_more_is_written(
+    tmp_path: Path, how: str
+) -> None:
+    """P-E03: nothing is written over lines of others, beyond a file's end, or into a file that has another name by now."""
+    path = tmp_path / "changes.jsonl"
+    sink = JsonlSink(path)
+    sink.recover(None)
+    sink.write([part(tmp_path, "1\n2\n")], 10)
+    bookmark = Bookmark(10, "x", None, sink.place())
+    if how == "moved":
+        path.rename(tmp_path / "aside.jsonl")
+    else:
+        path.write_text("1\n2\ntheirs\n" if how == "longer" else "1\n")
+    with pytest.raises(SinkWriteError, match="another"):
+        sink.write([part(tmp_path, "3\n")], 20)
+    sink.recover(bookmark)
+    sink.write([part(tmp_path, "3\n")], 20)
+    expected = {"longer": "1\n2\n3\n", "shorter": "1\n3\n", "moved": "3\n"}
+    assert path.read_text() == expected[how]
+    if how == "moved":
+        assert (tmp_path / "aside.jsonl").read_text() == "1\n2\n"
+
+
+def test_an_unfinished_file_that_another_published_gets_nothing_more(tmp_path: Path) -> None:
+    """P-E10: a file that is visible never changes, also not by a service that does not know of it yet."""
+    path = tmp_path / "changes.jsonl"
+    first = RotatedJsonlSink(path, rotate_bytes=100, rotate_seconds=None)
+    first.recover(None)
+    first.write([part(tmp_path, "1\n")], 0x10)
+    second = RotatedJsonlSink(path, rotate_bytes=100, rotate_seconds=None)
+    second.recover(Bookmark(0x10, "x", None, first.place()))
+    assert second.tick(0x10, final=True)
+    second.settle(0x10)
+    with pytest.raises(SinkWriteError, match="another"):
+        first.write([part(tmp_path, "2\n")], 0x20)
+    assert list(visible(tmp_path).values()) == ["1\n"]
+
+
 def test_files_are_rotated_by_size(tmp_path: Path) -> None:
     """P-E10: a file is finished by the batch with which it reaches its size, named after its last position, never changed."""
     sink = RotatedJsonlSink(tmp_path / "changes.jsonl", rotate_bytes=6, rotate_seconds=None)

@@ -52,6 +52,7 @@ __all__ = ["EventsService"]
 log = structlog.get_logger()
 
 BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
+LOCK_SECONDS = 2.0
 
 
 class EventsService:
@@ -67,6 +68,7 @@ class EventsService:
         self._changed_at = time.monotonic()
         self._rows_seen = 0
         self._lock: GroupLocks | None = None
+        self._lock_seen_at = 0.0
         self._bookmarks: BookmarkStore | None = None
         self._sink: Sink | None = None
         self._source: PreparedSource | None = None
@@ -258,15 +260,25 @@ class EventsService:
     def _look_after(self) -> bool:
         """What is due while the query runs; whether the run is over."""
         self.check()
+        self._check_lock()
         done = self._is_done()
         return self._tick(final=done) and done
+
+    def _check_lock(self) -> None:
+        """Without the lock another service may have begun: nothing is written before we have it again."""
+        assert self._lock is not None
+        if time.monotonic() - self._lock_seen_at >= LOCK_SECONDS:
+            self._lock.check()
+            self._lock_seen_at = time.monotonic()
 
     def _restart(self) -> bool:
         """From the bookmark; false while a delivery of before still goes on."""
         assert self._query is not None
+        assert self._lock is not None
         self._query.stop()
         if self._query.active:
             return False
+        self._lock.keep()
         with self._saving:
             self._recover()
         self.start()
@@ -322,6 +334,7 @@ class EventsService:
         while not self._query.wait(1):
             if stopping.is_set():
                 return
+            self._check_lock()
         self.check()
         self._tick(final=True)
 

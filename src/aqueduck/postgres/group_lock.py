@@ -85,12 +85,16 @@ class GroupLocks:
             else:
                 unlock_group(self._shared, name)
 
+    def check(self) -> None:
+        """Raise if a connection was lost, and locks with it: another service may have had them since."""
+        with translate_errors("keep the groups' locks"):
+            for conn in (self._shared, *self._own.values()):
+                conn.execute("select 1")
+
     def keep(self) -> None:
         """Locks went with a lost connection: take them again, unless another service was faster."""
         try:
-            with translate_errors("keep the groups' locks"):
-                for conn in (self._shared, *self._own.values()):
-                    conn.execute("select 1")
+            self.check()
         except AqueduckError:
             self._disconnect()
             self._shared = connect(self._dsn, application_name="aqueduck lock")

@@ -51,6 +51,7 @@ class _OpenFile:
 
     def append(self, parts: Sequence[EventPart]) -> None:
         """All of the parts, safe on disk, or nothing."""
+        self._refuse_changed()
         good = self.length
         try:
             with _write_errors():
@@ -63,6 +64,17 @@ class _OpenFile:
                 os.ftruncate(self._fd, good)
             self.length = good
             raise
+
+    def _refuse_changed(self) -> None:
+        """Lines of others are not written over, nor is a hole left before ours; who starts again looks at the file anew."""
+        found = None
+        with _write_errors(), contextlib.suppress(FileNotFoundError):
+            found = self.path.stat()
+        if found is None or not os.path.samestat(found, os.fstat(self._fd)) or found.st_size != self.length:
+            raise SinkWriteError(
+                "the sink's file was changed, moved or removed by another",
+                hint="let nobody else write it; the flow goes on from its bookmark",
+            )
 
     def _append_file(self, part: Path) -> None:
         with open(part, "rb") as source:
@@ -97,6 +109,8 @@ class JsonlSink:
         self._file = _OpenFile(path)
 
     def recover(self, bookmark: Bookmark | None) -> None:
+        before, self._file = self._file, _OpenFile(self._file.path)
+        before.close()
         if bookmark is not None and bookmark.place.get("path") == str(self._file.path):
             self._file.cut(int(bookmark.place["length"]))
 
@@ -154,12 +168,11 @@ class RotatedJsonlSink:
 
     def _reopen(self, length: int) -> None:
         """The unfinished file with this number as the bookmark knew it; others are of no use to anybody."""
-        if self._file is not None:
-            self._file.close()
+        self.close()
         keep = self._unfinished()
         for path in self._path.parent.glob(f".{self._path.name}.*.open"):
             if path != keep:
-                path.unlink()
+                path.unlink(missing_ok=True)
         self._file = _OpenFile(keep)
         self._file.cut(length)
 
