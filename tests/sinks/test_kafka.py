@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from aqueduck.errors import ConfigError, SinkUnreachableError
+from aqueduck.errors import ConfigError, SinkRejectedError, SinkUnreachableError
+from aqueduck.event_parts import EventPart
 from aqueduck.events_config import KafkaSinkConfig
 from aqueduck.sinks.kafka import KafkaSink
 from aqueduck.spark.part_writer import PartWriter
@@ -102,6 +103,33 @@ def test_brokers_that_are_down_are_a_typed_error(
     with pytest.raises(SinkUnreachableError):
         sink.write(parts, 1)
     sink.close()
+
+
+def test_an_event_that_is_too_large_is_refused_and_the_next_batch_is_not(
+    db: Database, watch: Callable[..., Watched], brokers: str, tmp_path: Path
+) -> None:
+    """Bad input: a limit of the producer is the operator's to raise; what was given up with the batch is no later failure."""
+    db.execute("create table t (id int primary key, v text)")
+    watched = watch(db)
+    writer = PartWriter(str(tmp_path / "parts"), "default", "x", "rows")
+
+    def written(statement: str, position: int) -> list[EventPart]:
+        db.execute(statement)
+        return [writer.write(piece, position, n) for n, piece in enumerate(watched.pieces())]
+
+    config = KafkaSinkConfig(
+        brokers=brokers, topic="changes", timeout=60, options={"message.max.bytes": 2000, "linger.ms": 500}
+    )
+    sink = KafkaSink(config)
+    try:
+        with pytest.raises(SinkRejectedError, match="MSG_SIZE_TOO_LARGE"):
+            sink.write(
+                written("insert into t select g, repeat('x', g * g) from generate_series(1, 60) g", 1), 1
+            )
+        sink.recover(None)
+        sink.write(written("insert into t values (100, 'small')", 2), 2)
+    finally:
+        sink.close()
 
 
 def test_a_setting_that_librdkafka_refuses_is_named_as_ours() -> None:

@@ -35,6 +35,7 @@ class KafkaSink:
             raise ConfigError("the sink kafka needs the package confluent-kafka", hint=hint) from exc
         self._config = config
         self._failure: Any = None
+        self._refusal = KafkaException
         settings: dict[str, Any] = {
             "bootstrap.servers": config.brokers,
             "enable.idempotence": True,
@@ -52,7 +53,10 @@ class KafkaSink:
                 "librdkafka refuses a setting of sink.config.options", hint="check their names and values"
             ) from exc
 
-    def recover(self, bookmark: Bookmark | None) -> None: ...
+    def recover(self, bookmark: Bookmark | None) -> None:
+        """What was given up with a batch that failed is told now, and not to the next batch."""
+        self._producer.purge()
+        self._producer.flush(1)
 
     def place(self) -> dict[str, Any]:
         return {}
@@ -83,6 +87,11 @@ class KafkaSink:
                 )
             except BufferError:  # the queue is full: let the brokers take some of it
                 self._producer.poll(0.1)
+                self._check()
+            except (
+                self._refusal
+            ) as exc:  # the producer itself does not take it, such as one that is too large
+                self._failure = exc.args[0]
                 self._check()
             else:
                 self._producer.poll(0)
