@@ -19,6 +19,9 @@ from aqueduck.postgres.group_lock import try_lock_group
 from tests.fix_events import Flow
 from tests.fix_postgres import Database, wait_until
 from tests.integration.test_events import refused
+from tests.sinks.test_http import Receiver, receiver
+
+__all__ = ["receiver"]  # a fixture
 
 FlowOf = Callable[..., Flow]
 
@@ -129,3 +132,21 @@ def test_a_lock_that_another_service_took_ends_the_run(db: Database, flow_of: Fl
         wait_until(lambda: not flow.slot_active(), "the first lets go of the slot", 8, log=flow.log)
         assert process.wait() == ServiceLockedError.exit_code, flow.log()
     assert ServiceLockedError.code in flow.log()
+
+
+def test_a_run_of_a_temporary_slot_ends_with_its_first_failure(
+    db: Database, flow_of: FlowOf, receiver: Receiver
+) -> None:
+    """P-E04: its slot is gone with the failed batch, so the run says so instead of going on behind it."""
+    db.execute(SHOP)
+    sink = {"type": "http", "config": {"url": receiver.url, "backoff": 0.01, "retries": 1}}
+    flow = flow_of(sink=sink, source={"slot_type": "temporary"})
+    process = flow.fork()
+    wait_until(flow.streams, "it streams", 60, log=flow.log)
+    receiver.answers = [503] * 2
+    insert(db, 1, 3)
+    wait_until(lambda: "[sink.unreachable]" in flow.log(), "the receiver fails", 60, log=flow.log)
+    wait_until(lambda: "[pg.slot_lost]" in flow.log(), "the run says what is lost", 30, log=flow.log)
+    assert process.wait() == 1, flow.log()
+    assert "delivered again" not in flow.log().split("[pg.slot_lost]")[1]
+    assert receiver.events() == []

@@ -8,9 +8,10 @@ the query from the bookmark, with backoff; any other ends the service with its e
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -33,6 +34,7 @@ from aqueduck.errors import (
     Retry,
     SinkUnreachableError,
     SinkWriteError,
+    SlotLostError,
 )
 from aqueduck.event_parts import EventPart
 from aqueduck.events_config import EventsConfig
@@ -241,12 +243,13 @@ class EventsService:
         while not stopping.wait(0.1):
             self.status.moved_at = time.time()
             try:
-                if not runs:
-                    runs = self._restart()
-                elif self._look_after():
-                    return
-                else:
-                    runs = self._query is not None and self._query.active
+                with self._no_second_try():
+                    if not runs:
+                        runs = self._restart()
+                    elif self._look_after():
+                        return
+                    else:
+                        runs = self._query is not None and self._query.active
             except AqueduckError as exc:
                 runs = False
                 self._failed(exc)
@@ -256,6 +259,21 @@ class EventsService:
                 self.failures += 1
                 log.warning("events failed, trying again", error=str(exc), seconds=delay)
                 stopping.wait(delay)
+
+    @contextlib.contextmanager
+    def _no_second_try(self) -> Iterator[None]:
+        """A temporary slot goes with whatever fails: going on would leave out what it had, without a word."""
+        try:
+            yield
+        except AqueduckError as exc:
+            source = self.config.source
+            if source.slot_type != "temporary" or exc.retry is not Retry.AUTO:
+                raise
+            raise SlotLostError(
+                f"the temporary slot {source.slot_name} went with a failure, and events since {lsn_text(self.position)}"
+                f" with it: [{exc.code}] {exc.message}",
+                hint="start again, at the present; slot_type: permanent keeps what was not delivered",
+            ) from exc
 
     def _look_after(self) -> bool:
         """What is due while the query runs; whether the run is over."""
@@ -331,12 +349,13 @@ class EventsService:
     def run_once(self, stopping: threading.Event) -> None:
         """Until the query has caught up and ended, or we are told to stop."""
         assert self._query is not None
-        while not self._query.wait(1):
-            if stopping.is_set():
-                return
-            self._check_lock()
-        self.check()
-        self._tick(final=True)
+        with self._no_second_try():
+            while not self._query.wait(1):
+                if stopping.is_set():
+                    return
+                self._check_lock()
+            self.check()
+            self._tick(final=True)
 
     def stop(self) -> None:
         """Finish the delivery that is under way, then end."""
