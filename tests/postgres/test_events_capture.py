@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from aqueduck.lake.json_events import stretch_lines
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.events_capture import EventsCapture, EventsDecoder, EventsSettings, EventsStage
 from aqueduck.postgres.pgoutput import Bytes
+from aqueduck.postgres.published import Newcomer
 from tests.fix_events import Watched
 from tests.fix_postgres import Database, wait_until
 from tests.pgoutput_encoder import EncodedTable, begin, commit, frame, insert, relation
@@ -187,3 +189,59 @@ def test_a_transaction_larger_than_the_segments_is_spilled(
     assert events.count(b"\n") == 40001
     ids = [int(line.split(b'"id":')[1].split(b",")[0].rstrip(b"}")) for line in events.splitlines()]
     assert ids == [*range(1, 40001), 1]
+
+
+FULL = "create table {0} (v text, b int, a int, primary key (a, b)); alter table {0} replica identity full"
+
+
+def keys(watched: Watched) -> list[tuple[str, str]]:
+    """The key of each event, and the operation."""
+    found = []
+    for piece in watched.pieces():
+        for stretch in piece_stretches(piece):
+            for lines in stretch_lines(stretch, "flat", with_keys=True):
+                assert lines.keys is not None
+                text, ends = bytes(lines.keys.text), lines.keys.ends.tolist()
+                ops = [json.loads(line)["_op"] for line in lines.text.to_pybytes().splitlines()]
+                found += [(text[a:b].decode(), op) for a, b, op in zip([0, *ends], ends, ops, strict=False)]
+    return found
+
+
+def test_a_table_that_joins_with_a_full_identity_has_its_key(
+    db: Database, watch: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P-E10: the stream does not tell the key of such a table; the catalog is asked, once for all that joined together."""
+    looks: list[Sequence[int]] = []
+    asked = EventsCapture._newcomers
+
+    def counted(capture: EventsCapture, known: Sequence[int]) -> Mapping[int, Newcomer]:
+        looks.append(known)
+        return asked(capture, known)
+
+    monkeypatch.setattr(EventsCapture, "_newcomers", counted)
+    watched = watch(db)
+    db.execute(";".join([*(FULL.format(f"t{n}") for n in range(5)), "create table none (v text)"]))
+    db.execute("alter table none replica identity full")
+    for n in range(5):
+        db.execute(f"insert into t{n} values ('x', 1, {n}); update t{n} set v = 'y'; delete from t{n}")
+    db.execute("insert into none values ('x'); insert into none values ('y')")
+    expected = [(f'{{"b":1,"a":{n}}}', op) for n in range(5) for op in ("INSERT", "UPDATE", "DELETE")]
+    assert keys(watched) == [*expected, ("", "INSERT"), ("", "INSERT")]
+    assert len(looks) == 1
+
+
+def test_a_table_of_a_transaction_that_goes_on_has_its_key(
+    db: Database, watch: Callable[..., Watched]
+) -> None:
+    """P-E08, P-E10: while it goes on nobody else sees the table; its key is found when it commits, also for what follows."""
+    db.execute(f"alter database {db.name} set logical_decoding_work_mem = '64kB'")
+    watched = watch(db, segment_bytes=32 << 10)
+    with db.connect() as conn:
+        conn.execute("begin")
+        conn.execute(FULL.format("t").encode())
+        conn.execute("insert into t select repeat('x', 100), 1, g from generate_series(1, 3000) g")
+        wait_until(lambda: watched.stage.unfinished[0] == 1, "it is staged while it goes on")
+        conn.execute("commit")
+    db.execute("insert into t values ('later', 2, 2)")
+    wanted = [*((1, a) for a in range(1, 3001)), (2, 2)]
+    assert keys(watched) == [(f'{{"b":{b},"a":{a}}}', "INSERT") for b, a in wanted]

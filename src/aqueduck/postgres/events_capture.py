@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,7 +22,9 @@ from aqueduck.postgres import pgoutput as wireformat
 from aqueduck.postgres import pgoutput_messages as messages
 from aqueduck.postgres.capture import Capture
 from aqueduck.postgres.capture_settings import CaptureSettings
+from aqueduck.postgres.connection import connect
 from aqueduck.postgres.decoder import Commit, Decoder, Place, Rows, Run, Truncate
+from aqueduck.postgres.published import Newcomer, newcomers
 from aqueduck.postgres.quoting import identifier, literal
 from aqueduck.postgres.readers import open_reader
 from aqueduck.postgres.stage import Stage
@@ -31,6 +33,9 @@ from aqueduck.postgres.wire import ReplicationStream, start_stream
 from aqueduck.schema import Column, TableSchema
 
 __all__ = ["EventsCapture", "EventsDecoder", "EventsSettings", "EventsStage", "StartStream"]
+
+#: tells of all tables of the publication but those with these OIDs
+Look = Callable[[Sequence[int]], Mapping[int, Newcomer]]
 
 #: opens the stream at a position; the default reads a slot that exists
 StartStream = Callable[[int], ReplicationStream]
@@ -70,6 +75,7 @@ class EventsDecoder(Decoder):
     """
     A decoder that takes every table of the stream but the excluded ones.
 
+    `look` is given the OIDs that are known and tells of the publication's other tables what the stream does not.
     With `rows_step` it tells the commit of the first transaction that ends so many rows after the last one told; with 0, of each.
     """
 
@@ -80,11 +86,17 @@ class EventsDecoder(Decoder):
         first_ord: int = 0,
         first_version: int = 0,
         excluded: tuple[str, ...] = (),
+        look: Look = lambda _: {},
         rows_step: int | None = None,
         streams: bool = False,
     ) -> None:
         super().__init__(tables, first_ord=first_ord, first_version=first_version, streams=streams)
         self._excluded = excluded
+        self._look = look
+        self._told = tuple(tables)
+        self._seen: dict[int, Newcomer] = {}
+        self._unseen: set[int] = set()
+        """Tables that the catalog did not have: gone, or made by a transaction that goes on."""
         self._rows_step = rows_step
 
     def _learn(self, relation: messages.WireRelation) -> None:
@@ -92,8 +104,35 @@ class EventsDecoder(Decoder):
             self._here[relation.oid] = None
             return
         if relation.oid not in self._known:
-            self._known[relation.oid] = _described(relation)
+            self._known[relation.oid] = self._described(relation)
+        if self._stream is not None and relation.oid in self._unseen:
+            self._stream.unresolved[self.next_version] = relation
         super()._learn(relation)
+
+    def _described(self, relation: messages.WireRelation) -> TableSchema:
+        """A table as the stream tells it; of one with a full identity it marks every column as key, so the catalog is asked."""
+        columns = tuple(Column(c.name, c.type_oid, c.typmod) for c in relation.columns)
+        key = tuple(c.name for c in relation.columns if c.is_key)
+        if relation.identity == "f":
+            key = self._newcomer(relation.oid).key
+        return TableSchema(relation.oid, relation.schema, relation.name, columns, key, relation.identity)
+
+    def _newcomer(self, oid: int) -> Newcomer:
+        """What the catalog says of it; tables that joined together are looked up together."""
+        if oid not in self._seen:
+            self._seen.update(self._look([*self._told, *self._seen]))
+        if oid not in self._seen:
+            self._unseen.add(oid)
+            return Newcomer()
+        self._unseen.discard(oid)
+        return self._seen[oid]
+
+    def _finish(self, end: messages.WireStreamCommit) -> Iterator[Run]:
+        """With its commit, others see the tables that a transaction made."""
+        relations = self._streamed(end.xid).unresolved.values()
+        for oid, relation in {r.oid: r for r in relations if r.oid in self._unseen}.items():
+            self._known[oid] = self._described(relation)
+        yield from super()._finish(end)
 
     def _whole(self, buf: wireformat.Bytes, start: Place, stop: Place) -> Iterator[Run]:
         """With `rows_step`, a commit after every so many rows, instead of one after the last whole transaction."""
@@ -121,13 +160,6 @@ class EventsDecoder(Decoder):
             if whole:
                 yield self._commit(tx, counted)
                 committed, counted = upto, 0
-
-
-def _described(relation: messages.WireRelation) -> TableSchema:
-    """A table as the stream tells it; of one with a full identity the key stays unknown."""
-    columns = tuple(Column(c.name, c.type_oid, c.typmod) for c in relation.columns)
-    key = () if relation.identity == "f" else tuple(c.name for c in relation.columns if c.is_key)
-    return TableSchema(relation.oid, relation.schema, relation.name, columns, key, relation.identity)
 
 
 class EventsStage(Stage):
@@ -222,6 +254,11 @@ class EventsCapture(Capture):
             first_ord=self._next_ord,
             first_version=self._next_version,
             excluded=events.excluded,
+            look=self._newcomers,
             rows_step=None if events.max_messages is None else 0,
             streams=self._in_progress,
         )
+
+    def _newcomers(self, known: Sequence[int]) -> Mapping[int, Newcomer]:
+        with connect(self._settings.dsn) as conn:
+            return newcomers(conn, self._settings.publication, known)

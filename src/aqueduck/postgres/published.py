@@ -6,6 +6,8 @@ Making one that has exactly our tables is in `publications`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -14,10 +16,17 @@ import structlog
 from aqueduck.errors import PublicationError, TableMissingError
 from aqueduck.postgres.connection import translate_errors
 from aqueduck.postgres.quoting import identifier
-from aqueduck.postgres.tables import describe_table
+from aqueduck.postgres.tables import describe_oid, describe_table
 from aqueduck.schema import TableName, TableSchema
 
-__all__ = ["check_publication", "publication_exists", "published_tables", "refuse_narrowed"]
+__all__ = [
+    "Newcomer",
+    "check_publication",
+    "newcomers",
+    "publication_exists",
+    "published_tables",
+    "refuse_narrowed",
+]
 
 log = structlog.get_logger()
 
@@ -97,3 +106,33 @@ def published_tables(conn: Connection, publication: str) -> tuple[TableSchema, .
         ):  # dropped a moment ago, or of a kind that we do not know
             log.warning("table not described, taken as the stream tells it", table=f"{schema}.{name}")
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """What the stream does not tell of a table that joined the publication while it is read."""
+
+    key: tuple[str, ...] = ()
+    """Of a table with a full replica identity; of others, the stream tells it."""
+
+
+def newcomers(conn: Connection, publication: str, known: Iterable[int]) -> dict[int, Newcomer]:
+    """All tables of the publication, by OID, that are not among the known ones."""
+    with translate_errors(f"read the publication {publication}", conn=conn):
+        rows = conn.execute(_NEWCOMERS, (publication, list(known))).fetchall()
+    return {oid: Newcomer(_key(conn, oid) if full else ()) for oid, full in rows}
+
+
+_NEWCOMERS = """
+    select c.oid::int8, c.relreplident = 'f'
+    from pg_publication_tables t
+    join pg_namespace n on n.nspname = t.schemaname join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
+    where t.pubname = %s and not c.oid::int8 = any (%s::int8[])
+"""
+
+
+def _key(conn: Connection, oid: int) -> tuple[str, ...]:
+    try:
+        return describe_oid(conn, oid, need_key=False).key
+    except (TableMissingError, PublicationError):  # dropped a moment ago
+        return ()
