@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -279,6 +280,34 @@ def test_a_table_that_cannot_take_events_is_refused(db: Database, flow_of: FlowO
     load(db, 1, 10)
     assert flow.once() == 0, flow.log()
     assert len(stored(flow, "postgres")) == 10
+
+
+def test_a_table_of_events_in_partitions_does_not_feed_on_itself(db: Database, flow_of: FlowOf) -> None:
+    """P-E03: a publication names partitions one by one; rows in them are no events, also in one that is attached later."""
+    columns = ", ".join(f"{c.name} {c.postgres}" for c in EVENT_COLUMNS)
+    db.execute(SHOP)
+    db.execute(
+        f"create schema log; create table log.events ({columns}) partition by range (seq);"
+        "create table log.first partition of log.events for values from (0) to (1)"
+    )
+    flow = flow_of(sink=sink_of("postgres"))
+    process = flow.fork()
+    wait_until(flow.streams, "it streams", 60, log=flow.log)
+    db.execute("insert into orders values (1)")
+    wait_until(lambda: bool(db.query("select from log.first")), "the event is there", 60, log=flow.log)
+    db.execute("create table log.rest partition of log.events default; insert into orders values (2), (3)")
+    wait_until(lambda: bool(db.query("select from log.rest")), "the events are there", 60, log=flow.log)
+    for n in range(4, 8):  # each would bring those of the one before
+        db.execute(f"insert into orders values ({n})")
+        wait_until(
+            lambda: bool(db.query(f"select from log.events where event->'after'->>'id' = '{n}'")),  # noqa: B023 - used at once
+            "the event is there",
+            60,
+            log=flow.log,
+        )
+    assert process.end(signal.SIGTERM) == 0, flow.log()
+    found = "select table_name, event->'after'->>'id' from log.events order by commit_lsn, seq"
+    assert db.query(found) == [("orders", str(n)) for n in range(1, 8)]
 
 
 def test_a_role_that_may_not_write_is_told_the_statement(db: Database, flow_of: FlowOf) -> None:

@@ -82,10 +82,18 @@ class PostgresBookmarks:
         )
 
     def own_tables(self, system_identifier: str, database: str) -> tuple[str, ...]:
-        """What of this database, as schema.name, is ours: changes there are nobody's events."""
-        server = read_server(self._connected())
-        here = (server.system_identifier, server.database) == (system_identifier, database)
-        return tuple(table.qualified for table in self._own) if here else ()
+        """What of this database, as schema.name, is ours, with its partitions: changes there are nobody's events."""
+        conn = self._connected()
+        server = read_server(conn)
+        if (server.system_identifier, server.database) != (system_identifier, database):
+            return ()
+        with translate_errors("look for partitions of our tables", conn=conn):
+            rows = conn.execute(
+                "select n.nspname || '.' || c.relname from unnest(%s::text[]) own, pg_partition_tree(to_regclass(own)) t"
+                " join pg_class c on c.oid = t.relid join pg_namespace n on n.oid = c.relnamespace",
+                ([table_identifier(table) for table in self._own],),
+            ).fetchall()
+        return tuple({*(table.qualified for table in self._own), *(name for (name,) in rows)})
 
     def close(self) -> None:
         if self._conn is not None:

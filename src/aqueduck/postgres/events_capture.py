@@ -54,7 +54,7 @@ class EventsSettings:
     max_messages: int | None = None
     max_staged_records: int | None = None
     excluded: tuple[str, ...] = ()
-    """Tables, as schema.name, whose changes are nobody's events: our own."""
+    """Tables, as schema.name, whose changes are nobody's events: our own.  So are those of partitions that they get later."""
 
     def save(self, path: Path) -> None:
         """Write the settings where only we can read them: they hold the connection string."""
@@ -93,14 +93,14 @@ class EventsDecoder(Decoder):
         super().__init__(tables, first_ord=first_ord, first_version=first_version, streams=streams)
         self._excluded = excluded
         self._look = look
-        self._told = tuple(tables)
+        self._told = frozenset(tables)
         self._seen: dict[int, Newcomer] = {}
         self._unseen: set[int] = set()
         """Tables that the catalog did not have: gone, or made by a transaction that goes on."""
         self._rows_step = rows_step
 
     def _learn(self, relation: messages.WireRelation) -> None:
-        if f"{relation.schema}.{relation.name}" in self._excluded:
+        if self._is_excluded(relation):
             self._here[relation.oid] = None
             return
         if relation.oid not in self._known:
@@ -108,6 +108,14 @@ class EventsDecoder(Decoder):
         if self._stream is not None and relation.oid in self._unseen:
             self._stream.unresolved[self.next_version] = relation
         super()._learn(relation)
+
+    def _is_excluded(self, relation: messages.WireRelation) -> bool:
+        """By its name, or as a partition that an excluded table got while we read."""
+        if f"{relation.schema}.{relation.name}" in self._excluded:
+            return True
+        if not self._excluded or relation.oid in self._told:
+            return False
+        return not set(self._excluded).isdisjoint(self._newcomer(relation.oid).above)
 
     def _described(self, relation: messages.WireRelation) -> TableSchema:
         """A table as the stream tells it; of one with a full identity it marks every column as key, so the catalog is asked."""

@@ -114,17 +114,22 @@ class Newcomer:
 
     key: tuple[str, ...] = ()
     """Of a table with a full replica identity; of others, the stream tells it."""
+    above: tuple[str, ...] = ()
+    """The partitioned tables, as schema.name, whose partition it is."""
 
 
 def newcomers(conn: Connection, publication: str, known: Iterable[int]) -> dict[int, Newcomer]:
     """All tables of the publication, by OID, that are not among the known ones."""
     with translate_errors(f"read the publication {publication}", conn=conn):
         rows = conn.execute(_NEWCOMERS, (publication, list(known))).fetchall()
-    return {oid: Newcomer(_key(conn, oid) if full else ()) for oid, full in rows}
+    return {oid: Newcomer(_key(conn, oid) if full else (), tuple(above)) for oid, full, above in rows}
 
 
 _NEWCOMERS = """
-    select c.oid::int8, c.relreplident = 'f'
+    select c.oid::int8, c.relreplident = 'f', array(
+               select s.nspname || '.' || a.relname from pg_partition_ancestors(c.oid) p
+               join pg_class a on a.oid = p.relid join pg_namespace s on s.oid = a.relnamespace
+           )
     from pg_publication_tables t
     join pg_namespace n on n.nspname = t.schemaname join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
     where t.pubname = %s and not c.oid::int8 = any (%s::int8[])
