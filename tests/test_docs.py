@@ -230,6 +230,19 @@ def test_files_that_the_documents_name_exist() -> None:
     assert missing == []
 
 
+def test_every_fault_point_is_documented_and_crashed_at() -> None:
+    """What guarantees.md says of every durable step is true of the code: each point is a row there, and in a test."""
+    sources, tests = (
+        "".join(p.read_text(encoding="utf-8") for p in sorted((ROOT / d).rglob("*.py")))
+        for d in ("src", "tests")
+    )
+    points = set(re.findall(r'faults\.point\("([a-z_.]+)"\)', sources))
+    assert len(points) > 20
+    told = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    assert [p for p in sorted(points) if f"`{p}`" not in told] == []
+    assert [p for p in sorted(points) if not re.search(rf'"{re.escape(p)}[":]', tests)] == []
+
+
 def test_every_decision_has_a_number_of_its_own() -> None:
     """ADRs are numbered without gap or double, and their titles say the same number."""
     files = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
