@@ -15,7 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from aqueduck.app.cli import app
+from aqueduck.app.tail import TailOptions, _drop_left_over, _published
 from aqueduck.errors import AqueduckError, ConfigError, SlotActiveError, SlotLostError
+from aqueduck.postgres.connection import connect
 from tests.fix_postgres import Database, wait_until
 
 SLOTS = "select slot_name::text from pg_replication_slots where database = current_database()"
@@ -78,6 +80,21 @@ def test_tail_of_one_table_for_people(db: Database) -> None:
     assert [line.split()[0] for line in lines] == ["insert", "delete"]
     assert all("public.B b" in line and "id=7" in line for line in lines)
     assert db.query(PUBLICATIONS) == [("mine",)]
+
+
+def test_a_tail_that_has_no_slot_yet_keeps_its_publication(db: Database) -> None:
+    """Another tail that starts in the same moment drops what a killed one left, and nothing else."""
+    db.execute("create table a (id int primary key); create publication aqueduck_tail_dead for table a")
+    with (
+        connect(db.dsn) as first,
+        connect(db.dsn) as second,
+        _published(first, TailOptions(db.dsn), "aqueduck_tail_first") as (name, _),
+    ):
+        _drop_left_over(second)
+        assert db.query(PUBLICATIONS) == [(name,)]
+    with connect(db.dsn) as third:
+        _drop_left_over(third)
+    assert db.query(PUBLICATIONS) == []
 
 
 def test_tail_from_an_earlier_position(db: Database) -> None:

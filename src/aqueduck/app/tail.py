@@ -29,6 +29,7 @@ from aqueduck.event_parts import EventPart
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.events_capture import EventsSettings
+from aqueduck.postgres.group_lock import lock_group, try_lock_group, unlock_group
 from aqueduck.postgres.publications import (
     create_publication_sql,
     drop_publication,
@@ -149,6 +150,7 @@ def _published(
             hint="name it with --publication",
         )
     tables = _described(conn, options.tables)
+    lock_group(conn, name)  # until the slot is there, only this says that somebody uses the publication
     try:
         with translate_errors(f"create the publication {name}", conn=conn):
             conn.execute(create_publication_sql(name, tables).encode())
@@ -254,7 +256,7 @@ def _begin(conn: psycopg.Connection[Any], options: TailOptions) -> tuple[int, st
 
 
 def _drop_left_over(conn: psycopg.Connection[Any]) -> None:
-    """Publications of tails that were killed: their slots are gone."""
+    """Publications of tails that were killed: their slots are gone, and so are the connections that locked their names."""
     with translate_errors("look for publications that a tail left", conn=conn):
         rows = conn.execute(
             "select pubname::text from pg_publication where starts_with(pubname::text, %s) and pg_has_role(pubowner, 'usage')"
@@ -262,7 +264,9 @@ def _drop_left_over(conn: psycopg.Connection[Any]) -> None:
             (PREFIX,),
         ).fetchall()
     for (name,) in rows:
-        drop_publication(conn, name)
+        if try_lock_group(conn, name):
+            drop_publication(conn, name)
+            unlock_group(conn, name)
 
 
 def _name(table: str) -> TableName:
