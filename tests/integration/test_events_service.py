@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,14 @@ import pytest
 
 from aqueduck import faults
 from aqueduck.app.events_status import lock_name
-from aqueduck.errors import LakeWriteError, ServiceLockedError
+from aqueduck.errors import (
+    AqueduckError,
+    LakeWriteError,
+    ServiceLockedError,
+    SinkRejectedError,
+    SinkWriteError,
+    SlotLostError,
+)
 from aqueduck.event_parts import EventPart
 from aqueduck.events_config import load_events
 from aqueduck.postgres.embedded import EmbeddedPostgres
@@ -26,6 +34,54 @@ __all__ = ["receiver"]  # a fixture
 FlowOf = Callable[..., Flow]
 
 SHOP = "create table orders (id int primary key); create publication faucet_pub for table orders"
+
+
+class Dying:
+    """A query that has failed when it is looked at for the second time."""
+
+    def __init__(self, stopping: threading.Event, failure: AqueduckError | None) -> None:
+        self._stopping, self._failure = stopping, failure
+        self._looks = 0
+
+    @property
+    def active(self) -> bool:
+        self._looks += 1
+        return self._looks < 2
+
+    def check(self) -> None:
+        if self._looks >= 2 and self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+
+@pytest.mark.parametrize(
+    ("failure", "slot_type", "raised"),
+    [
+        (SinkRejectedError("no"), "permanent", SinkRejectedError),
+        (SinkWriteError("full"), "temporary", SlotLostError),
+        (None, "temporary", SlotLostError),
+    ],
+)
+def test_what_ended_a_query_is_not_overlooked(
+    db: Database,
+    flow_of: FlowOf,
+    failure: AqueduckError | None,
+    slot_type: str,
+    raised: type[AqueduckError],
+) -> None:
+    """A query that ends between two looks is asked why, whenever that is; one that just ends is a failure, too."""
+    db.execute(SHOP)
+    service = flow_of(source={"slot_type": slot_type}).service()
+    stopping = threading.Event()
+    try:
+        service.prepare()
+        service._query = Dying(stopping, failure)  # type: ignore[assignment]
+        with pytest.raises(raised):
+            service.supervise(stopping)
+    finally:
+        service.stop()
 
 
 def rotated(seconds: float) -> dict[str, object]:

@@ -35,6 +35,7 @@ from aqueduck.errors import (
     SinkUnreachableError,
     SinkWriteError,
     SlotLostError,
+    SparkQueryError,
 )
 from aqueduck.event_parts import EventPart
 from aqueduck.events_config import EventsConfig
@@ -248,8 +249,6 @@ class EventsService:
                         runs = self._restart()
                     elif self._look_after():
                         return
-                    else:
-                        runs = self._query is not None and self._query.active
             except AqueduckError as exc:
                 runs = False
                 self._failed(exc)
@@ -277,7 +276,11 @@ class EventsService:
 
     def _look_after(self) -> bool:
         """What is due while the query runs; whether the run is over."""
+        assert self._query is not None
+        ended = not self._query.active
         self.check()
+        if ended:
+            raise SparkQueryError("the streaming query ended, although nobody stopped it")
         self._check_lock()
         done = self._is_done()
         return self._tick(final=done) and done
