@@ -65,6 +65,34 @@ def test_a_table_without_a_key_is_logged(db: Database, tmp_path: Path) -> None:
         assert verdicts(service)["public.log"].verdict == "different"
 
 
+def test_long_and_short_transactions_are_logged_in_the_order_of_their_commits(
+    db: Database, tmp_path: Path
+) -> None:
+    """Hazard 2: what a long transaction did before short ones committed comes after them, once, whatever a batch holds."""
+    db.execute("create table log (id int primary key, v text)")
+    with small_service(db, tmp_path, {"source": "public.log", "mode": "append"}) as service:
+        with db.connect() as long, db.connect() as longer:
+            longer.execute("begin; insert into log values (100, 'longer')")
+            long.execute("begin")
+            for number in range(3):
+                long.execute("insert into log values (%s, 'long')", (10 + number,))
+                db.execute("insert into log values (%s, 'short')", (number,))
+                service.apply()
+            long.execute("update log set v = 'long too' where id = 0; commit")
+            db.execute("insert into log values (3, 'short')")
+            service.apply()
+            longer.execute("delete from log where id = 11; commit")
+        service.apply()
+        rows = lake(service, "select _op, id from lake.main.log order by _commit_lsn, _seq")
+        assert rows == [
+            ("insert", 0), ("insert", 1), ("insert", 2),
+            ("insert", 10), ("insert", 11), ("insert", 12), ("update", 0),
+            ("insert", 3),
+            ("insert", 100), ("delete", 11),
+        ]  # fmt: skip
+        assert [c.verdict for c in verdicts(service).values()] == ["identical"]
+
+
 def test_truncates_of_several_tables(db: Database, tmp_path: Path) -> None:
     """P-S11: TRUNCATE … CASCADE RESTART IDENTITY, in every mode, in order with what is around it."""
     db.execute("create table parent (id int generated always as identity primary key, v text)")

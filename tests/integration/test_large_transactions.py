@@ -121,7 +121,7 @@ class Memory:
 def test_ten_million_rows_in_one_transaction(
     db: Database, sync_of: Callable[..., Sync], record_property: Callable[[str, Any], None]
 ) -> None:
-    """P-S29: they arrive at once, and no process needs more memory for them than for one million."""
+    """P-S29, Hazard 9: they arrive at once, and no process needs more memory for them than for one million."""
     db.execute("create table t (id int primary key, v int)")
     sync = sync_of("public.t")
     process = sync.started()
