@@ -18,6 +18,7 @@ from aqueduck.app.prepare import describe_tables
 from aqueduck.config import TableConfig
 from aqueduck.errors import CopyDisturbedError, LakeWriteError, PrivilegeError, SourceQueryError
 from aqueduck.lake.catalog import LakeSession
+from aqueduck.lake.commit import commit_batch
 from aqueduck.lake.copy_files import ChunkFile
 from aqueduck.lake.table_states import read_states, write_state
 from aqueduck.postgres.connection import connect
@@ -233,6 +234,29 @@ def test_a_batch_that_fails_after_a_table_was_isolated_isolates_nobody(
     assert group.runner.states[oid].ready
     assert group.runner.copier.failures == {}
     group.lake.execute("alter table lake.main.t rename column w to v")
+    group.apply()
+    assert_same(group)
+
+
+def test_what_a_commit_without_an_answer_parked_is_replayed(
+    group: WholeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows that it is there, but that it may be."""
+    oid = oid_of(group)
+    group.runner.set_enabled(oid, False)
+    group.db.execute("delete from t where id = 7; insert into t values (1000, 'parked')")
+
+    def commit(*arguments: Any) -> None:
+        commit_batch(*arguments)
+        raise LakeWriteError("the catalog is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("aqueduck.app.group_commits.commit_batch", commit)
+        with pytest.raises(LakeWriteError):
+            group.apply_only()
+    assert group.runner.parked == {}
+    group.runner.set_enabled(oid, True)
+    settle(group)
     group.apply()
     assert_same(group)
 

@@ -73,3 +73,31 @@ def test_what_fails_behind_the_reader_is_told_and_removed(tmp_path: Path) -> Non
         failed.result()
     assert after.result().rows == 20
     assert [file.name for file in tmp_path.iterdir()] == ["b.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("values", "dictionary"),
+    [
+        ([n % 2000 for n in range(10_000)], True),
+        ([n // 5 for n in range(10_000)], True),
+        (["a text that is always the same"] * 10_000, True),
+        ([None] * 10_000, True),
+        ([n % 5000 for n in range(10_000)], False),
+        (list(range(10_000)), False),
+        ([f"text {n}" for n in range(10_000)], False),
+        ([1, 1, 1, 1], True),
+        ([1, 2, 3, 4], False),
+    ],
+)
+def test_values_that_come_again_get_a_dictionary(
+    tmp_path: Path, values: list[object], dictionary: bool
+) -> None:
+    """In whatever order they come: in turns, in runs, or only one of them."""
+    batch = pa.RecordBatch.from_arrays([pa.array(values)], names=["n0"])
+    if batch.schema.field(0).type == pa.null():
+        batch = pa.RecordBatch.from_arrays([pa.array(values, pa.int32())], names=["n0"])
+    with WriteBehind() as behind:
+        done = behind.submit(write_arrow([batch], ["v"], str(tmp_path), "a.parquet", behind))
+    encodings = pq.read_metadata(done.result().path).row_group(0).column(0).encodings
+    assert ("RLE_DICTIONARY" in encodings) is dictionary
+    assert pq.read_table(done.result().path)["v"].to_pylist() == values

@@ -128,6 +128,8 @@ class Copier:
     chunk_bytes: int = 64 << 20
     by_sql: bool = False
     """Whether snapshots are taken without a replication connection."""
+    may_have_parked: Callable[[int], bool] = lambda oid: True
+    """False if surely nothing is parked of a table: asking the lake takes longer than all the rest of a small landing."""
     cancel_jobs: Callable[[], None] = lambda: None
     """Ends jobs that are under way; what they have copied is in their journals."""
 
@@ -484,7 +486,7 @@ class Copier:
         with self.commit_lock:
             if any(self._is_over(copy.state) for copy in copies):
                 raise CopyDisturbedError("a table was removed, or is wanted otherwise, since its copy began")
-            parked = parked_segments(self.lake, self.group, [copy.state.oid for copy in copies])
+            parked = self._parked([copy.state.oid for copy in copies])
             for copy in copies:
                 mine, moment = parked[copy.state.oid], copy.session.moment
                 fresh = iter(self.numbered(copy.schema, [s for s in mine if not is_shown(s, moment)]))
@@ -496,6 +498,11 @@ class Copier:
             self.on_ready([state.oid for state in landed])
         remove_parked_files(replayed)
         return rows
+
+    def _parked(self, oids: Sequence[int]) -> dict[int, list[SegmentRef]]:
+        asked = [oid for oid in oids if self.may_have_parked(oid)]
+        found = parked_segments(self.lake, self.group, asked) if asked else {}
+        return {oid: found.get(oid, []) for oid in oids}
 
     def _in_lake(self, states: Sequence[TableState]) -> bool:
         """Whether the lake has these states: asked after a commit without an answer."""
@@ -537,7 +544,7 @@ class Copier:
         self, ready: TableState, message: str, *, also: Callable[[], None] | None = None
     ) -> None:
         """Apply what was parked and mark the table as ready; `also` is done in the same lake transaction."""
-        parked = parked_segments(self.lake, self.group, [ready.oid])[ready.oid]
+        parked = self._parked([ready.oid])[ready.oid]
 
         def replay() -> TableState:
             done = replay_parked(self.lake, self.group, ready, parked)

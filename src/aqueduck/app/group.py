@@ -95,6 +95,8 @@ class GroupRunner:
             oid: Parked(*totals) for oid, totals in parked_totals(lake, self.group.name).items()
         }
         self.status.tables.update((oid, TableCounts()) for oid in self.tables)
+        self.parking = set(self.parked)
+        """Tables of which something may be parked: also if a commit failed, and nobody knows whether it happened."""
         for oid, state in self.states.items():
             if state.ready:  # a crash came between its landing and the end of its journal
                 forget_journal(self.directory, oid)
@@ -118,7 +120,7 @@ class GroupRunner:
             functools.partial(run_copy, spark, jobs), config.source.dsn, self.group.name, f"{self.run_id}c", lake, commit_lock,
             self.states, self.directory, self._on_ready, self.has_everything_before, self.versions.after, self._resync_needed,
             self.group.copy_concurrency, self.group.copy_chunk_bytes, self.group.capture == "poll",
-            functools.partial(cancel_copies, spark, jobs),
+            self.parking.__contains__, functools.partial(cancel_copies, spark, jobs),
         )  # fmt: skip
 
     # -- notes for capture and tasks
@@ -145,6 +147,7 @@ class GroupRunner:
     def _on_ready(self, oids: list[int]) -> None:
         for oid in oids:
             self.parked.pop(oid, None)
+            self.parking.discard(oid)
         self.tell_tables()
         self.tell_tasks()
 
@@ -246,6 +249,7 @@ class GroupRunner:
         for memory in (self.tables, self.states, self.parked, self.status.tables):
             memory.pop(oid, None)
         self.truncated.discard(oid)
+        self.parking.discard(oid)
         self.copier.forget(oid)
 
     def _resync_needed(self, oid: int) -> bool:

@@ -115,6 +115,7 @@ def _commit_what_can_be(runner: GroupRunner, units: Units, end: Position) -> Non
             parked=parked,
             version=runner.versions.of,
         )
+        runner.parking.update(segment.table_oid for segment in parked)
         try:
             plan, evolved = _evolved(runner, plan)
             plan = replace(plan, changed=(*changed, *evolved))

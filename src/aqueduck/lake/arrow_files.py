@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -26,6 +27,7 @@ __all__ = ["WriteBehind", "write_arrow"]
 AHEAD = 2
 # A dictionary pays where values come again: so often at least, in a sample of so many rows.
 REPEATS_MIN, SAMPLE_ROWS = 4, 8192
+_FEW = pa.array(np.sort(np.random.default_rng(0).choice(SAMPLE_ROWS, 256, replace=False)))
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -97,12 +99,7 @@ def write_arrow(
 
 
 def _open_writer(path: str, first: pa.Table) -> pq.ParquetWriter:
-    sample = first.slice(0, SAMPLE_ROWS)
-    repeated = [
-        name
-        for name in first.column_names
-        if pc.count_distinct(sample[name]).as_py() * REPEATS_MIN <= sample.num_rows
-    ]
+    repeated = [name for name in first.column_names if _repeats(first[name])]
     encodings = {f.name: _encoding(f.type) for f in first.schema if f.name not in repeated}
     return pq.ParquetWriter(
         path,
@@ -113,6 +110,13 @@ def _open_writer(path: str, first: pa.Table) -> pq.ParquetWriter:
         column_encoding={name: encoding for name, encoding in encodings.items() if encoding} or None,
         store_schema=False,
     )
+
+
+def _repeats(column: pa.ChunkedArray) -> bool:
+    sample = column.slice(0, SAMPLE_ROWS)
+    if len(sample) == SAMPLE_ROWS and pc.count_distinct(sample.take(_FEW)).as_py() == len(_FEW):
+        return False  # of values that come again so often, these few would have some twice
+    return bool(pc.count_distinct(sample).as_py() * REPEATS_MIN <= len(sample))
 
 
 def _encoding(kind: pa.DataType) -> str | None:
