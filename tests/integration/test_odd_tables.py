@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aqueduck.errors import NoKeyError, SchemaChangeError
+from aqueduck.errors import NoKeyError
 from aqueduck.lake.sql import ident
 from aqueduck.postgres.quoting import identifier
 from aqueduck.postgres.tables import describe_table
@@ -33,6 +33,7 @@ RESERVED = ["row_id", "begin_snapshot", "end_snapshot", "rowid"]
     ("names", "columns", "inline_rows"),
     [
         pytest.param(NAMES, [*NAMES, *OURS], 5, id="inlined"),
+        pytest.param(NAMES[:1], [*NAMES, *OURS, *RESERVED], 5, id="never inlined"),
         pytest.param(NAMES[:1], [*NAMES, *OURS, *RESERVED], 0, id="in files"),
     ],
 )
@@ -150,13 +151,3 @@ def test_a_table_without_columns_is_refused_with_a_way_out(db: Database) -> None
     db.execute("create table nothing ()")
     with db.connect() as conn, pytest.raises(NoKeyError):
         describe_table(conn, "nothing")
-
-
-@pytest.mark.parametrize("name", ["row_id", "BEGIN_snapshot", "rowid"])
-def test_names_that_ducklake_keeps_for_itself_are_refused_with_a_way_out(
-    db: Database, tmp_path: Path, name: str
-) -> None:
-    """What cannot work while rows are inlined says so before anything is made."""
-    db.execute(f'create table t (id int primary key, "{name}" int)')
-    with pytest.raises(SchemaChangeError, match=f"the column {name} .* set lake.inline_rows: 0"):
-        Flow(db, tmp_path, ["t"])

@@ -22,15 +22,16 @@ from aqueduck.modes import MODES
 from aqueduck.postgres import registry
 from aqueduck.postgres.connection import connect, is_pooled
 from aqueduck.postgres.registry import GroupObservation, GroupRow, TableObservation, TableRow
+from aqueduck.schema import TableName
 from aqueduck.table_options import check_options
 
-__all__ = ["Control", "Wanted", "open_control"]
+__all__ = ["Control", "Wanted", "inline_limits", "open_control"]
 
 log = structlog.get_logger()
 
 _GROUP_SETTINGS = sorted(
     {f.name for f in fields(registry.Settings)} & set(GroupConfig.model_fields)
-)  # inline_rows is the lake's
+)  # inline_rows is of tables, see `inline_limits`
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,15 @@ def open_control(config: SyncConfig) -> Control:
         conn.close()
         raise
     return Control(config, conn, listens)
+
+
+def inline_limits(groups: Iterable[Wanted]) -> dict[TableName, int]:
+    """How many rows of a batch may be inlined, by target table; where several sources fill it, the lowest counts."""
+    limits: dict[TableName, int] = {}
+    for row in (row for wanted in groups for row in wanted.rows.values() if not row.removed):
+        rows = row.settings.inline_rows
+        limits[row.target] = min(rows, limits.get(row.target, rows))
+    return limits
 
 
 def _why_refused(row: TableRow) -> ConfigError | None:

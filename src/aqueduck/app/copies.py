@@ -415,7 +415,7 @@ class Copier:
         directories = read_directories(self.lake)
         early = []
         for state, schema in tables:
-            refuse_names(self.lake, state.target, schema, state.mode)
+            refuse_names(state.target, schema, state.mode)
             fits = state.mode.plain or directories.of(state.target) is None
             if not fits or directories.place(state.target, state.mode) is None:
                 early.append((state, schema))

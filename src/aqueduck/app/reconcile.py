@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import structlog
 
-from aqueduck.app.control import Control, Wanted, open_control
+from aqueduck.app.control import Control, Wanted, inline_limits, open_control
 from aqueduck.app.group import GroupRunner, source_name
 from aqueduck.app.group_tables import add_tables, follow_name, remove_tables
 from aqueduck.app.observe import (
@@ -114,6 +114,7 @@ class Reconciler:
     def _reconcile(self, *, noticed: bool = False) -> None:
         """Bring what runs in line with what is wanted, group by group; after a notice also those that stand."""
         wanted_groups = self._control.wanted()
+        self._service.lake.limits = inline_limits(wanted_groups)
         # First who gets tables, then who gives them: a table that moves is handed over.
         for wanted in sorted(wanted_groups, key=self._loses_tables):
             if not noticed and self._stands(wanted):

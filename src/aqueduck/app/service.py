@@ -20,7 +20,7 @@ import structlog
 
 from aqueduck import metrics
 from aqueduck.app.actions import RegistryActions
-from aqueduck.app.control import Wanted, open_control
+from aqueduck.app.control import Wanted, inline_limits, open_control
 from aqueduck.app.copy_journal import journaled_files, journals_of
 from aqueduck.app.group import GroupRunner, source_name
 from aqueduck.app.maintenance_sync import Maintainer
@@ -118,7 +118,9 @@ class SyncService:
             self._lock(group.name)
         control = open_control(self.config)
         self._reconciler = Reconciler(self, control)
-        for wanted in control.wanted():
+        groups = control.wanted()
+        self.lake.limits = inline_limits(groups)
+        for wanted in groups:
             if wanted.removed:
                 self._reconciler.take_down(wanted)
             elif wanted.enabled:

@@ -19,6 +19,7 @@ from aqueduck.lake.evolve import holds, stored_columns
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.files import file_name, write_files
 from aqueduck.lake.fold import Fold
+from aqueduck.lake.inlined import inlining
 from aqueduck.lake.keeping import current_rows, end_rows, own_rows, source_tag
 from aqueduck.lake.projected import lost_value
 from aqueduck.lake.sql import LAKE, ident, lake_table, literal, string_list
@@ -54,14 +55,17 @@ def make_target(
     session: LakeSession, target: TableName, schema: TableSchema, mode: TableMode = UPSERT
 ) -> None:
     """Make the target if it is missing."""
-    refuse_names(session, target, schema, mode)
+    refuse_names(target, schema, mode)
     wanted = [*((c.name, lake_type(c)) for c in schema.columns), *mode.columns]
     columns = ", ".join(f"{ident(name)} {kind}" for name, kind in wanted)
     doing = "making the target"
     session.execute(f"create schema if not exists {ident(LAKE)}.{ident(target.schema)}", doing=doing)
-    session.execute(
-        f"create table if not exists {lake_table(target)} ({columns})", doing=doing, table=target.qualified
-    )
+    with inlining(session, target, schema):
+        session.execute(
+            f"create table if not exists {lake_table(target)} ({columns})",
+            doing=doing,
+            table=target.qualified,
+        )
 
 
 def check_target(
@@ -89,12 +93,9 @@ def check_target(
     session.memory.targets[target] = (schema, mode)
 
 
-def refuse_names(
-    session: LakeSession, target: TableName, schema: TableSchema, mode: TableMode = UPSERT
-) -> None:
+def refuse_names(target: TableName, schema: TableSchema, mode: TableMode = UPSERT) -> None:
     """Raise if a column has a name that the target cannot have."""
     _refuse_names_that_differ_by_case(target, schema)
-    _refuse_reserved_names(session, target, schema)
     _refuse_names_of_the_mode(target, schema, mode)
 
 
@@ -118,21 +119,6 @@ def _refuse_names_that_differ_by_case(target: TableName, schema: TableSchema) ->
                 f"the columns {other} and {column.name} of {schema.qualified} differ by case only,"
                 " which a lake cannot hold",
                 hint="rename one of them",
-                table=target.qualified,
-            )
-
-
-def _refuse_reserved_names(session: LakeSession, target: TableName, schema: TableSchema) -> None:
-    """Inlined rows are in tables of the catalog, where DuckLake has columns of its own, and SQLite has another."""
-    if session.config.inline_rows == 0:
-        return
-    reserved = {"row_id", "begin_snapshot", "end_snapshot", *(["rowid"] if session.kind == "sqlite" else [])}
-    for column in schema.columns:
-        if column.name.lower() in reserved:
-            raise SchemaChangeError(
-                f"the column {column.name} of {schema.qualified} has a name that DuckLake keeps for itself"
-                " where it inlines rows in the catalog",
-                hint="set lake.inline_rows: 0, or rename the column",
                 table=target.qualified,
             )
 
@@ -246,7 +232,7 @@ def insert_rows(session: LakeSession, target: TableName, rows: str, *, group: st
     [[count]] = session.execute(f"select count(*) from {rows}")
     if count == 0:
         return
-    if group is None or count <= session.config.inline_rows:
+    if group is None or count <= session.inline_rows:
         session.execute(
             f"insert into {lake_table(target)} by name from {rows}",
             doing="inserting rows",

@@ -80,6 +80,10 @@ class LakeSession:
     memory_limit: str | None = None
     read_only: bool = False
     memory: SessionMemory = field(default_factory=SessionMemory, repr=False)
+    limits: dict[TableName, int] = field(default_factory=dict, repr=False)
+    """How many rows may be inlined, of target tables where that is not what the configuration says."""
+    inline_rows: int = field(default=0, init=False, repr=False)
+    """How many rows of a statement DuckLake inlines right now; see `inlining`."""
     _con: duckdb.DuckDBPyConnection | None = field(default=None, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     _readings: int = field(default=0, repr=False)
@@ -122,6 +126,7 @@ class LakeSession:
     def transaction(self) -> Iterator[None]:
         """Everything inside becomes one lake snapshot, or nothing does."""
         with self._lock:
+            self.inline(self.config.inline_rows)  # one that failed may have left another limit
             self.execute("begin", doing="starting a lake transaction")
             try:
                 yield
@@ -131,6 +136,12 @@ class LakeSession:
                 with contextlib.suppress(duckdb.Error):
                     self.con.execute("rollback")
                 raise
+
+    def inline(self, rows: int) -> None:
+        """From now on DuckLake inlines inserts, updates and deletes of at most so many rows."""
+        if rows != self.inline_rows:
+            self.execute(_inline_statement(rows), doing="setting the limit of inlining")
+            self.inline_rows = rows
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -164,6 +175,7 @@ class LakeSession:
             self.close()
             self.memory = SessionMemory()
             self._con = _attached(self)
+            self.inline_rows = self.config.inline_rows
 
     def close(self) -> None:
         """End the session; closing it twice is fine."""
@@ -213,6 +225,7 @@ def _attached(session: LakeSession) -> duckdb.DuckDBPyConnection:
             know_store(session.config.data_path, session.config.properties)
             open_store(con, session.config.data_path)
         con.execute(_attach_statement(session.config, read_only=session.read_only))
+        con.execute(_inline_statement(session.config.inline_rows))
     except duckdb.Error as exc:
         con.close()
         raise classify_attach(exc, kind) from None  # the original quotes the connection string
@@ -224,7 +237,7 @@ def _attached(session: LakeSession) -> duckdb.DuckDBPyConnection:
 
 def _attach_statement(cfg: LakeConfig, *, read_only: bool) -> str:
     kind = catalog_kind(cfg.catalog)
-    options = [f"data_path {literal(cfg.data_path)}", f"data_inlining_row_limit {cfg.inline_rows}"]
+    options = [f"data_path {literal(cfg.data_path)}"]
     if kind == "sqlite":
         # With the write-ahead log, people who read the lake do not block commits.
         options += [] if read_only else ["meta_journal_mode 'WAL'"]
@@ -233,6 +246,11 @@ def _attach_statement(cfg: LakeConfig, *, read_only: bool) -> str:
         options.append("read_only")
     place = "ducklake:" + catalog_place(cfg.catalog)
     return f"attach {literal(place)} as {ident(LAKE)} ({', '.join(options)})"
+
+
+def _inline_statement(rows: int) -> str:
+    # Not as an option of the attachment: that would hold until the end of the session.
+    return f"set ducklake_default_data_inlining_row_limit = {rows}"
 
 
 def catalog_kind(catalog: str) -> str:

@@ -23,7 +23,7 @@ from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.evolve import evolve, plan_changes, same_columns
 from aqueduck.lake.fold import folded
 from aqueduck.lake.fold_modes import fold_of
-from aqueduck.lake.inlined import flush_where_due
+from aqueduck.lake.inlined import flush_where_due, inlining
 from aqueduck.lake.keeping import truncate_target
 from aqueduck.lake.kept_columns import keep_columns
 from aqueduck.lake.parking import record_parked
@@ -243,22 +243,23 @@ def apply_run(
 
     The target has the columns of `current`, and afterwards those of the run, which are returned.
     """
-    refuse_unclear(run.schema, current)
-    check_target(session, target, current or run.schema, mode)
-    if current is not None and not same_columns(current, run.schema):
-        steps = plan_changes(current, run.schema)
-        evolve(session, target, steps) if mode.plain else keep_columns(session, target, steps, mode)
-    truncate = run.truncate(skip_before, skip_from)
-    if truncate is not None:
-        truncate_target(session, target, mode, truncate)
-    if any(s.kind == "rows" for s in run.segments):
-        how = fold_of(mode)
-        with folded(
-            session.con, run.segments, run.schema, skip_before=skip_before, skip_from=skip_from, how=how
-        ) as fold:
-            apply_fold(session, target, run.schema, fold, group=group, mode=mode)
-    files = {"data": run.data, "deletes": run.deletes, "patches": run.patches, "ends": run.ends}
-    apply_files(session, target, run.schema, **files, group=group, mode=mode)
+    with inlining(session, target, current, run.schema):
+        refuse_unclear(run.schema, current)
+        check_target(session, target, current or run.schema, mode)
+        if current is not None and not same_columns(current, run.schema):
+            steps = plan_changes(current, run.schema)
+            evolve(session, target, steps) if mode.plain else keep_columns(session, target, steps, mode)
+        truncate = run.truncate(skip_before, skip_from)
+        if truncate is not None:
+            truncate_target(session, target, mode, truncate)
+        if any(s.kind == "rows" for s in run.segments):
+            how = fold_of(mode)
+            with folded(
+                session.con, run.segments, run.schema, skip_before=skip_before, skip_from=skip_from, how=how
+            ) as fold:
+                apply_fold(session, target, run.schema, fold, group=group, mode=mode)
+        files = {"data": run.data, "deletes": run.deletes, "patches": run.patches, "ends": run.ends}
+        apply_files(session, target, run.schema, **files, group=group, mode=mode)
     return run.schema
 
 

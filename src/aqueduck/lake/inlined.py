@@ -1,22 +1,44 @@
 """
-Keep small what the catalog itself holds: rows that DuckLake inlined, dead ones included.
+Which rows the catalog itself holds: those that DuckLake inlined, dead ones included.
 
-Each thousand of them costs about a millisecond in every delete, so beyond a limit they are moved to a file.
+`inlining` says how many rows of a table may come there at a time.  Each thousand of them costs about a millisecond in
+every delete, so beyond a limit they are moved to a file.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from aqueduck.errors import LakeError
 from aqueduck.lake.catalog import METADATA, LakeSession
 from aqueduck.lake.sql import LAKE, ident, literal
-from aqueduck.schema import TableName
+from aqueduck.schema import TableName, TableSchema
 
-__all__ = ["count_inlined", "flush_where_due"]
+__all__ = ["count_inlined", "flush_where_due", "inlining"]
 
 ROWS_MAX = 25_000
+_RESERVED = {"row_id", "begin_snapshot", "end_snapshot"}
+
+
+@contextlib.contextmanager
+def inlining(session: LakeSession, target: TableName, *schemas: TableSchema | None) -> Iterator[None]:
+    """
+    Inside, the limit of this target is in force; `schemas` are the columns that it has, and those that it gets.
+
+    With some names of columns it is 0: inlined rows are in tables of the catalog, where DuckLake has columns of its own.
+    """
+    reserved = _RESERVED | ({"rowid"} if session.kind == "sqlite" else set())
+    names = {c.name.lower() for schema in schemas if schema is not None for c in schema.columns}
+    with session.alone():
+        before = session.inline_rows
+        session.inline(0 if names & reserved else session.limits.get(target, session.config.inline_rows))
+        try:
+            yield
+        finally:
+            # A transaction that failed takes no statement any more; the next one begins with the lake's limit.
+            with contextlib.suppress(LakeError):
+                session.inline(before)
 
 
 def flush_where_due(session: LakeSession, targets: Iterable[TableName]) -> None:

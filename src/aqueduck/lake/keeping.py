@@ -103,7 +103,7 @@ def _write_event(
 
 def _count_inlined(session: LakeSession, target: TableName, rows: int) -> None:
     """Rows that were written again: few of them are in the catalog itself."""
-    if rows <= session.config.inline_rows:
+    if rows <= session.inline_rows:
         session.memory.inlined_rows[target] = session.memory.inlined_rows.get(target, 0) + rows
 
 

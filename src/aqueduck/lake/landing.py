@@ -19,6 +19,7 @@ from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import RunPlan, apply_run
 from aqueduck.lake.evolve import same_columns
 from aqueduck.lake.failures import lake_errors
+from aqueduck.lake.inlined import inlining
 from aqueduck.lake.keeping import own_rows
 from aqueduck.lake.landing_modes import SessionFiles, copied_keys, make_way
 from aqueduck.lake.parking import forget_parked
@@ -54,18 +55,19 @@ def land_copy(
                 "the table's columns changed while it was copied", table=schema.qualified
             )
     landed = replace(ready, schema=schema)
-    make_target(session, landed.target, schema, landed.mode)
-    if landed.mode.plain:
-        empty_target(session, landed.target, schema)
-    elif not make_way(session, group, landed, parked, sessions):
+    with inlining(session, landed.target, schema):
+        make_target(session, landed.target, schema, landed.mode)
+        if landed.mode.plain:
+            empty_target(session, landed.target, schema)
+        elif not make_way(session, group, landed, parked, sessions):
+            return replay_parked(session, group, landed, parked, moment=moment)
+        for before, now in zip([None, *sessions], sessions, strict=False):
+            if before is not None:
+                between = [s for s in parked if not is_shown(s, before.moment)]
+                _remove_touched(session, landed, schema, between, before.moment, now.moment)
+                _remove_read(session, landed, schema, now.paths)
+            add_files(session, landed.target, now.paths, landed.mode)
         return replay_parked(session, group, landed, parked, moment=moment)
-    for before, now in zip([None, *sessions], sessions, strict=False):
-        if before is not None:
-            between = [s for s in parked if not is_shown(s, before.moment)]
-            _remove_touched(session, landed, schema, between, before.moment, now.moment)
-            _remove_read(session, landed, schema, now.paths)
-        add_files(session, landed.target, now.paths, landed.mode)
-    return replay_parked(session, group, landed, parked, moment=moment)
 
 
 def replay_parked(

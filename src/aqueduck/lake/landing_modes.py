@@ -18,6 +18,7 @@ from aqueduck.lake.apply import check_target, delete_keys, insert_rows, make_tar
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import RunPlan, apply_run
 from aqueduck.lake.fold_modes import TIME
+from aqueduck.lake.inlined import inlining
 from aqueduck.lake.keeping import current_rows, end_rows, has_rows, own_rows, tell_of_resync
 from aqueduck.lake.kept_columns import fit_columns
 from aqueduck.lake.segments import columns_of
@@ -48,7 +49,8 @@ def prepare_copy(session: LakeSession, state: TableState, schema: TableSchema) -
     """Inside a transaction: make the target, or fit it to these columns."""
     make_target(session, state.target, schema, state.mode)
     if not state.mode.plain:
-        fit_columns(session, state.target, schema, state.mode)
+        with inlining(session, state.target, schema):
+            fit_columns(session, state.target, schema, state.mode)
 
 
 def can_go_on(session: LakeSession, state: TableState, schema: TableSchema, *, missing: bool = False) -> bool:
