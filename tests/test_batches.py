@@ -7,7 +7,7 @@ from typing import Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aqueduck.batches import Unit, plan_runs, plan_units
+from aqueduck.batches import Unit, plan_runs, plan_tasks, plan_units
 from aqueduck.changes import SegmentRef
 
 MIB = 1 << 20
@@ -99,3 +99,18 @@ def test_unchanged_values_that_move_between_keys_stay_in_one_unit() -> None:
     """A chain of unchanged values through key changes cannot be followed across buckets."""
     run = [segment(i, size=40 * MIB, updates=1, unchanged=1, key_changes=1) for i in range(3)]
     assert [u.buckets for u in plan_units(run)] == [1]
+
+
+@given(segments, st.integers(1, 20))
+def test_tasks_take_all_units_in_their_order(given_segments: list[SegmentRef], tasks_max: int) -> None:
+    """P-S28: there are never more than allowed, and none where there is nothing to do."""
+    units = plan_units(given_segments)
+    tasks = plan_tasks(units, tasks_max)
+    in_order = [u for u in units if u.direct] + [u for u in units if not u.direct]
+    assert [unit for task in tasks for unit in task] == in_order
+    assert len(tasks) <= tasks_max
+    assert all(tasks)
+    large = [sum(not u.direct for u in task) for task in tasks]
+    assert max(large, default=0) - min([n for n in large if n], default=0) <= 1, "they have as much to do"
+    if len([u for u in units if not u.direct]) < tasks_max:
+        assert max(large, default=0) <= 1, "no unit waits for another without need"

@@ -166,7 +166,7 @@ def test_the_connection_string_comes_from_the_environment() -> None:
             "groups[0]: plugin test_decoding needs capture: poll",
         ),
         (group(flush_interval_ms="soon"), "groups[0].flush_interval_ms: input should be a valid integer"),
-        (group(segment_bytes=0), "groups[0].segment_bytes: input should be greater than 0"),
+        (group(segment_bytes=0), "groups[0].segment_bytes: input should be greater than or equal to 1"),
         (group(segment_bytes="8 ells"), "groups[0].segment_bytes: could not"),
         (group(tables=[{"source": "a.b.c"}]), "groups[0].tables[0].source: must be a table name"),
         (

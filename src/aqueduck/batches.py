@@ -13,10 +13,11 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 
 from aqueduck.changes import SegmentRef
 
-__all__ = ["Run", "Unit", "plan_runs", "plan_units"]
+__all__ = ["Run", "Unit", "plan_runs", "plan_tasks", "plan_units"]
 
 DIRECT_BYTES_MAX = 4 << 20
 UNIT_BYTES = 48 << 20
@@ -121,6 +122,24 @@ def plan_units(
         else:
             units += _owners(run, _pieces(run.segments, unit_bytes))
     return units
+
+
+def plan_tasks(units: Sequence[Unit], tasks_max: int) -> list[list[Unit]]:
+    """
+    Which units share a task: none does where there may be as many tasks, and a task handles its own one after the other.
+
+    Units stay in their order.  Those for the driver are no work for a task: all of them share one, or go with the first.
+    """
+    direct = [unit for unit in units if unit.direct]
+    large = [unit for unit in units if not unit.direct]
+    count = min(tasks_max, len(large))
+    cuts = [len(large) * i // count for i in range(count + 1)] if count else []
+    tasks = [large[start:end] for start, end in pairwise(cuts)]
+    if not direct:
+        return tasks
+    if len(tasks) < tasks_max:
+        return [direct, *tasks]
+    return [[*direct, *tasks[0]], *tasks[1:]]
 
 
 def _owners(run: Run, pieces: list[list[SegmentRef]]) -> list[Unit]:

@@ -33,7 +33,6 @@ from aqueduck.schema import TableName, parse_table_name
 from aqueduck.sections import (
     MIB,
     SCHEME,
-    Bytes,
     Section,
     Sections,
     SlotName,
@@ -219,15 +218,17 @@ class GroupConfig(Section):
     capture: Literal["stream", "poll", "auto"] = "stream"
     plugin: Literal["pgoutput", "test_decoding"] = "pgoutput"
     poll_interval_ms: int = Field(default=100, ge=10, le=60_000)
-    poll_step_bytes: Bytes = ByteSize(64 * MIB)
-    catchup_bytes: Bytes = ByteSize(64 * MIB)
+    poll_step_bytes: ByteSize = Field(default=ByteSize(64 * MIB), ge=1 << 16, le=1 << 40)
+    catchup_bytes: ByteSize = Field(default=ByteSize(64 * MIB), ge=1, le=1 << 50)
     flush_interval_ms: int = Field(default=1000, ge=0, le=3_600_000)
-    stage_bytes_max: Bytes = ByteSize(1024 * MIB)
-    batch_bytes_max: Bytes = ByteSize(512 * MIB)
-    segment_bytes: Bytes = ByteSize(32 * MIB)
-    max_queued_changes: int = Field(default=10_000_000, ge=1)
+    stage_bytes_max: ByteSize = Field(default=ByteSize(1024 * MIB), ge=1, le=1 << 50)
+    batch_bytes_max: ByteSize = Field(default=ByteSize(512 * MIB), ge=1, le=1 << 50)
+    segment_bytes: ByteSize = Field(default=ByteSize(32 * MIB), ge=1, le=1 << 40)
+    max_queued_changes: int = Field(default=10_000_000, ge=1, le=1_000_000_000_000)
+    fold_concurrency: int = Field(default=64, ge=1, le=1024)
+    task_memory: ByteSize = Field(default=ByteSize(160_000_000), ge=64 * MIB, le=1 << 40)
     copy_concurrency: int = Field(default=2, ge=1, le=64)
-    copy_chunk_bytes: Bytes = ByteSize(64 * MIB)
+    copy_chunk_bytes: ByteSize = Field(default=ByteSize(64 * MIB), ge=8192, le=1 << 40)
     on_slot_loss: Literal["stop", "resync"] = "stop"
     on_type_change: Literal["resync", "stop"] = "resync"
     large_transactions: Literal["stream", "whole"] = "stream"

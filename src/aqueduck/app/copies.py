@@ -42,6 +42,7 @@ from aqueduck.lake.landing_modes import SessionFiles, can_go_on, prepare_copy
 from aqueduck.lake.parking import parked_segments, remove_parked_files
 from aqueduck.lake.partition_marks import write_marks
 from aqueduck.lake.table_states import TableState, read_states, write_state
+from aqueduck.lake.units import TASK_MEMORY
 from aqueduck.lifecycle import Lifecycle, fail, retry_is_due
 from aqueduck.lifecycle import TableState as Life
 from aqueduck.postgres.connection import connect
@@ -128,6 +129,7 @@ class Copier:
     chunk_bytes: int = 64 << 20
     by_sql: bool = False
     """Whether snapshots are taken without a replication connection."""
+    task_memory: int = TASK_MEMORY
     may_have_parked: Callable[[int], bool] = lambda oid: True
     """False if surely nothing is parked of a table: asking the lake takes longer than all the rest of a small landing."""
     cancel_jobs: Callable[[], None] = lambda: None
@@ -327,7 +329,7 @@ class Copier:
             items = [(copy, item) for copy in copies for item in copy.items(prefix)]
             job = CopyJob(
                 self.dsn, snapshot.name, self.lake.config.data_path, tuple(item for _, item in items),
-                self.lake.config.properties,
+                self.lake.config.properties, self.task_memory,
             )  # fmt: skip
             files = self._read(job, copies)
             again = {copy.state.oid: [] for copy in copies}  # type: dict[int, list[ChunkFile]]

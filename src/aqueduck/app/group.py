@@ -113,15 +113,30 @@ class GroupRunner:
             str(self._tables_note),
             str(self._skips_note),
             properties=config.lake.properties,
+            task_memory=self.group.task_memory,
         )
         self.query = SyncQuery(spark, self.directory, writer, self.commit)
         jobs = f"copies of {self.group.name} {self.run_id}"
         self.copier = Copier(
-            functools.partial(run_copy, spark, jobs), config.source.dsn, self.group.name, f"{self.run_id}c", lake, commit_lock,
-            self.states, self.directory, self._on_ready, self.has_everything_before, self.versions.after, self._resync_needed,
-            self.group.copy_concurrency, self.group.copy_chunk_bytes, self.group.capture == "poll",
-            self.parking.__contains__, functools.partial(cancel_copies, spark, jobs),
-        )  # fmt: skip
+            functools.partial(run_copy, spark, jobs),
+            config.source.dsn,
+            self.group.name,
+            f"{self.run_id}c",
+            lake,
+            commit_lock,
+            self.states,
+            self.directory,
+            self._on_ready,
+            self.has_everything_before,
+            numbered=self.versions.after,
+            on_resync_needed=self._resync_needed,
+            concurrency=self.group.copy_concurrency,
+            chunk_bytes=self.group.copy_chunk_bytes,
+            by_sql=self.group.capture == "poll",
+            task_memory=self.group.task_memory,
+            may_have_parked=self.parking.__contains__,
+            cancel_jobs=functools.partial(cancel_copies, spark, jobs),
+        )
 
     # -- notes for capture and tasks
 
@@ -189,6 +204,7 @@ class GroupRunner:
             stage_bytes_max=g.stage_bytes_max,
             max_queued_changes=g.max_queued_changes,
             batch_bytes_max=g.batch_bytes_max,
+            fold_concurrency=g.fold_concurrency,
             flush_interval_seconds=g.flush_interval_ms / 1000,
             capture=g.capture,
             plugin=g.plugin,

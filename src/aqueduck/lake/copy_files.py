@@ -18,7 +18,7 @@ from aqueduck.lake.engine import is_remote
 from aqueduck.lake.files import write_files
 from aqueduck.lake.projected import project_rows
 from aqueduck.lake.sql import ident
-from aqueduck.lake.units import task_engine
+from aqueduck.lake.units import TASK_MEMORY, task_engine
 from aqueduck.projection import copies_cells
 from aqueduck.schema import TableSchema
 from aqueduck.typemap import cast_sql
@@ -52,6 +52,7 @@ def write_chunk(
     chunk: int,
     behind: WriteBehind,
     more: str = "",
+    task_memory: int = TASK_MEMORY,
 ) -> Callable[[], ChunkFile]:
     """
     Cast and write the rows of one chunk, a batch at a time; `more` are columns that all of them have besides.
@@ -69,7 +70,7 @@ def write_chunk(
         finish = write_arrow(rest, names, directory, f"{name}.parquet", behind, table=schema.qualified)
         return lambda: ChunkFile(chunk, (file := finish()).path, file.rows)
     typed = ", ".join(f"{cell} as {ident(c.name)}" for cell, c in zip(cells, schema.columns, strict=True))
-    with task_engine(data_path, len(schema.columns)) as con:
+    with task_engine(data_path, len(schema.columns), task_memory) as con:
         con.register("aqueduck_chunk", pa.RecordBatchReader.from_batches(first.schema, rest))
         query = f"select {typed}{more} from {project_rows(con, schema, 'aqueduck_chunk')}"
         files = write_files(

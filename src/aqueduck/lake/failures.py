@@ -105,6 +105,9 @@ def classify(exc: duckdb.Error, doing: str, *, table: str | None = None) -> Aque
     ):
         hint = "check free space and the rights on lake.data_path"
         return DataPathError(f"{doing} could not write to the lake's storage", hint=hint, table=table)
+    if isinstance(exc, duckdb.OutOfMemoryException):
+        hint = "give the group a larger task_memory, or the machine more memory"
+        return LakeWriteError(f"{doing} ran out of memory", hint=hint, table=table)
     return LakeWriteError(f"{doing} failed: {type(exc).__name__}: {_shown(exc)}", table=table)
 
 

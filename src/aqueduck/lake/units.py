@@ -38,6 +38,7 @@ from aqueduck.projection import is_clear
 from aqueduck.schema import TableSchema
 
 __all__ = [
+    "TASK_MEMORY",
     "UnitFiles",
     "UnitWriter",
     "parked_units",
@@ -47,7 +48,7 @@ __all__ = [
     "task_engine",
 ]
 
-TASK_MEGABYTES = 160
+TASK_MEMORY = 160_000_000
 COLUMNS_PER_MEGABYTE = 5  # what each column takes in vectors on its way, however few rows there are
 
 
@@ -86,6 +87,8 @@ class UnitWriter:
     """A note of the driver: tables that are not ready or still catch up with their copy."""
     properties: dict[str, str] = field(default_factory=dict, kw_only=True)
     """Of the object store where the data path is one; credentials are names of variables."""
+    task_memory: int = field(default=TASK_MEMORY, kw_only=True)
+    """What DuckDB may use in a task, in bytes."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -118,7 +121,7 @@ class UnitWriter:
         attempt = uuid.uuid4().hex[:8]
         name = f"{file_prefix(self.group)}{self.run_id}-{unit.table_oid}-{first}-{unit.bucket}-{attempt}"
         with (
-            task_engine(self.data_path, len(schema.columns)) as con,
+            task_engine(self.data_path, len(schema.columns), self.task_memory) as con,
             folded(
                 con,
                 unit.segments,
@@ -155,10 +158,12 @@ class UnitWriter:
 
 
 @contextlib.contextmanager
-def task_engine(data_path: str, columns: int) -> Iterator[duckdb.DuckDBPyConnection]:
+def task_engine(
+    data_path: str, columns: int, task_memory: int = TASK_MEMORY
+) -> Iterator[duckdb.DuckDBPyConnection]:
     """An engine for one task on a table of so many columns; a new one costs 20 ms, an old one keeps its memory."""
-    megabytes = TASK_MEGABYTES + columns // COLUMNS_PER_MEGABYTE
-    con = open_kernel(data_path, threads=1, memory_limit=f"{megabytes}MB")
+    limit = task_memory + columns // COLUMNS_PER_MEGABYTE * 1_000_000
+    con = open_kernel(data_path, threads=1, memory_limit=f"{limit}B")
     try:
         yield con
     finally:

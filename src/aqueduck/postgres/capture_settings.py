@@ -35,6 +35,8 @@ class CaptureSettings:
     stage_bytes_max: int = 1 << 30
     max_queued_changes: int = 10_000_000
     batch_bytes_max: int = 512 << 20
+    fold_concurrency: int = 64
+    """How many tasks fold a batch."""
     flush_interval_seconds: float = 1.0
     slot_retries: int = 10
     stream_in_progress: bool = True

@@ -45,6 +45,8 @@ class Settings:
     batch_bytes_max: int = 1 << 29
     segment_bytes: int = 1 << 25
     max_queued_changes: int = 10_000_000
+    fold_concurrency: int = 64
+    task_memory: int = 160_000_000
     copy_concurrency: int = 2
     copy_chunk_bytes: int = 1 << 26
     inline_rows: int = 1000

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.types import StructType
 
 from aqueduck import faults
-from aqueduck.batches import Unit, plan_units
+from aqueduck.batches import Unit, plan_tasks, plan_units
 from aqueduck.changes import SegmentRef
 from aqueduck.notes import read_modes
 from aqueduck.postgres.capture_settings import CaptureSettings
@@ -93,9 +93,10 @@ class CaptureReader(SlotReader["Stage", "Capture"]):
         segments = [segment for cut in cuts for segment in cut.segments]
         units = plan_units(segments, keeping=self._keeping(segments))
         position, time_us = cuts[-1].position, cuts[-1].time_us
-        direct = tuple(unit.to_json() for unit in units if unit.direct)
-        groups = ([direct] if direct else []) + [(unit.to_json(),) for unit in units if not unit.direct]
-        return [UnitPartition(position, time_us, group) for group in groups]
+        return [
+            UnitPartition(position, time_us, tuple(unit.to_json() for unit in task))
+            for task in plan_tasks(units, self._settings.fold_concurrency)
+        ]
 
     def _keeping(self, segments: Sequence[SegmentRef]) -> set[int]:
         """Tables whose changes count although a truncate follows."""

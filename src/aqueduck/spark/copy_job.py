@@ -24,6 +24,7 @@ from aqueduck.errors import AqueduckError, CopyDisturbedError, own_error
 from aqueduck.lake.arrow_files import WriteBehind
 from aqueduck.lake.copy_files import ChunkFile, write_chunk
 from aqueduck.lake.object_stores import know_store
+from aqueduck.lake.units import TASK_MEMORY
 from aqueduck.notes import write_note
 from aqueduck.postgres.table_copy import Chunk, ChunkReader
 from aqueduck.projection import copies_cells
@@ -59,6 +60,8 @@ class CopyJob:
     items: tuple[CopyItem, ...]
     properties: dict[str, str] = field(default_factory=dict)
     """Of the object store where the data path is one; credentials are names of variables."""
+    task_memory: int = TASK_MEMORY
+    """What DuckDB may use in a task, in bytes."""
 
     def run(self, numbers: Sequence[int]) -> list[ChunkFile]:
         """Copy these items: the next one is read while the last one is still written."""
@@ -78,6 +81,7 @@ class CopyJob:
             chunk=item.chunk.number,
             behind=behind,
             more=item.more,
+            task_memory=self.task_memory,
         )
         return behind.submit(_note, item, finish)
 
