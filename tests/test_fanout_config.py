@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 
 from aqueduck.errors import ConfigError
 from aqueduck.fanout_config import (
+    DestinationConfig,
     FanoutConfig,
     PartitionConfig,
     assigned,
     is_fanout,
-    listed_destinations,
     load_fanout,
     parse_fanout,
 )
-from aqueduck.lake_place import LakePlace, resolve
+from aqueduck.fanout_roster import Roster
+from aqueduck.lake_place import LakePlace, lake_address, resolve
 
 BASE = Path("/srv/shop")
 ENV = {
@@ -162,6 +163,9 @@ def test_routing_values_may_be_written_without_quotes(value: object, text: str) 
         (smallest("poll", interval_seconds="often"), "poll.interval_seconds"),
         (smallest("pool", max_open=0), "pool.max_open"),
         (smallest("source", table=""), "source.table"),
+        ({**SMALLEST, "destinations_table": "a.b.c"}, "table"),
+        ({**SMALLEST, "dynamic": {"catalog": "{value}", "data_path": "{value}", "table": "a.b.c"}}, "table"),
+        ({**SMALLEST, "dynamic": {"catalog_env": "NONE", "metadata_schema": "{value}", "data_path": "{value}"}}, "dynamic: catalog_env"),
         (smallest("instance", partition={"mode": "hash", "total": 2, "ordinal": 2}), "ordinal"),
         (smallest("instance", partition={"mode": "explicit"}), "include"),
         (smallest("instance", partition={"mode": "explicit", "include": ["nobody"]}), "nobody"),
@@ -278,17 +282,78 @@ def test_rows_of_a_table_are_destinations_or_are_left_out_by_name() -> None:
         {"id": "empty"},
         {**good, "id": "word", "routing_value": "seven"},
         {**good, "id": "leak", "routing_value": "10", "catalog": "postgres:dbname=x password=geheim"},
+        {**good, "id": "shared", "routing_value": "11", "catalog": "sqlite:/srv/x/../b.db"},
+        {**good, "id": "beside", "routing_value": "12", "table": "more"},
     ]
-    found, problems = listed_destinations(
+    roster = Roster(
         config,
-        rows,
+        {},
         lambda values: ["a" if v == "a" else str(int(v)) if v.isdigit() else None for v in values],
     )
-    assert [d.id for d in found] == ["b"]
+    roster.add_rows(rows)
+    assert [d.id for d in roster.destinations] == ["a", "b", "beside"]
     assert {
-        name: problem.startswith("[config.invalid]") for name, problem in problems.items()
-    } == dict.fromkeys(("same", "a", "relative", "empty", "word", "leak"), True)
-    assert "geheim" not in str(problems)
+        name: problem.startswith("[config.invalid]") for name, problem in roster.left_out.items()
+    } == dict.fromkeys(("same", "a", "relative", "empty", "word", "leak", "shared"), True)
+    assert "geheim" not in str(roster.left_out)
+    assert "same table of the same lake as the destination b" in roster.left_out["shared"]
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        (destination({}, {"id": "b", "routing_value": "b"}), "(b): writes the same table of the same lake as the destination a"),
+        (destination({"table": "x"}, {"id": "b", "routing_value": "b", "table": "main.X"}), "(b)"),
+        (destination({}, {"id": "b", "routing_value": "b", "catalog": "sqlite:./x/../a.db"}), "(b)"),
+        (destination({}, {"id": "b", "routing_value": "b", "catalog": None, "catalog_env": "SAME"}), "(b)"),
+        (destination({"catalog": "sqlite:s.db"}), "(a): writes the same table of the same lake as the source"),
+    ],
+)  # fmt: skip
+def test_two_that_write_one_table_are_refused(values: object, named: str) -> None:
+    """P-F14: they would remove each other's rows; told by the table, however its lake is written."""
+    text = problem(values, {"SAME": "sqlite:/srv/shop/a.db"})
+    assert named in text
+    assert "\n" not in text
+
+
+def test_tables_of_one_lake_and_lakes_of_one_database_are_apart() -> None:
+    """Two destinations may share a lake with a table each, or a database with a schema each."""
+    two = destination({}, {"id": "b", "routing_value": "b", "table": "b"})
+    assert len(parse(two).destinations) == 2
+    catalog = {"catalog": "postgres:dbname=x"}
+    schemas = destination(
+        {**catalog, "metadata_schema": "a"},
+        {**catalog, "id": "b", "routing_value": "b", "metadata_schema": "b"},
+    )
+    assert len(parse(schemas).destinations) == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "same"),
+    [
+        ("postgres:host=db dbname=x", "postgres:dbname=x user=u host=DB port=5432", True),
+        ("postgres:host=db dbname=x", "postgresql://u:geheim@db/x", True),
+        ("postgres:host=db dbname='x y'", "postgres:postgresql://db:5432/x y?sslmode=require", True),
+        ("postgres://db/x?port=5433", "postgres:host=db port=5433 dbname=x", True),
+        ("postgres:host=db dbname=x", "postgres:host=db dbname=y", False),
+        ("postgres:host=db dbname=x", "postgres:host=db dbname=x port=5433", False),
+        ("postgres:host=db dbname=x", "postgres:host=other dbname=x", False),
+        ("postgres:service=one", "postgres:service=two", False),
+        ("postgres:odd", "postgres:strange", False),
+        ("/srv/a.ducklake", "/srv//./a.ducklake", True),
+        ("sqlite:/srv/a", "sqlite:/srv/b", False),
+    ],
+)
+def test_a_lake_is_told_by_its_database_not_by_its_spelling(one: str, two: str, same: bool) -> None:
+    """However a connection string is written and whoever connects; the text holds no credentials."""
+    found = [
+        lake_address(
+            DestinationConfig(id="a", routing_value="a", catalog_env="C", data_path="/d"), {"C": text}
+        )
+        for text in (one, two)
+    ]
+    assert (found[0] == found[1]) == same
+    assert "geheim" not in str(found)
 
 
 def test_every_key_is_documented() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from aqueduck.config import MaintenanceConfig, ServerConfig, SparkConfig
 from aqueduck.errors import ConfigError
-from aqueduck.lake_place import LakeKeys, LakePlace, PlainText, resolve
+from aqueduck.lake_place import LakeKeys, LakePlace, PlainText, lake_address, resolve
 from aqueduck.object_store import Properties, refuse_secrets
 from aqueduck.schema import TableName, parse_table_name
 from aqueduck.sections import (
@@ -35,7 +35,6 @@ from aqueduck.sections import (
 )
 
 __all__ = [
-    "LISTED_KEYS",
     "DestinationConfig",
     "DynamicConfig",
     "FanoutConfig",
@@ -44,9 +43,9 @@ __all__ = [
     "assigned",
     "file_is_fanout",
     "is_fanout",
-    "listed_destinations",
     "load_fanout",
     "parse_fanout",
+    "refuse_shared",
 ]
 
 _HINT = "see docs/fanout.md for every key"
@@ -231,9 +230,11 @@ class FanoutConfig(Section):
             raise ValueError(f"instance.partition.include: no destination has the id {min(unknown)}")
         return self
 
-    def place_of(self, destination: DestinationConfig, env: Mapping[str, str]) -> LakePlace:
+    def place_of(
+        self, destination: DestinationConfig, env: Mapping[str, str], where: str | None = None
+    ) -> LakePlace:
         """
-        Where the destination's lake is.
+        Where the destination's lake is; `where` is for the error.
 
         One that says nothing about credentials and is in the source's object store uses the source's.
         """
@@ -242,7 +243,7 @@ class FanoutConfig(Section):
         named = any(key.startswith("s3_access_key_id") for key in properties)
         if not named and properties.get("s3_endpoint") == source.get("s3_endpoint"):
             properties |= {key: value for key, value in source.items() if key.endswith("_env")}
-        return resolve(destination, properties, env, f"destinations ({destination.id})")
+        return resolve(destination, properties, env, where or f"destinations ({destination.id})")
 
     def target_of(self, destination: DestinationConfig) -> TableName:
         """The destination's table."""
@@ -250,58 +251,27 @@ class FanoutConfig(Section):
             destination.table or self.source.table, default_schema="main", fold_case=False
         )
 
+    def address_of(self, destination: DestinationConfig, env: Mapping[str, str]) -> str:
+        """The same text for the same table of the same lake."""
+        return f"{lake_address(destination, env)} {self.target_of(destination).folded}"
 
-LISTED_KEYS = frozenset(DestinationConfig.model_fields) - {"properties"}
-"""Columns of a table of destinations."""
+    def source_address(self, env: Mapping[str, str]) -> str:
+        """That of the table that is read."""
+        return f"{lake_address(self.source, env)} {self.source.table_name.folded}"
 
 
-def listed_destinations(
-    config: FanoutConfig,
-    rows: Iterable[Mapping[str, str]],
-    canonical: Callable[[Sequence[str]], list[str | None]],
-) -> tuple[list[DestinationConfig], dict[str, str]]:
+def refuse_shared(taken: dict[str, str], destination_id: str, address: str) -> None:
     """
-    The destinations that rows of a table describe, and why others were left out, by id.
+    Raise if the destination's table is in `taken`, by address; otherwise it is from now on.
 
-    `canonical` writes values as the routing column does, and gives None for those that are none of its type: two
-    rows, or a row and the file, may not claim the same value.
+    Two that write one table would remove each other's rows wherever their keys meet, and its columns.
     """
-    found: list[DestinationConfig] = []
-    problems: dict[str, str] = {}
-    for number, row in enumerate(rows):
-        name = row.get("id", f"row {number + 1}")
-        try:
-            each = DestinationConfig.model_validate(dict(row))
-            _refuse_relative(each)
-            config.target_of(each)
-            found.append(each)
-        except ValidationError as exc:
-            problems[name] = str(ConfigError(describe_problems(exc, {(): DestinationConfig}), hint=_HINT))
-        except ValueError as exc:
-            problems[name] = str(ConfigError(str(exc), hint=_HINT))
-    values = canonical([d.routing_value for d in (*config.destinations, *found)])
-    ids = {d.id for d in config.destinations}
-    taken = set(values[: len(config.destinations)])
-    kept = []
-    for each, value in zip(found, values[len(config.destinations) :], strict=True):
-        if value is None:
-            problems[each.id] = str(ConfigError("routing_value is none of the routing column's type"))
-        elif each.id in ids or value in taken:
-            what = "id" if each.id in ids else "routing_value"
-            problems[each.id] = str(ConfigError(f"another destination has the same {what}"))
-        else:
-            kept.append(each)
-            ids.add(each.id)
-            taken.add(value)
-    return kept, problems
-
-
-def _refuse_relative(each: DestinationConfig) -> None:
-    """A row of a table is in no directory."""
-    file = each.catalog is not None and not each.catalog.startswith(("postgres:", "postgresql:"))
-    paths = [each.data_path, *([(each.catalog or "").removeprefix("sqlite:")] if file else [])]
-    if not all(Path(path).is_absolute() or "://" in path for path in paths):
-        raise ValueError("data_path and catalog need absolute paths in a table")
+    if address in taken:
+        raise ConfigError(
+            f"destinations ({destination_id}): writes the same table of the same lake as {taken[address]}",
+            hint="give it another table, metadata_schema or catalog",
+        )
+    taken[address] = f"the destination {destination_id}"
 
 
 _SECTIONS: Sections = {
@@ -359,16 +329,28 @@ def parse_fanout(text: str, *, base_dir: Path, env: Mapping[str, str], name: str
     try:
         config = FanoutConfig.model_validate(values)
         config = _with_absolute_paths(config, base_dir)
-        resolve(config.source, {}, env)
-        for destination in config.destinations:
-            config.target_of(destination)
-            if assigned(config.instance.partition, destination.id):
-                config.place_of(destination, env)
+        _check_places(config, env)
     except ValidationError as exc:
         raise ConfigError(f"{name}: {describe_problems(exc, _SECTIONS)}", hint=_HINT) from None
     except ValueError as exc:
         raise ConfigError(f"{name}: table: {exc}", hint=_HINT) from None
     return config
+
+
+def _check_places(config: FanoutConfig, env: Mapping[str, str]) -> None:
+    """Names of tables are names, variables are set, and no two write the same table."""
+    resolve(config.source, {}, env)
+    taken = {config.source_address(env): "the source"}
+    for destination in config.destinations:
+        refuse_shared(taken, destination.id, config.address_of(destination, env))
+        if assigned(config.instance.partition, destination.id):
+            config.place_of(destination, env)
+    if config.dynamic is not None:
+        example = config.dynamic.destination("value")
+        config.target_of(example)
+        config.place_of(example, env, "dynamic")
+    if config.destinations_table is not None:
+        parse_table_name(config.destinations_table, default_schema="main", fold_case=False)
 
 
 def _with_absolute_paths(config: FanoutConfig, base_dir: Path) -> FanoutConfig:

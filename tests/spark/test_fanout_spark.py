@@ -172,9 +172,9 @@ def test_a_table_of_destinations_is_followed(fan: Fan, spark: SparkSession) -> N
     service.prepare()
     catch_up(service)
     assert fan.differing() == {}
-    assert set(service.status.row_problems) == {"again", "bad"}
-    assert "absolute" in service.status.row_problems["bad"]
-    assert "same routing_value" in service.status.row_problems["again"]
+    assert set(service.status.left_out) == {"again", "bad"}
+    assert "absolute" in service.status.left_out["bad"]
+    assert "same routing_value" in service.status.left_out["again"]
     fan.values["four"] = "d"
     fan.change(listed("four", "d"), "update lake.t set c = 'd' where id < 9")
     service.poll()

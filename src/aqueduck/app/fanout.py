@@ -37,7 +37,8 @@ from aqueduck.errors import (
     SourceExpiredError,
     SparkStartError,
 )
-from aqueduck.fanout_config import FanoutConfig, listed_destinations
+from aqueduck.fanout_config import FanoutConfig
+from aqueduck.fanout_roster import Roster
 from aqueduck.lake.source_lake import ReadPlan
 from aqueduck.spark.fanout_query import CycleResult, Workers, find_cursors, run_cycle
 from aqueduck.spark.session import build_session
@@ -60,6 +61,7 @@ class FanoutService:
         self, config: FanoutConfig, *, env: Mapping[str, str] = os.environ, spark: Any = None
     ) -> None:
         self.config = config
+        self._env = env
         self.status = FanoutStatus(config.instance.id)
         self.state_file = StateFile(state_path(config))
         self.tenants = Tenants(config, self.status, env)
@@ -69,40 +71,55 @@ class FanoutService:
         self._counted = -1
         self.upkeep = DestinationUpkeep(config.maintenance)
         self._listed_at: int | None = None
+        self._roster: Roster | None = None
+        self._seen: dict[str, None] = {}
+        """Values that the pattern serves, in the order in which they came."""
         path = self.state_file.path
         self.progress = {lane: LaneProgress(path.with_suffix(f".{lane}")) for lane in ("main", "side")}
 
     def prepare(self) -> None:
         """Refuse what can be refused before Spark starts: the table, its columns, the routing values."""
-        plan = self.source.plan_scan()
-        listed = {d.id: d.routing_value for d in self.config.destinations}
-        self.source.check_values(plan, list(listed.values()), list(listed))
-        if self.config.destinations_table is not None:
-            self._follow_table(plan)
-        if self.config.dynamic is not None:
-            known = set(self.source.canonical(plan, self.tenants.values()))
-            self.tenants.discover([v for v in self.source.values(plan) if v not in known])
+        self.take_over(self.config)
 
     def take_over(self, config: FanoutConfig) -> None:
-        """Serve what another configuration says; destinations that are the same go on as they are."""
-        self.config = config
-        if config.destinations_table is None:
-            self.tenants.take_over(config)
-        self.prepare()
+        """
+        Serve what a configuration says; destinations that are the same go on as they are.
 
-    def _follow_table(self, plan: ReadPlan) -> None:
-        """Serve what the table of destinations says; rows that are wrong are reported and left out."""
-        assert self.config.destinations_table is not None
-        rows = self.source.listed(self.config.destinations_table, plan)
-        found, problems = listed_destinations(
-            self.config, rows, functools.partial(self.source.canonical, plan)
-        )
-        for name, problem in problems.items():
-            if self.status.row_problems.get(name) != problem:
-                log.warning("a row of the table of destinations is wrong", destination=name, problem=problem)
-        self.status.row_problems = problems
-        self.tenants.take_over(self.config, found)
-        self._listed_at = plan.end
+        Everything is asked and checked before anything changes: what raises leaves the service as it was.
+        """
+        plan = self.source.plan_scan()
+        named = config.destinations
+        self.source.check_values(plan, [d.routing_value for d in named], [d.id for d in named])
+        self._serve(config, plan, self.source.values(plan) if config.dynamic is not None else ())
+
+    def _serve(self, config: FanoutConfig, plan: ReadPlan, values: Sequence[str] = ()) -> None:
+        """Serve the destinations of the file, its table, and of the pattern for these values and those seen before."""
+        roster = Roster(config, self._env, functools.partial(self.source.canonical, plan))
+        if config.destinations_table is not None:
+            roster.add_rows(self.source.listed(config.destinations_table, plan))
+        found = roster.add_values([*self._seen, *values])
+        self.tenants.take_over(config, roster.destinations)
+        self.config, self._roster, self._listed_at = config, roster, plan.end
+        self._seen = {each.routing_value: None for each in found}
+        self._report_left_out()
+
+    def _discover(self, values: Sequence[str]) -> None:
+        """Serve what the pattern makes of values that came with a change."""
+        assert self._roster is not None
+        new = self._roster.add_values(values)
+        self.tenants.add(new)
+        self._seen |= {each.routing_value: None for each in new}
+        self._report_left_out()
+        if new:
+            log.info("destinations discovered", new=len(new), destinations=len(self.tenants))
+
+    def _report_left_out(self) -> None:
+        assert self._roster is not None
+        before, now = self.status.left_out, dict(self._roster.left_out)
+        for name, problem in now.items():
+            if before.get(name) != problem:
+                log.warning("destination left out", destination=name, problem=problem)
+        self.status.left_out = now
 
     @property
     def spark(self) -> Any:
@@ -130,7 +147,7 @@ class FanoutService:
         try:
             latest = self.source.latest()
             if self.config.destinations_table is not None and latest != self._listed_at:
-                self._follow_table(self.source.plan_scan())
+                self._serve(self.config, self.source.plan_scan())
         except _FATAL:
             raise
         except AqueduckError as exc:
@@ -173,7 +190,8 @@ class FanoutService:
             self._note(tenants, result)
             if main:
                 self._counted = max(self._counted, end)
-                self.tenants.discover(result.report.unknown)
+                if result.report.unknown:
+                    self._discover(result.report.unknown)
 
     @property
     def _cores(self) -> int:

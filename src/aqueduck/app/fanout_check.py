@@ -68,10 +68,10 @@ def _source_checks(service: FanoutService, pool: LakePool) -> Iterator[CheckResu
 
     def destinations() -> str:
         service.prepare()
-        if problems := service.status.row_problems:
+        if problems := service.status.left_out:
             name, problem = next(iter(problems.items()))
             raise LakeWriteError(
-                f"{len(problems)} rows of the table are left out, {name} among them: {problem}"
+                f"{len(problems)} of the table or the pattern are left out, {name} among them: {problem}"
             )
         return f"{len(service.tenants)} served here, {len(service.tenants.elsewhere)} by other instances"
 

@@ -50,7 +50,7 @@ class FanoutOverviews:
             self._slow_at = time.monotonic()
             self._processes = tuple(processes())
         service, status = self._service, self._service.status
-        for name, problem in status.row_problems.items():
+        for name, problem in status.left_out.items():
             self._problems.see(problem, destination=name or None)
         seed = status.seed
         jobs = [lane.look() for lane in service.progress.values()]

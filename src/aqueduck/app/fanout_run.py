@@ -18,7 +18,7 @@ from aqueduck.app.fanout import FanoutService
 from aqueduck.app.fanout_overviews import FanoutOverviews
 from aqueduck.app.fanout_status import StateFile, state_path
 from aqueduck.app.maintenance_fanout import only_instance
-from aqueduck.errors import AqueduckError, LakeWriteError
+from aqueduck.errors import LakeWriteError, own_error
 from aqueduck.fanout_config import load_fanout
 from aqueduck.fanout_plan import TRIES
 from aqueduck.web.server import serve
@@ -99,7 +99,7 @@ def _wait(service: FanoutService, stopping: threading.Event, reload: threading.E
 
 
 def _reload(service: FanoutService, path: Path) -> None:
-    """Take over the destinations of the changed file; one that is wrong changes nothing."""
+    """Take over the destinations of the changed file; if that cannot be done, nothing changes."""
     before = service.config
     try:
         config = load_fanout(path)
@@ -112,10 +112,8 @@ def _reload(service: FanoutService, path: Path) -> None:
         if before.model_copy(update=fixed) != config:
             log.warning("only destinations, destinations_table, dynamic and poll change without a restart")
         service.take_over(before.model_copy(update=fixed))
-    except AqueduckError as exc:
-        log.warning("configuration not taken over", error=str(exc))
-        if service.config is not before:
-            service.take_over(before)
+    except Exception as exc:  # noqa: BLE001 - whatever is wrong with it, what was served is served on
+        log.warning("configuration not taken over", error=str(own_error(exc)))
         return
     log.info("configuration taken over", destinations=len(service.tenants))
 

@@ -15,7 +15,8 @@ from dataclasses import replace
 import structlog
 
 from aqueduck.errors import SourceExpiredError
-from aqueduck.fanout_config import LISTED_KEYS, FanoutConfig
+from aqueduck.fanout_config import FanoutConfig
+from aqueduck.fanout_roster import LISTED_KEYS
 from aqueduck.lake.lake_changes import Routes, check_routes
 from aqueduck.lake.pool import LakePool, PooledLake
 from aqueduck.lake.source_lake import ReadPlan, SourceLake

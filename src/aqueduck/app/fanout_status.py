@@ -79,8 +79,8 @@ class FanoutStatus:
     pool_evicted: int = 0
     destinations: dict[str, DestinationStatus] = field(default_factory=dict)
     source_error: str | None = None
-    row_problems: dict[str, str] = field(default_factory=dict)
-    """Rows of the table of destinations that are left out, by id, and why."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Destinations of the table or the pattern that are not served, by id, and why."""
     seed: tuple[int, int, float] | None = None
     """Of the seed that runs: destinations, rows of the source, when it began."""
     moved_at: float = field(default_factory=time.time)

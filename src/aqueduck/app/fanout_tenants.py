@@ -67,9 +67,7 @@ class Tenants:
         self._env = env
         self._all: dict[str, Tenant] = {}
         self._noting = threading.Lock()
-        self._discovered: dict[str, str] = {}
-        """Values that the pattern serves, by destination, here or elsewhere."""
-        self.take_over(config)
+        self.take_over(config, config.destinations)
 
     def __iter__(self) -> Iterator[Tenant]:
         return iter(list(self._all.values()))
@@ -80,23 +78,11 @@ class Tenants:
     def __getitem__(self, name: str) -> Tenant:
         return self._all[name]
 
-    def values(self) -> list[str]:
-        """All routing values that have a destination, here or elsewhere."""
-        return [*(t.destination.value for t in self), *self.elsewhere.values()]
-
-    def take_over(self, config: FanoutConfig, listed: Sequence[DestinationConfig] = ()) -> None:
-        """
-        Serve the destinations of this configuration, those that a table lists, and those discovered before.
-
-        Those that are the same go on as they are.
-        """
+    def take_over(self, config: FanoutConfig, destinations: Sequence[DestinationConfig]) -> None:
+        """Serve these destinations and no others; those that are the same go on as they are."""
         wanted: dict[str, Destination] = {}
         elsewhere: dict[str, str] = {}
-        named = [*config.destinations, *listed]
-        taken = {d.routing_value for d in named}
-        if config.dynamic is not None:
-            named += [config.dynamic.destination(v) for v in self._discovered.values() if v not in taken]
-        for each in named:
+        for each in destinations:
             if assigned(config.instance.partition, each.id):
                 wanted[each.id] = self._destination(each, config)
             else:
@@ -112,22 +98,13 @@ class Tenants:
             if running is None or replace(running.destination, cursor=None) != destination:
                 self._add(destination)
 
-    def discover(self, values: Sequence[str]) -> None:
-        """Destinations that the pattern makes of values seen for the first time."""
-        pattern = self.config.dynamic
-        if pattern is None:
-            return
-        known = set(self.values())
-        new = [value for value in values if value and value not in known]
-        for value in new:
-            config = pattern.destination(value)
-            self._discovered[config.id] = value
-            if assigned(self.config.instance.partition, config.id):
-                self._add(self._destination(config, self.config))
+    def add(self, destinations: Sequence[DestinationConfig]) -> None:
+        """Serve these too, which have ids of their own."""
+        for each in destinations:
+            if assigned(self.config.instance.partition, each.id):
+                self._add(self._destination(each, self.config))
             else:
-                self.elsewhere[config.id] = value
-        if new:
-            log.info("destinations discovered", new=len(new), destinations=len(self))
+                self.elsewhere[each.id] = each.routing_value
 
     def _add(self, destination: Destination) -> None:
         status = self._status.destinations[destination.id] = DestinationStatus(destination.id)

@@ -10,18 +10,13 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from aqueduck.app.fanout_source import FanoutSource
 from aqueduck.app.maintenance import Kept
 from aqueduck.errors import AqueduckError, ConfigError, MaintenanceError
-from aqueduck.fanout_config import (
-    DestinationConfig,
-    FanoutConfig,
-    assigned,
-    listed_destinations,
-    load_fanout,
-)
+from aqueduck.fanout_config import DestinationConfig, FanoutConfig, assigned, load_fanout
+from aqueduck.fanout_roster import Roster
 from aqueduck.lake.catalog import catalog_place
 from aqueduck.lake.destination import read_state
 from aqueduck.lake.pool import LakePool
@@ -65,23 +60,23 @@ def _cursors(config: FanoutConfig, env: Mapping[str, str]) -> Iterator[tuple[str
 
 def destinations_of(config: FanoutConfig, env: Mapping[str, str]) -> list[DestinationConfig]:
     """Those of the file that its instance serves, of its table, and those that its pattern makes for the source's values."""
-    named = list(config.destinations)
+    named: Sequence[DestinationConfig] = config.destinations
     if config.destinations_table is not None or config.dynamic is not None:
         source = FanoutSource(config, env)
         try:
-            named += _found_in_source(config, source)
+            named = _found_in_source(config, source, env)
         finally:
             source.close()
     return [d for d in named if assigned(config.instance.partition, d.id)]
 
 
-def _found_in_source(config: FanoutConfig, source: FanoutSource) -> list[DestinationConfig]:
+def _found_in_source(
+    config: FanoutConfig, source: FanoutSource, env: Mapping[str, str]
+) -> list[DestinationConfig]:
     plan = source.plan_scan()
-    canonical = functools.partial(source.canonical, plan)
-    found: list[DestinationConfig] = []
+    roster = Roster(config, env, functools.partial(source.canonical, plan))
     if config.destinations_table is not None:
-        found, _ = listed_destinations(config, source.listed(config.destinations_table, plan), canonical)
+        roster.add_rows(source.listed(config.destinations_table, plan))
     if config.dynamic is not None:
-        taken = set(canonical([d.routing_value for d in (*config.destinations, *found)]))
-        found += [config.dynamic.destination(v) for v in source.values(plan) if v and v not in taken]
-    return found
+        roster.add_values(source.values(plan))
+    return roster.destinations

@@ -1,0 +1,115 @@
+"""
+Which destinations a fan-out has: those of the file, of a table's rows, and those that the pattern makes of values.
+
+Nobody gets what another has: an id, a routing value or a table.  The file comes first, then rows in their order,
+then values; who comes too late is left out with a reason.  Pure: rows and values are given, and so is how the
+routing column writes a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from aqueduck.errors import ConfigError
+from aqueduck.fanout_config import DestinationConfig, FanoutConfig, assigned, refuse_shared
+from aqueduck.sections import describe_problems
+
+__all__ = ["LISTED_KEYS", "Roster"]
+
+LISTED_KEYS = frozenset(DestinationConfig.model_fields) - {"properties"}
+"""Columns of a table of destinations."""
+
+_HINT = "see docs/fanout.md for every key"
+
+Canonical = Callable[[Sequence[str]], list[str | None]]
+"""Writes values as the routing column does; None for those that are none of its type."""
+
+
+class Roster:
+    """All destinations, whichever instance serves them, and why others are left out."""
+
+    def __init__(self, config: FanoutConfig, env: Mapping[str, str], canonical: Canonical) -> None:
+        self.destinations: list[DestinationConfig] = []
+        self.left_out: dict[str, str] = {}
+        """The problem, by id."""
+        self._config, self._env, self._canonical = config, env, canonical
+        self._ids: set[str] = set()
+        self._values: set[str] = set()
+        """As the routing column writes them; also those that were left out."""
+        self._tables = {config.source_address(env): "the source"}
+        for each, value in self._with_values(config.destinations):
+            self._take(each, value or each.routing_value)
+
+    def add_rows(self, rows: Iterable[Mapping[str, str]]) -> None:
+        """Take in the rows of a table; a wrong one is left out."""
+        for each, value in self._with_values(self._described(rows)):
+            try:
+                if value is None:
+                    raise ConfigError("routing_value is none of the routing column's type")
+                if assigned(self._config.instance.partition, each.id):
+                    self._config.place_of(each, self._env)
+                self._take(each, value)
+            except ConfigError as exc:
+                self.left_out[each.id] = str(exc)
+
+    def add_values(self, values: Sequence[str]) -> list[DestinationConfig]:
+        """Let the pattern make destinations of values that nobody has; those that are new."""
+        pattern = self._config.dynamic
+        before = len(self.destinations)
+        if pattern is not None and values:
+            for value, written in zip(values, self._canonical(values), strict=True):
+                if value and written is not None and written not in self._values:
+                    each = pattern.destination(value)
+                    try:
+                        self._take(each, written)
+                    except ConfigError as exc:
+                        self.left_out[each.id] = str(exc)
+                        self._values.add(written)
+        return self.destinations[before:]
+
+    def _with_values(
+        self, destinations: Sequence[DestinationConfig]
+    ) -> Iterable[tuple[DestinationConfig, str | None]]:
+        values = self._canonical([d.routing_value for d in destinations]) if destinations else []
+        return zip(destinations, values, strict=True)
+
+    def _described(self, rows: Iterable[Mapping[str, str]]) -> list[DestinationConfig]:
+        found: list[DestinationConfig] = []
+        for number, row in enumerate(rows):
+            name = row.get("id", f"row {number + 1}")
+            try:
+                each = DestinationConfig.model_validate(dict(row))
+                _refuse_relative(each)
+                self._config.target_of(each)
+                found.append(each)
+            except ValidationError as exc:
+                problem = describe_problems(exc, {(): DestinationConfig})
+                self.left_out[name] = str(ConfigError(problem, hint=_HINT))
+            except ValueError as exc:
+                self.left_out[name] = str(ConfigError(str(exc), hint=_HINT))
+        return found
+
+    def _take(self, each: DestinationConfig, value: str) -> None:
+        """The destination, with the value as the routing column writes it; raises if it wants what another has."""
+        if each.id in self._ids:
+            raise ConfigError(
+                "another destination has the same id, and stays; the rows of this one are left out",
+                hint="give each an id of its own; dynamic.id may have a prefix, such as tenant-{value}",
+            )
+        if value in self._values:
+            raise ConfigError("another destination has the same routing_value")
+        refuse_shared(self._tables, each.id, self._config.address_of(each, self._env))
+        self._ids.add(each.id)
+        self._values.add(value)
+        self.destinations.append(each)
+
+
+def _refuse_relative(each: DestinationConfig) -> None:
+    """A row of a table is in no directory."""
+    file = each.catalog is not None and not each.catalog.startswith(("postgres:", "postgresql:"))
+    paths = [each.data_path, *([(each.catalog or "").removeprefix("sqlite:")] if file else [])]
+    if not all(Path(path).is_absolute() or "://" in path for path in paths):
+        raise ValueError("data_path and catalog need absolute paths in a table")

@@ -1,0 +1,244 @@
+"""The service of a fan-out, with real lakes and a small Spark: which destinations it serves, and what it survives."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from aqueduck.app import fanout_run
+from aqueduck.app.fanout import FanoutService
+from aqueduck.app.readers import destinations_of
+from aqueduck.errors import CatalogUnreachableError
+from aqueduck.fanout_config import FanoutConfig, parse_fanout
+from tests.fanout_lakes import Fan
+from tests.small_spark import SmallSpark, SmallTaskContext
+
+ROWS = "insert into lake.t values (1, 'a', 1), (2, 'b', 2), (3, 'p', 3), (4, 'p', 4)"
+
+
+@pytest.fixture
+def fan(tmp_path: Path) -> Iterator[Fan]:
+    fan = Fan(tmp_path, {"one": "a", "two": "b"})
+    fan.change("create table lake.t (id int, c varchar, v int)", ROWS)
+    yield fan
+    fan.close()
+
+
+Serve = Callable[..., FanoutService]
+
+
+@pytest.fixture
+def serve(fan: Fan, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Start a service of the fan's destinations, prepared."""
+    monkeypatch.setattr("aqueduck.spark.fanout_query.TaskContext", SmallTaskContext)
+    services: list[FanoutService] = []
+
+    def start(**sections: Any) -> FanoutService:
+        services.append(FanoutService(config(fan, **sections), env={}, spark=SmallSpark()))
+        services[-1].prepare()
+        return services[-1]
+
+    yield start
+    for service in services:
+        service.source.close()
+
+
+def document(fan: Fan, **sections: Any) -> dict[str, Any]:
+    def lake(name: str) -> dict[str, str]:
+        return {"catalog": fan.place(name).catalog, "data_path": fan.place(name).data_path}
+
+    return {
+        "source": {**lake("source"), "table": "t"},
+        "routing": {"field": "c", "key_columns": ["id"]},
+        "destinations": [{"id": i, "routing_value": v, **lake(i)} for i, v in fan.values.items()],
+        **sections,
+    }
+
+
+def config(fan: Fan, **sections: Any) -> FanoutConfig:
+    return parse_fanout(json.dumps(document(fan, **sections)), base_dir=fan.directory, env={})
+
+
+def pattern(fan: Fan, **keys: str) -> dict[str, str]:
+    return {
+        "catalog": f"sqlite:{fan.directory}/{{value}}.sqlite",
+        "data_path": f"{fan.directory}/{{value}}_data/",
+        **keys,
+    }
+
+
+def tenants(fan: Fan, *rows: dict[str, str]) -> None:
+    """A table of destinations with these rows."""
+    keys = ("id", "routing_value", "catalog", "catalog_env", "data_path", "table")
+    fan.change(
+        "create table if not exists lake.tenants (" + ", ".join(f'"{key}" varchar' for key in keys) + ")"
+    )
+    for row in rows:
+        values = ", ".join(f"'{row[key]}'" if key in row else "null" for key in keys)
+        fan.change(f"insert into lake.tenants values ({values})")
+
+
+def row(fan: Fan, name: str, value: str, **keys: str) -> dict[str, str]:
+    place = fan.place(name)
+    return {
+        "id": name,
+        "routing_value": value,
+        "catalog": place.catalog,
+        "data_path": place.data_path,
+        **keys,
+    }
+
+
+def catch_up(service: FanoutService) -> None:
+    fanout_run.catch_up(service, threading.Event())
+
+
+def ids(service: FanoutService) -> set[str]:
+    return {tenant.destination.id for tenant in service.tenants}
+
+
+# -- who is served
+
+
+def test_a_row_that_claims_a_table_of_another_is_left_out(fan: Fan, serve: Serve) -> None:
+    """P-F14: two destinations that write one table would remove each other's rows; the first stays, the others are served."""
+    tenants(
+        fan,
+        row(fan, "three", "p"),
+        {**row(fan, "three", "x"), "id": "again"},
+        {**row(fan, "one", "y"), "id": "listed"},
+        {**row(fan, "three", "z"), "id": "beside", "table": "other"},
+    )
+    service = serve(destinations_table="tenants")
+    assert ids(service) == {"one", "two", "three", "beside"}
+    problems = service.status.left_out
+    assert set(problems) == {"again", "listed"}
+    assert "three" in problems["again"]
+    assert "same table" in problems["again"]
+    catch_up(service)
+    fan.values["three"] = "p"
+    assert fan.differing() == {}
+
+
+def test_a_pattern_leaves_the_tables_of_others_alone(fan: Fan, serve: Serve) -> None:
+    """P-F14: a value whose lake would be a listed destination's, or the source itself, is left out and reported."""
+    fan.change("insert into lake.t values (5, 'one', 5), (6, 'source', 6)")
+    service = serve(dynamic=pattern(fan, id="tenant-{value}"))
+    assert ids(service) == {"one", "two", "tenant-p"}
+    assert set(service.status.left_out) == {"tenant-one", "tenant-source"}
+    catch_up(service)
+    assert fan.differing() == {}
+
+
+def test_a_value_that_is_the_id_of_a_listed_destination_takes_nothing_from_it(fan: Fan, serve: Serve) -> None:
+    """P-F14: the listed destination stays what it is, at the start, with a change and with a new list."""
+    elsewhere = pattern(fan, catalog=f"sqlite:{fan.directory}/d_{{value}}.sqlite")
+    fan.change("insert into lake.t values (5, 'one', 5)")
+    service = serve(dynamic=elsewhere)
+    assert service.tenants["one"].destination.value == "a"
+    assert "same id" in service.status.left_out["one"]
+    catch_up(service)
+    fan.change("insert into lake.t values (6, 'two', 6)")
+    service.poll()
+    assert service.tenants["two"].destination.value == "b"
+    assert "same id" in service.status.left_out["two"]
+    new = document(fan, dynamic=elsewhere)
+    new["destinations"].append({**new["destinations"][0], "id": "p", "routing_value": "q", "table": "q"})
+    service.take_over(parse_fanout(json.dumps(new), base_dir=fan.directory, env={}))
+    assert service.tenants["p"].destination.value == "q"
+    assert "same id" in service.status.left_out["p"]
+    catch_up(service)
+    assert fan.differing() == {}
+
+
+def test_a_listed_value_in_another_spelling_ends_what_the_pattern_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P-F08: 07 and 7 are one number, so that a value has one destination after the file was read again, too."""
+    fan = Fan(tmp_path, {"one": "1"})
+    fan.change("create table lake.t (id int, c int)", "insert into lake.t values (1, 1), (2, 7)")
+    service = FanoutService(config(fan, dynamic=pattern(fan)), env={})
+    service.prepare()
+    assert ids(service) == {"one", "7"}
+    fan.values["seven"] = "07"
+    service.take_over(config(fan, dynamic=pattern(fan)))
+    assert ids(service) == {"one", "seven"}
+    service.source.close()
+    fan.close()
+
+
+def test_a_row_that_names_an_unset_variable_is_left_out(fan: Fan, serve: Serve) -> None:
+    """P-F14: at the start and while it runs, the row is reported by the variable's name and the others are served."""
+    unset = {"id": "three", "routing_value": "p", "catalog_env": "NOT_SET", "data_path": "/srv/three/"}
+    tenants(fan, unset)
+    service = serve(destinations_table="tenants")
+    assert ids(service) == {"one", "two"}
+    assert "NOT_SET" in service.status.left_out["three"]
+    catch_up(service)
+    tenants(fan, {**unset, "id": "four", "routing_value": "q"})
+    service.poll()
+    assert set(service.status.left_out) == {"three", "four"}
+    assert [d.id for d in destinations_of(service.config, {})] == ["one", "two"]
+    catch_up(service)
+    assert fan.differing() == {}
+
+
+# -- what it survives
+
+
+def test_a_reload_while_the_source_is_away_changes_nothing(
+    fan: Fan, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P-F09: SIGHUP is answered with a warning, and the service goes on with what it had."""
+    service = serve()
+    catch_up(service)
+    before = service.config
+    file = fan.directory / "fanout.yaml"
+    fan.values["three"] = "p"
+    file.write_text(yaml.safe_dump(document(fan)))
+
+    def away() -> None:
+        raise CatalogUnreachableError("the source's catalog does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service.source, "_session", away)
+        fanout_run._reload(service, file)
+    assert service.config is before
+    assert ids(service) == {"one", "two"}
+    fanout_run._reload(service, file)
+    assert ids(service) == {"one", "two", "three"}
+    catch_up(service)
+    assert fan.differing() == {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"destinations_table": "a.b.c"}, {"dynamic": "table"}, {"destinations": "value"}],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_reload_of_a_wrong_file_changes_nothing(fan: Fan, serve: Serve, change: dict[str, str]) -> None:
+    """P-F14: whatever is wrong with the file, the service goes on with what it had."""
+    fan.change("alter table lake.t add column n int", "update lake.t set n = id")
+    routing = {"field": "n", "key_columns": ["id"]}
+    fan.values = {"one": "1", "two": "2"}
+    service = serve(routing=routing)
+    before = service.config
+    new = document(fan, routing=routing)
+    match change:
+        case {"dynamic": _}:
+            new["dynamic"] = pattern(fan, table="a.b.c")
+        case {"destinations": _}:
+            new["destinations"][1]["routing_value"] = "two"
+        case _:
+            new |= change
+    file = fan.directory / "fanout.yaml"
+    file.write_text(yaml.safe_dump(new))
+    fanout_run._reload(service, file)
+    assert service.config is before
+    assert {t.destination.value for t in service.tenants} == {"1", "2"}
