@@ -8,6 +8,7 @@ routing column writes a value.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from aqueduck.errors import ConfigError
 from aqueduck.fanout_config import DestinationConfig, FanoutConfig, assigned, refuse_shared
 from aqueduck.sections import describe_problems
 
-__all__ = ["LISTED_KEYS", "Roster"]
+__all__ = ["LISTED_KEYS", "Made", "Roster", "made_of", "values_of"]
 
 LISTED_KEYS = frozenset(DestinationConfig.model_fields) - {"properties"}
 """Columns of a table of destinations."""
@@ -26,6 +27,26 @@ _HINT = "see docs/fanout.md for every key"
 
 Canonical = Callable[[Sequence[str]], list[str | None]]
 """Writes values as the routing column does; None for those that are none of its type."""
+
+Made = frozenset[tuple[str, str]]
+"""Routing values that have a destination by the pattern, and where it was made, as text."""
+
+
+def made_of(config: FanoutConfig, destinations: Iterable[DestinationConfig], env: Mapping[str, str]) -> Made:
+    """What to remember of destinations that the pattern makes, so that they are found when their rows are gone."""
+    source = config.source_address(env)
+    return frozenset(
+        (d.routing_value, json.dumps([source, d.id, config.address_of(d, env)])) for d in destinations
+    )
+
+
+def values_of(config: FanoutConfig, made: Made, env: Mapping[str, str]) -> list[str]:
+    """Of what is remembered, the values whose destination the pattern would make where it was made."""
+    pattern = config.dynamic
+    if pattern is None:
+        return []
+    now = made_of(config, (pattern.destination(value) for value, _ in made), env)
+    return sorted(value for value, _ in made & now)
 
 
 class Roster:

@@ -13,7 +13,7 @@ import yaml
 
 from aqueduck.app import fanout_run
 from aqueduck.app.fanout import FanoutService
-from aqueduck.app.readers import destinations_of
+from aqueduck.app.readers import destinations_of, oldest_cursor
 from aqueduck.errors import CatalogUnreachableError
 from aqueduck.fanout_config import FanoutConfig, parse_fanout
 from tests.fanout_lakes import Fan
@@ -187,6 +187,35 @@ def test_a_row_that_names_an_unset_variable_is_left_out(fan: Fan, serve: Serve) 
     assert [d.id for d in destinations_of(service.config, {})] == ["one", "two"]
     catch_up(service)
     assert fan.differing() == {}
+
+
+def test_a_tenant_that_lost_its_last_row_meanwhile_is_emptied(fan: Fan, serve: Serve) -> None:
+    """P-F02: rows that were deleted or moved away while no service ran leave the lake that the pattern made for them."""
+    fan.change("insert into lake.t values (5, 'q', 5)")
+    catch_up(serve(dynamic=pattern(fan)))
+    fan.values |= {"p": "p", "q": "q"}
+    assert fan.differing() == {}
+    fan.values = {"one": "a", "two": "b"}
+    behind = fan.latest()
+    fan.change("insert into lake.t values (6, 'never', 6)", "delete from lake.t where c in ('p', 'never')")
+    fan.change("update lake.t set c = 'a' where c = 'q'")
+    again = serve(dynamic=pattern(fan))
+    assert ids(again) == {"one", "two", "p", "q"}, "a value that comes only with deletions gets no lake"
+    file = fan.directory / "fanout.yaml"
+    file.write_text(yaml.safe_dump(document(fan, dynamic=pattern(fan))))
+    assert oldest_cursor([str(file)], fan.place("source").catalog, {})[0] == behind
+    catch_up(again)
+    fan.values |= {"p": "p", "q": "q"}
+    assert fan.differing() == {}
+    assert fan.rows("p") == []
+
+
+def test_what_another_pattern_made_is_not_made_again(fan: Fan, serve: Serve) -> None:
+    """A value that is gone has a lake where it was, and gets none where a changed pattern would put it."""
+    catch_up(serve(dynamic=pattern(fan)))
+    fan.change("delete from lake.t where c = 'p'")
+    moved = serve(dynamic=pattern(fan, catalog=f"sqlite:{fan.directory}/moved_{{value}}.sqlite"))
+    assert ids(moved) == {"one", "two"}
 
 
 # -- what it survives

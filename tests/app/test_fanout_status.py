@@ -11,6 +11,7 @@ import pytest
 
 from aqueduck.app.fanout_progress import LaneProgress
 from aqueduck.app.fanout_status import DestinationStatus, FanoutStatus, StateFile
+from aqueduck.fanout_roster import Made
 from aqueduck.spark.fanout_query import Workers
 from tests.fix_postgres import wait_until
 
@@ -87,6 +88,8 @@ def test_a_state_file_of_an_older_shape_is_made_anew(tmp_path: Path) -> None:
     con.close()
     status = FanoutStatus("i")
     status.destinations["a"] = DestinationStatus("a", "live", 4, lag_seconds=1.25, rows_before=7)
+    StateFile(path).remember(Made([("p", "there")]))
     StateFile(path).write(status)
+    assert StateFile(path).recall() == {("p", "there")}, "only what comes from the lakes is made anew"
     [row] = StateFile(path).read()
     assert (row["lag_seconds"], row["rows_replicated"], row["state"]) == (1.2, 7, "live")

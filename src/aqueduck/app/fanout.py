@@ -6,7 +6,8 @@ changes for all of them.  The *side lane*, a thread of its own, serves the other
 their cursors, seeds new destinations from a pinned lake snapshot, and tries failing ones again, each from its own
 cursor.  So neither a long seed nor a broken destination holds up the rest.
 
-What is true about progress is in the destinations' lakes; nothing here has to survive.  When the lanes run, and
+What is true about progress is in the destinations' lakes; what has to survive besides is for which values the pattern
+made destinations, in the state file.  When the lanes run, and
 until when, is in `fanout_run`; what people see of them in `fanout_overviews`.
 """
 
@@ -38,7 +39,7 @@ from aqueduck.errors import (
     SparkStartError,
 )
 from aqueduck.fanout_config import FanoutConfig
-from aqueduck.fanout_roster import Roster
+from aqueduck.fanout_roster import Made, Roster, made_of, values_of
 from aqueduck.lake.source_lake import ReadPlan
 from aqueduck.spark.fanout_query import CycleResult, Workers, find_cursors, run_cycle
 from aqueduck.spark.session import build_session
@@ -72,8 +73,8 @@ class FanoutService:
         self.upkeep = DestinationUpkeep(config.maintenance)
         self._listed_at: int | None = None
         self._roster: Roster | None = None
-        self._seen: dict[str, None] = {}
-        """Values that the pattern serves, in the order in which they came."""
+        self._made: Made | None = None
+        """For which values the pattern made destinations, ever; None before that was looked up."""
         path = self.state_file.path
         self.progress = {lane: LaneProgress(path.with_suffix(f".{lane}")) for lane in ("main", "side")}
 
@@ -94,21 +95,23 @@ class FanoutService:
 
     def _serve(self, config: FanoutConfig, plan: ReadPlan, values: Sequence[str] = ()) -> None:
         """Serve the destinations of the file, its table, and of the pattern for these values and those seen before."""
+        made = self.state_file.recall() if self._made is None else self._made
         roster = Roster(config, self._env, functools.partial(self.source.canonical, plan))
         if config.destinations_table is not None:
             roster.add_rows(self.source.listed(config.destinations_table, plan))
-        found = roster.add_values([*self._seen, *values])
+        found = roster.add_values([*values_of(config, made, self._env), *values])
+        self._made = made | made_of(config, found, self._env)
         self.tenants.take_over(config, roster.destinations)
         self.config, self._roster, self._listed_at = config, roster, plan.end
-        self._seen = {each.routing_value: None for each in found}
         self._report_left_out()
 
     def _discover(self, values: Sequence[str]) -> None:
         """Serve what the pattern makes of values that came with a change."""
         assert self._roster is not None
+        assert self._made is not None
         new = self._roster.add_values(values)
+        self._made |= made_of(self.config, new, self._env)
         self.tenants.add(new)
-        self._seen |= {each.routing_value: None for each in new}
         self._report_left_out()
         if new:
             log.info("destinations discovered", new=len(new), destinations=len(self.tenants))
@@ -294,6 +297,7 @@ class FanoutService:
         """Give new destinations their rows as of now; the lake snapshot is pinned before anything is read."""
         for tenant in tenants:
             tenant.status.state = "seeding"
+        # Also what the pattern is about to make: nothing else tells of it once its rows are gone from the source.
         self.write_state()
         try:
             plan = self.source.plan_seed()
@@ -350,7 +354,8 @@ class FanoutService:
             tenant.status.lag_seconds = since.get(cursor + 1, 0.0)
 
     def write_state(self) -> None:
-        """What `aqueduck status` shows, if it changed."""
+        """What `aqueduck status` shows, and what the pattern made, if it changed."""
+        self.state_file.remember(self._made or Made())
         self.state_file.write(self.status)
 
     def stop(self) -> None:

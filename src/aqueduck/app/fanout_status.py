@@ -3,20 +3,23 @@ What the fan-out knows about itself: counters for metrics, and a state per desti
 
 `FanoutStatus` is plain values that the service changes and others read.  `StateFile` is a SQLite database in
 `state_dir` with one row per destination, written when something changed: also the errors of destinations whose own
-lake cannot be written.  The cursor that counts is in each destination's lake (`lake.destination`).
+lake cannot be written.  The cursor that counts is in each destination's lake (`lake.destination`).  A second table
+is no copy of anything: for which values the pattern made destinations.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from aqueduck.fanout_config import FanoutConfig
+from aqueduck.fanout_roster import Made
 from aqueduck.overview import DestinationState, FanoutCounts
 
 __all__ = ["FLOW", "DestinationStatus", "FanoutStatus", "StateFile", "state_path"]
@@ -111,6 +114,8 @@ create table if not exists destinations (
 """
 _SHAPE = 2
 """The table's; one of another shape is made anew, because everything in it comes from the lakes."""
+_DISCOVERED = "create table if not exists discovered (routing_value text, made_at text, primary key (routing_value, made_at))"
+"""What the pattern made, and where; never made anew."""
 
 
 class StateFile:
@@ -119,6 +124,7 @@ class StateFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._written: dict[str, tuple[Any, ...]] = {}
+        self._remembered = Made()
         self._writing = threading.Lock()
 
     def write(self, status: FanoutStatus) -> None:
@@ -126,40 +132,61 @@ class StateFile:
         with self._writing:
             self._write(status)
 
+    def remember(self, made: Made) -> None:
+        """Keep what the pattern made; nothing is written if nothing is new."""
+        with self._writing:
+            new = made - self._remembered
+            if not new:
+                return
+            with self._open() as con:
+                con.execute(_DISCOVERED)
+                con.executemany("insert or ignore into discovered values (?, ?)", new)
+            self._remembered = made
+
+    def recall(self) -> Made:
+        """What the pattern ever made."""
+        if not self.path.exists():
+            return Made()
+        with self._open() as con:
+            if con.execute("select 1 from sqlite_master where name = 'discovered'").fetchone() is None:
+                return Made()
+            return Made(con.execute("select routing_value, made_at from discovered").fetchall())
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """The file, in a transaction; made if it is not there."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.closing(sqlite3.connect(self.path, timeout=10)) as con, con:
+            yield con
+
     def _write(self, status: FanoutStatus) -> None:
         rows = {d.id: _row(d, status.instance) for d in list(status.destinations.values())}
         changed = [row for key, row in rows.items() if self._written.get(key) != row]
         gone = [(key,) for key in self._written if key not in rows]
         if not changed and not gone:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        con = sqlite3.connect(self.path, timeout=10)
-        try:
-            with con:
-                if con.execute("pragma user_version").fetchone() != (_SHAPE,):
-                    con.execute("drop table if exists destinations")
-                    con.execute(f"pragma user_version = {_SHAPE}")
-                con.execute(_TABLE)
-                con.executemany(
-                    "insert or replace into destinations values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?,"
-                    " strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))",
-                    changed,
-                )
-                con.executemany("delete from destinations where destination_id = ?", gone)
-        finally:
-            con.close()
+        with self._open() as con:
+            if con.execute("pragma user_version").fetchone() != (_SHAPE,):
+                con.execute("drop table if exists destinations")
+                con.execute(f"pragma user_version = {_SHAPE}")
+            con.execute(_TABLE)
+            con.executemany(
+                "insert or replace into destinations values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?,"
+                " strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))",
+                changed,
+            )
+            con.executemany("delete from destinations where destination_id = ?", gone)
         self._written = rows
 
     def read(self) -> list[dict[str, Any]]:
         """The rows; none before the service ran."""
         if not self.path.exists():
             return []
-        con = sqlite3.connect(self.path, timeout=10)
-        con.row_factory = sqlite3.Row
-        try:
+        with self._open() as con:
+            if con.execute("select 1 from sqlite_master where name = 'destinations'").fetchone() is None:
+                return []
+            con.row_factory = sqlite3.Row
             return [dict(row) for row in con.execute("select * from destinations order by destination_id")]
-        finally:
-            con.close()
 
 
 def _row(d: DestinationStatus, instance: str) -> tuple[Any, ...]:

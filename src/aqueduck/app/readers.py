@@ -13,10 +13,11 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from aqueduck.app.fanout_source import FanoutSource
+from aqueduck.app.fanout_status import StateFile, state_path
 from aqueduck.app.maintenance import Kept
 from aqueduck.errors import AqueduckError, ConfigError, MaintenanceError
 from aqueduck.fanout_config import DestinationConfig, FanoutConfig, assigned, load_fanout
-from aqueduck.fanout_roster import Roster
+from aqueduck.fanout_roster import Roster, values_of
 from aqueduck.lake.catalog import catalog_place
 from aqueduck.lake.destination import read_state
 from aqueduck.lake.pool import LakePool
@@ -59,7 +60,7 @@ def _cursors(config: FanoutConfig, env: Mapping[str, str]) -> Iterator[tuple[str
 
 
 def destinations_of(config: FanoutConfig, env: Mapping[str, str]) -> list[DestinationConfig]:
-    """Those of the file that its instance serves, of its table, and those that its pattern makes for the source's values."""
+    """Those of the file that its instance serves, of its table, and those of its pattern: for the source's values, and made before."""
     named: Sequence[DestinationConfig] = config.destinations
     if config.destinations_table is not None or config.dynamic is not None:
         source = FanoutSource(config, env)
@@ -78,5 +79,6 @@ def _found_in_source(
     if config.destinations_table is not None:
         roster.add_rows(source.listed(config.destinations_table, plan))
     if config.dynamic is not None:
-        roster.add_values(source.values(plan))
+        made = StateFile(state_path(config)).recall()
+        roster.add_values([*values_of(config, made, env), *source.values(plan)])
     return roster.destinations
