@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from aqueduck.errors import ReservedColumnError
 from aqueduck.lake_place import LakePlace
@@ -63,11 +63,9 @@ class SourceTable:
                     hint="rename the column; the change feed would show its values in place of its own",
                 )
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))
-
     @classmethod
     def from_json(cls, text: str) -> SourceTable:
+        """The reverse of `asdict`; other keys are others' business."""
         values = json.loads(text)
         return cls(values["uuid"], tuple(SourceColumn(**column) for column in values["columns"]))
 

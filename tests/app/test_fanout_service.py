@@ -16,7 +16,8 @@ from aqueduck.app.fanout import FanoutService
 from aqueduck.app.readers import destinations_of, oldest_cursor
 from aqueduck.errors import CatalogUnreachableError
 from aqueduck.fanout_config import FanoutConfig, parse_fanout
-from tests.fanout_lakes import Fan
+from aqueduck.spark.fanout_query import Workers
+from tests.fanout_lakes import Fan, connect
 from tests.small_spark import SmallSpark, SmallTaskContext
 
 ROWS = "insert into lake.t values (1, 'a', 1), (2, 'b', 2), (3, 'p', 3), (4, 'p', 4)"
@@ -271,3 +272,103 @@ def test_a_reload_of_a_wrong_file_changes_nothing(fan: Fan, serve: Serve, change
     fanout_run._reload(service, file)
     assert service.config is before
     assert {t.destination.value for t in service.tenants} == {"1", "2"}
+
+
+# -- what a cursor is a cursor of
+
+
+def one(fan: Fan, **keys: str) -> list[dict[str, Any]]:
+    """The destination `one` only, with these keys."""
+    return [{**document(fan)["destinations"][0], **keys}]
+
+
+def test_a_changed_table_is_seeded(fan: Fan, serve: Serve) -> None:
+    """P-F16: the cursor of another table says nothing about this one; what was written there, and what others have here, stays."""
+    catch_up(serve(destinations=one(fan)))
+    with connect(fan.place("one"), "data_inlining_row_limit 5") as con:
+        con.execute("create table lake.u (id int, c varchar, v int)")
+        con.execute("insert into lake.u values (100, 'mine', 1)")
+    fan.change("insert into lake.t values (5, 'a', 5)")
+    catch_up(serve(destinations=one(fan, table="u")))
+    assert sorted(fan.look("one", "from lake.u")) == [(1, "a", 1), (5, "a", 5), (100, "mine", 1)]
+    assert fan.rows("one") == [(1, "a", 1)]
+    again = serve(destinations=one(fan, table="main.U"))
+    catch_up(again)
+    assert again.status.destinations["one"].seeds == 0, "the same table in another spelling"
+
+
+def test_a_changed_table_is_not_dropped_for_its_columns(fan: Fan, serve: Serve) -> None:
+    """A table that is not ours is refused with its columns, however the source's columns changed meanwhile."""
+    catch_up(serve(destinations=one(fan)))
+    with connect(fan.place("one"), "data_inlining_row_limit 5") as con:
+        con.execute("create table lake.u (something int)")
+        con.execute("insert into lake.u values (7)")
+    fan.change("alter table lake.t add column w int")
+    service = serve(destinations=one(fan, table="u"))
+    for _ in range(2):
+        service.help_others()
+    assert "other columns" in (service.status.destinations["one"].last_error or "")
+    assert fan.look("one", "from lake.u") == [(7,)]
+
+
+def test_a_changed_routing_field_is_seeded(fan: Fan, serve: Serve) -> None:
+    """P-F02: rows that another column routed here are gone, those that belong here now are there."""
+    fan.change("alter table lake.t add column d varchar", "update lake.t set d = c where id <> 1")
+    fan.change("update lake.t set d = 'a' where id in (2, 3)", "insert into lake.t values (9, 'a', 9, null)")
+    catch_up(serve())
+    assert fan.differing() == {}
+    service = serve(routing={"field": "d", "key_columns": ["id"]})
+    catch_up(service)
+    fan.routing_field = "d"
+    assert fan.differing() == {}
+    assert [row[0] for row in fan.rows("one")] == [2, 3]
+
+
+@pytest.mark.parametrize("before", [[], ["id", "c"]], ids=["append-only", "other keys"])
+def test_changed_keys_are_seeded(fan: Fan, serve: Serve, before: list[str]) -> None:
+    """P-F01: what an append-only destination kept of removed rows is gone once rows are matched by keys."""
+    catch_up(serve(routing={"field": "c", "key_columns": before}))
+    fan.change("update lake.t set v = v + 1", "delete from lake.t where id = 1")
+    catch_up(serve(routing={"field": "c", "key_columns": before}))
+    service = serve()
+    catch_up(service)
+    assert fan.differing() == {}
+    assert service.status.destinations["one"].seeds == 1
+    again = serve(routing={"field": "C", "key_columns": ["ID"]})
+    catch_up(again)
+    assert again.status.destinations["one"].seeds == 0
+
+
+def test_a_renamed_routing_column_is_the_same_column(fan: Fan, serve: Serve) -> None:
+    """The source renames it, the file follows: nothing has to be seeded."""
+    catch_up(serve())
+    fan.change("alter table lake.t rename column c to company", "insert into lake.t values (8, 'a', 8)")
+    fan.routing_field = "company"
+    service = serve(routing={"field": "company", "key_columns": ["id"]})
+    catch_up(service)
+    assert fan.differing() == {}
+    assert [d.seeds for d in service.status.destinations.values()] == [0, 0]
+
+
+def test_a_state_of_an_earlier_version_fits_and_is_completed(fan: Fan, serve: Serve) -> None:
+    """P-F16: an upgrade seeds nothing; from the next commit on the state tells table, field and keys."""
+    catch_up(serve())
+
+    def stored() -> dict[str, Any]:
+        [[text]] = fan.look("one", "select source_columns from lake.aqueduck.fanout_state")
+        return dict(json.loads(text))
+
+    new = {"target", "field", "keys"}
+    assert new <= set(stored())
+    with connect(fan.place("one"), "data_inlining_row_limit 5") as con:
+        old = json.dumps({key: value for key, value in stored().items() if key not in new})
+        con.execute("update lake.aqueduck.fanout_state set source_columns = ?", [old])
+    assert new.isdisjoint(stored())
+    fan.change("insert into lake.t values (5, 'a', 5)")
+    service = serve()
+    # A process that starts anew knows nothing of the lake yet.
+    Workers("test", tasks=1).pool().forget(service.tenants["one"].destination.place)
+    catch_up(service)
+    assert service.status.destinations["one"].seeds == 0
+    assert fan.differing() == {}
+    assert new <= set(stored())

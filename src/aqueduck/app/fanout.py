@@ -270,10 +270,10 @@ class FanoutService:
     def _ask(self, tenants: Sequence[Tenant]) -> None:
         """Ask lakes for their cursors; one that belongs to another table or value counts as none."""
         try:
-            uuid = self.source.uuid()
+            plan = self.source.plan_scan()
             workers, hanging = self._watched("side")
             mine = [t.destination for t in tenants]
-            found = find_cursors(self.spark, mine, workers, lane="side", hanging=hanging)
+            found = find_cursors(self.spark, plan, mine, workers, lane="side", hanging=hanging)
         except _FATAL:
             raise
         except AqueduckError as exc:
@@ -285,8 +285,7 @@ class FanoutService:
             if each.error is not None:
                 self.tenants.failed([tenant], each.error)
                 continue
-            fits = each.source_uuid == uuid and each.value == tenant.destination.value
-            tenant.at(each.cursor if fits else None)
+            tenant.at(each.cursor)
             tenant.status.rows_before = each.rows - tenant.status.rows_here
             tenant.status.last_change_at = each.changed_at
             tenant.known = True

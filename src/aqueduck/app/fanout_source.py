@@ -48,11 +48,6 @@ class FanoutSource:
         with self._session() as (_, source):
             return source.latest()
 
-    def uuid(self) -> str:
-        """The identity of the table as it is now."""
-        with self._session() as (_, source):
-            return source.table_at(source.latest())[2].uuid
-
     def readable_from(self, latest: int) -> int:
         with self._session() as (_, source):
             return source.readable_from(latest)

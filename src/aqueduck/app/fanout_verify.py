@@ -142,10 +142,11 @@ def _read_destination(
         state = read_state(lake, destination.id)
         if state is None:
             return DestinationComparison(destination.id, "not compared", note="it is not seeded yet")
-        if state.value != destination.value:
-            note = "it has the rows of another routing value, and waits for its seed"
-            return DestinationComparison(destination.id, "not compared", note=note)
         routed = _column(state.source, field)
+        rerouted = state.terms is not None and state.terms.field != routed.id
+        if state.value != destination.value or not state.is_about(destination) or rerouted:
+            note = "its rows are those of another routing value, column or table, and it waits for its seed"
+            return DestinationComparison(destination.id, "not compared", note=note)
         rows = lake.execute(
             f"select {_sums(state.source.columns)} from {lake.table(destination.target)}"
             f" where {ident(routed.name)} = cast(? as {routed.type})",

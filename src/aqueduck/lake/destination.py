@@ -13,16 +13,17 @@ is deleted, then what the last change of a key left is inserted.
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import duckdb
 import pyarrow as pa
 
 from aqueduck import faults
 from aqueduck.errors import SchemaChangeError
-from aqueduck.fanout_plan import Applied, Destination, Evolve, SourceTable, evolution
+from aqueduck.fanout_plan import Applied, Destination, Evolve, SourceColumn, SourceTable, evolution
 from aqueduck.lake.catalog import OWN_SCHEMA
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.pool import LakePool, PooledLake
@@ -30,7 +31,18 @@ from aqueduck.lake.source_lake import ReadPlan
 from aqueduck.lake.sql import ident, idents, literal
 from aqueduck.schema import TableName
 
-__all__ = ["STATE", "Net", "State", "apply_changes", "fold", "load", "make_tables", "read_state", "seed"]
+__all__ = [
+    "STATE",
+    "Net",
+    "State",
+    "Terms",
+    "apply_changes",
+    "fold",
+    "load",
+    "make_tables",
+    "read_state",
+    "seed",
+]
 
 STATE = TableName(OWN_SCHEMA, "fanout_state")
 _STATE_COLUMNS = """
@@ -47,6 +59,27 @@ _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """How rows come to a destination: into which table, by which column, matched by which; columns by their ids."""
+
+    target: str
+    field: int
+    keys: tuple[int, ...]
+
+    @classmethod
+    def of(cls, destination: Destination, plan: ReadPlan) -> Terms:
+        columns = plan.source.columns
+        keys = tuple(sorted(columns[key].id for key in plan.keys))
+        return cls(str(destination.target.folded), columns[plan.field].id, keys)
+
+    @classmethod
+    def from_json(cls, text: str) -> Terms | None:
+        """Those that a state tells; None in one of an earlier version."""
+        values = json.loads(text)
+        return cls(values["target"], values["field"], tuple(values["keys"])) if "target" in values else None
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """What a destination's lake says about itself."""
 
@@ -58,10 +91,20 @@ class State:
     """Rows replicated, ever."""
     changed_at: float | None = None
     """When a row last changed, in seconds since the Unix epoch."""
+    terms: Terms | None = None
+    """None: an earlier version wrote it, which did not tell."""
 
-    def fits(self, destination: Destination, source: SourceTable) -> bool:
-        """Whether the cursor is one of this source table and this routing value."""
-        return self.source.uuid == source.uuid and self.value == destination.value
+    def fits(self, destination: Destination, plan: ReadPlan) -> bool:
+        """Whether the cursor is one of this source table and routing value, on these terms."""
+        return (
+            self.source.uuid == plan.source.uuid
+            and self.value == destination.value
+            and self.terms in (None, Terms.of(destination, plan))
+        )
+
+    def is_about(self, destination: Destination) -> bool:
+        """Whether the destination's table is the one that was written."""
+        return self.terms is None or self.terms.target == str(destination.target.folded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +203,9 @@ def read_state(lake: PooledLake, destination_id: str) -> State | None:
     cursor, source, value, count, changed = rows[0]
     if cursor == NOT_SEEDED:
         return None
-    return State(int(cursor), SourceTable.from_json(source), value, int(count), changed)
+    return State(
+        int(cursor), SourceTable.from_json(source), value, int(count), changed, Terms.from_json(source)
+    )
 
 
 def apply_changes(
@@ -179,10 +224,11 @@ def apply_changes(
     """
     began = time.monotonic()
     counts = net.of(index)
+    checked = plan.source, Terms.of(destination, plan)
     try:
         with lake.transaction():
-            if lake.memory.get(destination.id) != plan.source:
-                _check_and_evolve(lake, destination, plan.source)
+            if lake.memory.get(destination.id) != checked:
+                _check_and_evolve(lake, destination, plan)
             matched = _delete(lake, destination, index, counts, net, plan) if counts.get("keys") else 0
             if counts.get("rows"):
                 _insert(lake, destination, index, net, plan)
@@ -196,10 +242,10 @@ def apply_changes(
     except CursorMovedError:
         lake.memory.pop(destination.id, None)
         state = read_state(lake, destination.id)
-        fits = state is not None and state.fits(destination, plan.source)
+        fits = state is not None and state.fits(destination, plan)
         return Applied(destination.id, state.cursor if state is not None and fits else None)
     faults.point("fanout.after_commit")
-    lake.memory[destination.id] = plan.source
+    lake.memory[destination.id] = checked
     _tidy(lake)
     removed = counts.get("removed", 0)
     rows = counts.get("rows", 0)
@@ -227,11 +273,11 @@ def seed(
     # Tables are made before: DuckLake loses inlined rows of a table that is made by the same transaction.
     state = make_tables(lake, destination, plan, instance)
     with lake.transaction():
-        field = plan.source.columns[plan.field]
+        routed = _routed(destination, plan, state)
         lake.execute(
-            f"delete from {lake.table(destination.target)}"
-            f" where {ident(field.name)} in (try_cast(? as {field.type}), try_cast(? as {field.type}))",
-            (destination.value, destination.value if state is None else state.value),
+            f"delete from {lake.table(destination.target)} where "
+            + " or ".join(f"{ident(column.name)} = try_cast(? as {column.type})" for column, _ in routed),
+            [value for _, value in routed],
             doing="emptying a destination",
         )
         if rows:
@@ -239,10 +285,20 @@ def seed(
         _write_state(lake, destination, plan, instance, cursor=plan.end, rows=rows)
         faults.point("fanout.before_seed")
     faults.point("fanout.after_seed")
-    lake.memory[destination.id] = plan.source
+    lake.memory[destination.id] = plan.source, Terms.of(destination, plan)
     return Applied(
         destination.id, plan.end, seeded=True, rows={"written": rows}, seconds=time.monotonic() - began
     )
+
+
+def _routed(destination: Destination, plan: ReadPlan, state: State | None) -> list[tuple[SourceColumn, str]]:
+    """By which column and value rows are the destination's: those of now, and those by which it got what it has."""
+    field = plan.source.columns[plan.field]
+    routed = [(field, destination.value)]
+    if state is not None and state.is_about(destination):
+        before = field.id if state.terms is None else state.terms.field
+        routed += [(column, state.value) for column in plan.source.columns if column.id == before]
+    return routed
 
 
 def make_tables(lake: PooledLake, destination: Destination, plan: ReadPlan, instance: str) -> State | None:
@@ -269,26 +325,31 @@ def _write_state(
     lake.execute(f"delete from {lake.table(STATE)} where destination_id = ?", (destination.id,))
     lake.execute(
         f"insert into {lake.table(STATE)} values (?, ?, ?, {cursor}, {rows}, null, now(), now(), ?, ?)",
-        (destination.id, instance, plan.table.qualified, destination.value, plan.source.to_json()),
+        (destination.id, instance, plan.table.qualified, destination.value, _described(destination, plan)),
         doing="writing the cursor",
     )
 
 
-def _check_and_evolve(lake: PooledLake, destination: Destination, source: SourceTable) -> None:
+def _described(destination: Destination, plan: ReadPlan) -> str:
+    """The source's columns and the terms, as the state keeps them."""
+    return json.dumps(asdict(plan.source) | asdict(Terms.of(destination, plan)), separators=(",", ":"))
+
+
+def _check_and_evolve(lake: PooledLake, destination: Destination, plan: ReadPlan) -> None:
     """The state is what we believe, and the table has the source's columns."""
     state = read_state(lake, destination.id)
-    if state is None or state.cursor != destination.cursor or not state.fits(destination, source):
+    if state is None or state.cursor != destination.cursor or not state.fits(destination, plan):
         raise CursorMovedError
-    if state.source.columns == source.columns:
+    if state.source.columns == plan.source.columns and state.terms is not None:
         return
-    steps = evolution(state.source.columns, source.columns)
+    steps = evolution(state.source.columns, plan.source.columns)
     if steps is None:
         raise SeedNeededError
     for step in steps:
         lake.execute(_evolve(lake.table(destination.target), step), doing="following a change of columns")
     lake.execute(
         f"update {lake.table(STATE)} set source_columns = ? where destination_id = ?",
-        (source.to_json(), destination.id),
+        (_described(destination, plan), destination.id),
     )
 
 
@@ -310,7 +371,7 @@ def _make_target(
 ) -> None:
     """The table with the source's columns; one that is ours and has others is made anew."""
     target = lake.table(destination.target)
-    if state is not None and state.source.columns != source.columns:
+    if state is not None and state.is_about(destination) and state.source.columns != source.columns:
         lake.execute(f"drop table if exists {target}", doing="making a destination's table anew")
         lake.execute(f"delete from {lake.table(STATE)} where destination_id = ?", (destination.id,))
     columns = ", ".join(f"{ident(c.name)} {c.type}" for c in source.columns)

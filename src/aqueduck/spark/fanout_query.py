@@ -101,8 +101,7 @@ class Found:
 
     id: str
     cursor: int | None = None
-    source_uuid: str | None = None
-    value: str | None = None
+    """None also where it is one of another source table, routing value or terms."""
     rows: int = 0
     changed_at: float | None = None
     error: str | None = None
@@ -166,13 +165,14 @@ def run_cycle(
 
 def find_cursors(
     spark: SparkSession,
+    plan: ReadPlan,
     destinations: Sequence[Destination],
     workers: Workers,
     *,
     lane: str = "fanout",
     hanging: Callable[[], bool] = lambda: False,
 ) -> list[Found]:
-    """What the lake of each destination says."""
+    """What the lake of each destination says; cursors that fit what the plan reads."""
     parts = workers.tasks
 
     def find(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -190,9 +190,8 @@ def find_cursors(
             return Found(destination.id, error=str(own_error(exc)))
         if state is None:
             return Found(destination.id)
-        return Found(
-            destination.id, state.cursor, state.source.uuid, state.value, state.rows, state.changed_at
-        )
+        cursor = state.cursor if state.fits(destination, plan) else None
+        return Found(destination.id, cursor, state.rows, state.changed_at)
 
     with _job_failures(spark, lane), _watched(spark, lane, hanging):
         rows = spark.range(0, parts, 1, parts).mapInArrow(find, "result string").collect()
