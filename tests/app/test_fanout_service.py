@@ -14,7 +14,7 @@ import yaml
 from aqueduck.app import fanout_run
 from aqueduck.app.fanout import FanoutService
 from aqueduck.app.readers import destinations_of, oldest_cursor
-from aqueduck.errors import CatalogUnreachableError
+from aqueduck.errors import CatalogUnreachableError, LakeWriteError
 from aqueduck.fanout_config import FanoutConfig, parse_fanout
 from aqueduck.spark.fanout_query import Workers
 from tests.fanout_lakes import Fan, connect
@@ -372,3 +372,106 @@ def test_a_state_of_an_earlier_version_fits_and_is_completed(fan: Fan, serve: Se
     assert service.status.destinations["one"].seeds == 0
     assert fan.differing() == {}
     assert new <= set(stored())
+
+
+# -- while the source is away
+
+
+class Away:
+    """Takes the source away from a service, and counts how often it is asked; who asks without rest fails the test."""
+
+    def __init__(self, service: FanoutService, patch: pytest.MonkeyPatch) -> None:
+        self.asked = 0
+        patch.setattr(service.source, "_session", self._session)
+
+    def _session(self) -> None:
+        self.asked += 1
+        assert self.asked < 50, "the loop does not rest"
+        raise CatalogUnreachableError("the source's catalog does not answer")
+
+
+class Turns(threading.Event):
+    """Stops a loop after so many waits, none of which takes time."""
+
+    def __init__(self, turns: int) -> None:
+        super().__init__()
+        self.turns = turns
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.turns -= 1
+        if self.turns <= 0:
+            self.set()
+        return self.is_set()
+
+
+def test_destinations_that_are_behind_wait_for_the_source(
+    fan: Fan, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P-F03: the main lane looks once an interval for a source that went away before everything was read."""
+    service = serve(poll={"interval_seconds": 60})
+    catch_up(service)
+    service.status.source_snapshot = fan.latest() + 1
+    monkeypatch.setattr(fanout_run, "_side_lane", lambda *_: None)
+    away = Away(service, monkeypatch)
+    fanout_run.follow(service, Turns(3), threading.Event(), None)
+    assert away.asked == 1
+
+
+def test_a_failing_destination_waits_for_the_source(
+    fan: Fan, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P-F09: the side lane rests as long as the main lane; the destination's own tries are not used up."""
+    service = serve(poll={"interval_seconds": 60})
+    catch_up(service)
+    service.tenants.failed([service.tenants["two"]], "[lake.write] no")
+    service.tenants["two"].status.retry_at = None
+    with monkeypatch.context() as patch:
+        away = Away(service, patch)
+        fanout_run._side_lane(service, Turns(3), [])
+    assert away.asked == 1
+    status = service.tenants["two"].status
+    assert status.failures == 1
+    assert status.retry_at is not None
+    status.retry_at = None
+    assert service.help_others()
+    assert service.tenants["two"].well
+
+
+def test_catching_up_once_ends_when_the_source_goes_away(
+    fan: Fan, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--once` says that the source cannot be read, also if only failing destinations are left."""
+    service = serve()
+    catch_up(service)
+    fan.change("insert into lake.t values (5, 'a', 5)")
+    for tenant in service.tenants:
+        service.tenants.failed([tenant], "[lake.write] no")
+        tenant.status.retry_at = None
+    latest = fan.latest()
+    away = Away(service, monkeypatch)
+    monkeypatch.setattr(service.source, "latest", lambda: latest)
+    with pytest.raises(LakeWriteError, match="source cannot be read"):
+        catch_up(service)
+    assert away.asked == 1
+
+
+def test_a_source_that_goes_away_while_a_gap_is_looked_at_ends_nothing(
+    fan: Fan, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P-F16: what has expired is found out later; until then the destination keeps its cursor."""
+    service = serve()
+    catch_up(service)
+    fan.change("insert into lake.t values (5, 'a', 5)", "insert into lake.t values (6, 'a', 6)")
+    fan.change("call ducklake_expire_snapshots('lake', older_than => now())")
+
+    def away(_latest: int) -> int:
+        raise CatalogUnreachableError("the source's catalog does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service.source, "readable_from", away)
+        service.poll()
+    assert service.status.source_error is not None
+    assert service.tenants["one"].well
+    catch_up(service)
+    assert fan.differing() == {}
+    assert service.status.reseeds == 2

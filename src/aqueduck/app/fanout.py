@@ -156,6 +156,8 @@ class FanoutService:
         except AqueduckError as exc:
             self._source_failed(exc)
             return False
+        if self.status.source_error is not None:
+            log.info("source within reach again")
         self.status.source_error = None
         self.status.source_snapshot = latest
         self._lags(latest)
@@ -176,12 +178,15 @@ class FanoutService:
             end = min(latest, start + self.config.poll.max_snapshots)
             plan = self.source.plan(start, end)
         except SourceExpiredError as exc:
-            self._reseed(tenants, latest, exc)
+            try:
+                self._reseed(tenants, latest, exc)
+            except AqueduckError as reason:
+                self._source_failed(reason, () if main else tenants)
             return
         except _FATAL:
             raise
         except AqueduckError as exc:
-            self._source_failed(exc)
+            self._source_failed(exc, () if main else tenants)
             return
         tenants = [t for t in tenants if t.cursor is not None and t.cursor < end]
         result = self._run(
@@ -271,6 +276,12 @@ class FanoutService:
         """Ask lakes for their cursors; one that belongs to another table or value counts as none."""
         try:
             plan = self.source.plan_scan()
+        except _FATAL:
+            raise
+        except AqueduckError as exc:
+            self._source_failed(exc, tenants)
+            return
+        try:
             workers, hanging = self._watched("side")
             mine = [t.destination for t in tenants]
             found = find_cursors(self.spark, plan, mine, workers, lane="side", hanging=hanging)
@@ -294,18 +305,18 @@ class FanoutService:
 
     def _seed(self, tenants: Sequence[Tenant]) -> None:
         """Give new destinations their rows as of now; the lake snapshot is pinned before anything is read."""
-        for tenant in tenants:
-            tenant.status.state = "seeding"
-        # Also what the pattern is about to make: nothing else tells of it once its rows are gone from the source.
-        self.write_state()
         try:
             plan = self.source.plan_seed()
             self.status.seed = (len(tenants), self.source.rows(plan), time.time())
         except _FATAL:
             raise
         except AqueduckError as exc:
-            self.tenants.failed(tenants, str(exc))
+            self._source_failed(exc, tenants)
             return
+        for tenant in tenants:
+            tenant.status.state = "seeding"
+        # Also what the pattern is about to make: nothing else tells of it once its rows are gone from the source.
+        self.write_state()
         log.info("seeding", destinations=len(tenants), lake_snapshot=plan.end)
         first = self._counted < 0 and bool(plan.reads)
         try:
@@ -323,7 +334,7 @@ class FanoutService:
         try:
             latest = self.source.latest()
         except AqueduckError as exc:
-            self._source_failed(exc)
+            self._source_failed(exc, tenants)
             return
         for tenant in [t for t in tenants if t.cursor == latest]:
             tenant.recovered()
@@ -336,10 +347,14 @@ class FanoutService:
         self.status.moved_at = time.time()
         self.write_state()
 
-    def _source_failed(self, exc: AqueduckError) -> None:
+    def _source_failed(self, exc: AqueduckError, waiting: Sequence[Tenant] = ()) -> None:
+        """Destinations of the side lane wait until the main lane looks again, too; it is no failure of theirs."""
+        if self.status.source_error != str(exc):
+            log.warning("source out of reach", error=str(exc))
         self.status.source_error = str(exc)
         metrics.count_error(exc.code, flow=FLOW)
-        log.warning("source out of reach", error=str(exc))
+        for tenant in waiting:
+            tenant.status.retry_at = time.time() + self.config.poll.interval_seconds
 
     def _lags(self, latest: int) -> None:
         behind = [t for t in self.tenants if t.cursor is not None and t.cursor < latest]

@@ -38,8 +38,8 @@ def catch_up(service: FanoutService, stopping: threading.Event) -> None:
         well = [t for t in service.tenants if t.well]
         if any(t.cursor is not None and t.cursor < target for t in well):
             worked = service.poll() or worked
-            if service.status.source_error is not None:
-                raise LakeWriteError(f"the source cannot be read: {service.status.source_error}")
+        if service.status.source_error is not None:
+            raise LakeWriteError(f"the source cannot be read: {service.status.source_error}")
         left = [t for t in service.tenants if not (t.well and (t.cursor or 0) >= target)]
         service.write_state()
         if not left:
@@ -68,8 +68,8 @@ def follow(
         service.write_state()
         if failure:
             raise failure[0]
-        latest = service.status.source_snapshot
-        if not any(t.well and (t.cursor or 0) < latest for t in service.tenants):
+        latest, away = service.status.source_snapshot, service.status.source_error is not None
+        if away or not any(t.well and (t.cursor or 0) < latest for t in service.tenants):
             # Only this lane writes them, and it does not now.
             well = [t.destination for t in service.tenants if t.well]
             service.upkeep.some((d.id, d.place, d.target) for d in well)
