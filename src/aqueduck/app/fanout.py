@@ -306,7 +306,7 @@ class FanoutService:
     def _seed(self, tenants: Sequence[Tenant]) -> None:
         """Give new destinations their rows as of now; the lake snapshot is pinned before anything is read."""
         try:
-            plan = self.source.plan_seed()
+            plan = self.source.plan_seed(self.config.poll.max_snapshots)
             self.status.seed = (len(tenants), self.source.rows(plan), time.time())
         except _FATAL:
             raise

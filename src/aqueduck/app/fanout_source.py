@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import structlog
 
-from aqueduck.errors import SourceExpiredError
+from aqueduck.errors import LakeTableMissingError, RoutingError, SourceExpiredError
 from aqueduck.fanout_config import FanoutConfig
 from aqueduck.fanout_roster import LISTED_KEYS
 from aqueduck.lake.lake_changes import Routes, check_routes
@@ -62,19 +62,26 @@ class FanoutSource:
         with self._session() as (_, source):
             return source.plan_scan(self._routing.field, self._routing.key_columns, source.latest())
 
-    def plan_seed(self) -> ReadPlan:
-        """What a new destination gets: the rows of now, or nothing and a cursor before all history."""
+    def plan_seed(self, max_snapshots: int) -> ReadPlan:
+        """
+        What a new destination gets: the rows of now, or nothing and a cursor before all history.
+
+        Its table then has the columns that the first cycle ends with: those of now may never have been there together
+        with what comes in between.
+        """
         plan = self.plan_scan()
         if self._routing.seed_mode == "scan":
             return plan
         with self._session() as (_, source):
             before = max(source.table_at(plan.end)[1] - 1, 0)
+            end = min(before + max_snapshots, plan.end)
             try:
                 source.refuse_gap(before, plan.end)
-            except SourceExpiredError as exc:
-                log.warning("history has expired, seeding by a scan", error=str(exc))
+                first = source.plan_scan(self._routing.field, self._routing.key_columns, end)
+            except (SourceExpiredError, RoutingError, LakeTableMissingError) as exc:
+                log.warning("history cannot be replayed, seeding by a scan", error=str(exc))
                 return plan
-        return replace(plan, reads=(), start=before, end=before)
+        return replace(first, reads=(), start=before, end=before)
 
     def check_values(self, plan: ReadPlan, values: Sequence[str], ids: Sequence[str]) -> None:
         """Refuse routing values that do not fit the column."""
