@@ -134,6 +134,20 @@ def test_paths_start_at_the_file() -> None:
     assert config.destinations[0].data_path == "/srv/shop/a"
 
 
+def test_the_servers_files_are_beside_the_file() -> None:
+    """A certificate and its key, too, wherever the service is started."""
+    server = parse(smallest("server", tls_cert="tls/cert.pem", tls_key="/etc/key.pem")).server
+    assert (server.tls_cert, server.tls_key) == ("/srv/shop/tls/cert.pem", "/etc/key.pem")
+
+
+@pytest.mark.parametrize("server", [None, {}, {"host": "localhost"}, {"stall_seconds": 60}])
+def test_a_fan_out_listens_on_8000(server: dict[str, Any] | None) -> None:
+    """The documented port, whatever else the section says; one of its own counts."""
+    values = SMALLEST if server is None else {**SMALLEST, "server": server}
+    assert parse(values).server.port == 8000
+    assert parse(smallest("server", port=8642)).server.port == 8642
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(7, "7"), (1.5, "1.5"), (True, "true"), ("x", "x")],

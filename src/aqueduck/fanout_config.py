@@ -195,6 +195,12 @@ class InstanceConfig(Section):
     partition: PartitionConfig = PartitionConfig()
 
 
+class FanoutServerConfig(ServerConfig):
+    """The server's section; users of DuckLake fan-out know the port."""
+
+    port: int = Field(default=8000, ge=0, le=65535)
+
+
 class FanoutConfig(Section):
     """A whole file of the flow `fanout`."""
 
@@ -207,7 +213,7 @@ class FanoutConfig(Section):
     defaults: DefaultsConfig = DefaultsConfig()
     poll: PollConfig = PollConfig()
     pool: PoolConfig = PoolConfig()
-    server: ServerConfig = ServerConfig(port=8000)
+    server: FanoutServerConfig = FanoutServerConfig()
     instance: InstanceConfig = InstanceConfig()
     spark: SparkConfig = SparkConfig()
     maintenance: MaintenanceConfig = MaintenanceConfig()
@@ -283,7 +289,7 @@ _SECTIONS: Sections = {
     ("defaults",): DefaultsConfig,
     ("poll",): PollConfig,
     ("pool",): PoolConfig,
-    ("server",): ServerConfig,
+    ("server",): FanoutServerConfig,
     ("instance",): InstanceConfig,
     ("instance", "partition"): PartitionConfig,
     ("spark",): SparkConfig,
@@ -361,8 +367,13 @@ def _with_absolute_paths(config: FanoutConfig, base_dir: Path) -> FanoutConfig:
         }
         return lake.model_copy(update=update)
 
+    tls = {
+        key: path and absolute(path, base_dir)
+        for key, path in (("tls_cert", config.server.tls_cert), ("tls_key", config.server.tls_key))
+    }
     return config.model_copy(
         update={
+            "server": config.server.model_copy(update=tls),
             "source": moved(config.source),
             "destinations": tuple(map(moved, config.destinations)),
             "dynamic": config.dynamic and moved(config.dynamic),
