@@ -509,3 +509,46 @@ def test_a_history_that_begins_under_another_name_is_scanned(fan: Fan, serve: Se
     source = {**document(fan)["source"], "table": "u"}
     catch_up(serve(source=source, routing=REPLAY, poll={"max_snapshots": 1}))
     assert fan.look("one", "from lake.u") == [(1, "a", 1)]
+
+
+# -- values that come at an awkward time
+
+
+def test_a_pattern_finds_the_first_value_of_an_empty_source(fan: Fan, serve: Serve) -> None:
+    """A service that has no destination yet looks for values, too."""
+    fan.change("delete from lake.t")
+    service = serve(destinations=[], dynamic=pattern(fan))
+    catch_up(service)
+    assert ids(service) == set()
+    fan.change("insert into lake.t values (1, 'p', 1)")
+    service.poll()
+    assert ids(service) == {"p"}
+    catch_up(service)
+    assert fan.rows("p") == [(1, "p", 1)]
+
+
+def test_a_value_that_comes_while_another_is_seeded_is_found(fan: Fan, serve: Serve) -> None:
+    """What a seed's lake snapshot has of others is still new to the main lane."""
+    service = serve(dynamic=pattern(fan))
+    catch_up(service)
+    fan.change("insert into lake.t values (5, 'q', 5)")
+    service.poll()
+    fan.change("insert into lake.t values (6, 'r', 6)")
+    service.help_others()
+    service.help_others()
+    assert service.status.destinations["q"].seeds == 1
+    service.poll()
+    assert "r" in ids(service)
+    unrouted = service.status.unrouted_rows
+    service.poll()
+    assert (unrouted, service.status.unrouted_rows) == (2, 2), "each is counted once"
+
+
+def test_a_value_that_comes_before_the_first_seed_is_found(fan: Fan, serve: Serve) -> None:
+    """Between the look at the start and the lake snapshot of the first seed nothing gets lost."""
+    service = serve(dynamic=pattern(fan))
+    fan.change("insert into lake.t values (5, 'q', 5)")
+    service.help_others()
+    service.help_others()
+    service.poll()
+    assert "q" in ids(service)

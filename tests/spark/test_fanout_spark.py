@@ -216,7 +216,7 @@ def test_a_failing_destination_is_isolated_and_returns(fan: Fan, spark: SparkSes
 
 
 def test_unknown_values_make_their_own_destinations(fan: Fan, spark: SparkSession) -> None:
-    """A pattern serves every value: those that are there at the start, and those that come."""
+    """A pattern serves every value: those that are there at the start, those that come, and those that went meanwhile."""
     pattern = {
         "catalog": f"sqlite:{fan.directory}/{{value}}.sqlite",
         "data_path": f"{fan.directory}/{{value}}_data/",
@@ -233,6 +233,12 @@ def test_unknown_values_make_their_own_destinations(fan: Fan, spark: SparkSessio
     assert fan.differing() == {}
     assert service.status.destinations["q"].seeds == 1
     service.stop()
+    fan.change("delete from lake.t where c = 'p'")
+    again = service_of(fan, spark, dynamic=pattern)
+    again.prepare()
+    catch_up(again)
+    assert fan.differing() == {}
+    again.stop()
 
 
 def test_a_replay_reads_history_instead_of_a_scan(fan: Fan, spark: SparkSession) -> None:

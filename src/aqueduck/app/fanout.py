@@ -17,6 +17,7 @@ import contextlib
 import functools
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -73,6 +74,8 @@ class FanoutService:
         self.upkeep = DestinationUpkeep(config.maintenance)
         self._listed_at: int | None = None
         self._roster: Roster | None = None
+        self._unknown: deque[str] = deque()
+        """Values that the first seed met and nobody has; the main lane takes them in."""
         self._made: Made | None = None
         """For which values the pattern made destinations, ever; None before that was looked up."""
         path = self.state_file.path
@@ -104,6 +107,16 @@ class FanoutService:
         self.tenants.take_over(config, roster.destinations)
         self.config, self._roster, self._listed_at = config, roster, plan.end
         self._report_left_out()
+
+    def _look_for_destinations(self, latest: int) -> None:
+        """Those of the table, and those of values that no cycle of the main lane will tell of."""
+        if self._unknown:
+            self._discover([self._unknown.popleft() for _ in range(len(self._unknown))])
+        # Without a destination that is well there is no cycle that meets new values.
+        alone = self.config.dynamic is not None and not any(t.well for t in self.tenants)
+        if latest != self._listed_at and (alone or self.config.destinations_table is not None):
+            plan = self.source.plan_scan()
+            self._serve(self.config, plan, self.source.values(plan) if alone else ())
 
     def _discover(self, values: Sequence[str]) -> None:
         """Serve what the pattern makes of values that came with a change."""
@@ -149,8 +162,7 @@ class FanoutService:
         self.status.moved_at = time.time()
         try:
             latest = self.source.latest()
-            if self.config.destinations_table is not None and latest != self._listed_at:
-                self._serve(self.config, self.source.plan_scan())
+            self._look_for_destinations(latest)
         except _FATAL:
             raise
         except AqueduckError as exc:
@@ -324,7 +336,9 @@ class FanoutService:
         finally:
             self.status.seed = None
         if result is not None:
-            self._counted = max(self._counted, plan.end)
+            if first:
+                self._counted = max(self._counted, plan.end)
+                self._unknown.extend(result.report.unknown)
             self._note(tenants, result)
             log.info(
                 "seeded", destinations=len(tenants), rows=result.report.rows, seconds=round(result.seconds, 3)
