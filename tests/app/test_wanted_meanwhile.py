@@ -17,7 +17,7 @@ from aqueduck.app.group_tables import add_tables, follow_name, remove_tables
 from aqueduck.app.prepare import describe_tables
 from aqueduck.config import TableConfig
 from aqueduck.errors import CopyDisturbedError, LakeWriteError, PrivilegeError, SourceQueryError
-from aqueduck.lake.catalog import LakeSession
+from aqueduck.lake.catalog import LakeSession, open_lake
 from aqueduck.lake.commit import commit_batch
 from aqueduck.lake.copy_files import ChunkFile
 from aqueduck.lake.table_states import read_states, write_state
@@ -259,6 +259,36 @@ def test_what_a_commit_without_an_answer_parked_is_replayed(
     settle(group)
     group.apply()
     assert_same(group)
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+def test_what_was_parked_before_the_target_is_made_lands_with_it(
+    db: Database, tmp_path: Path, rows: int
+) -> None:
+    """Targets, their files, inlined rows of what was parked and the states of all of them: one transaction of the lake."""
+    names = ["a", "b", "c"]
+    db.execute("create table t (id int primary key, v text)")
+    for name in names:
+        db.execute(f"create table {name} (id int primary key, v text)")
+        db.execute(f"insert into {name} select g, 'copied' from generate_series(1, {rows}) g")
+    with whole_group(db, tmp_path, {"public.t": {}}) as group:
+
+        def change() -> None:
+            for name in ("a", "c"):
+                db.execute(f"insert into {name} values (10, 'parked'), (11, 'parked')")
+                db.execute(f"update {name} set v = 'parked' where id = 1; delete from {name} where id = 2")
+            group.apply_only()
+
+        in_the_middle(group, change)
+        add_tables(
+            group.runner, [TableConfig(source=f"public.{name}") for name in names], handover=lambda oid: None
+        )
+        settle(group)
+        assert group.copies == 2, "the three of them together"
+        with open_lake(group.config.lake, read_only=True) as reader:
+            for name in names:
+                found = reader.query(f"from lake.main.{name} order by id")[0]
+                assert found == db.query(f"select * from {name} order by id")
 
 
 def test_a_replay_that_needs_a_copy_gets_one(group: WholeGroup) -> None:
