@@ -35,6 +35,7 @@ from aqueduck.config import SyncConfig
 from aqueduck.errors import (
     AqueduckError,
     ConnectionLostError,
+    DataPathError,
     Retry,
     ServiceLockedError,
     SlotLostError,
@@ -278,10 +279,13 @@ class SyncService:
         self._locks.keep()
         targets = [t.target for t in runner.tables.values()]
         copier = runner.copier
-        with self.commit_lock:
-            remove_orphans(
-                self.lake, runner.group.name, targets, keep=copier.run_id, names=copier.kept_files()
-            )
+        try:
+            with self.commit_lock:
+                remove_orphans(
+                    self.lake, runner.group.name, targets, keep=copier.run_id, names=copier.kept_files()
+                )
+        except DataPathError as exc:  # they are in nobody's way
+            log.warning("files of the failed batch stay for now", group=runner.group.name, error=str(exc))
         runner.start()
         log.info("group restarted", group=runner.group.name, position=lsn_text(runner.stored_position()))
 
@@ -295,10 +299,8 @@ class SyncService:
                     return
             except AqueduckError as exc:  # the other groups catch up all the same
                 failed.append(exc)
-                runner.status.last_error, runner.status.state = (
-                    str(exc),
-                    "retrying",
-                )  # as it is seen from outside
+                runner.status.state = "retrying"
+                runner.status.last_error = str(exc)
             self._observe_at_end()
         for error in failed:
             raise error
