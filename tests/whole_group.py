@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aqueduck.app.group import GroupRunner
+from aqueduck.app.group_tables import add_tables, remove_tables
 from aqueduck.app.prepare import prepare_group
 from aqueduck.app.verify import TableComparison, verify_tables
 from aqueduck.batches import plan_units
@@ -100,6 +101,15 @@ class WholeGroup:
     def restart(self, tables: Mapping[str, Options]) -> None:
         self.stop()
         self.start(tables)
+
+    def add(self, table: str, **options: Any) -> None:
+        """Follow one more table, while everything runs; its copy is waited for."""
+        add_tables(self.runner, self._config({table: options}).groups[0].tables, handover=lambda oid: None)
+        self.copy()
+
+    def remove(self, table: str) -> None:
+        """Follow a table no more, while everything runs."""
+        remove_tables(self.runner, [oid for oid, t in self.runner.tables.items() if t.schema.name == table])
 
     def copy(self) -> None:
         """Copy what is due, and wait for it."""

@@ -332,3 +332,21 @@ def test_columns_called_like_our_own_can_be_chosen_and_filtered(db: Database, tm
             db.execute(f"insert into t select id + {more}, {shown}, 0 from t")
             group.apply(tasks=tasks)
         assert [r.verdict for r in group.verify()] == ["identical"]
+
+
+@pytest.mark.parametrize("by", ["us", pytest.param("user", marks=pytest.mark.slow)])
+def test_a_table_is_removed_and_added_with_other_options(db: Database, tmp_path: Path, by: str) -> None:
+    """P-S12: while the capture goes on, changes come with the new options at once; the copy for them is the only one."""
+    db.execute(PEOPLE + "; create table other (id int primary key); create publication p for all tables")
+    theirs = {"publication": "p", "publication_by": "user"} if by == "user" else {}
+    with whole_group(db, tmp_path, {"people": {"exclude": ["notes"]}, "other": {}}, group=theirs) as group:
+        db.execute("update people set age = 31 where id = 1")
+        group.apply()
+        group.remove("people")
+        group.add("people", exclude=["notes"], mask={"phone": {"constant": "none"}})
+        copies = group.copies
+        db.execute("update people set phone = '7' where id = 1; delete from people where id = 2")
+        group.apply()
+        rows = [(1, "Ann", "ann@x", "none", 31, "DE"), (3, "Cem", "cem@x", "none", None, "DE")]
+        assert group.read("from lake.main.people order by id") == rows
+        assert group.copies == copies

@@ -141,6 +141,23 @@ def test_publications_of_everything_can_be_used(any_db: Database, tmp_path: Path
         assert group.read("select count(*) from (show all tables) where name = 'other'") == [(0,)]
 
 
+@pytest.mark.parametrize("capture", ["stream", "poll"])
+def test_a_table_is_added_that_the_stream_has_described_before(
+    db: Database, tmp_path: Path, capture: str
+) -> None:
+    """P-S12: the server sends it all along and does not describe it again; what comes after its copy is applied."""
+    db.execute(TABLE + "; create table late (id int primary key, v text)")
+    db.execute("create publication theirs for all tables")
+    with whole_group(db, tmp_path, {"t": {}}, group={**GROUP, "capture": capture}) as group:
+        for statement in ("insert into late values (1, 'before')", "update late set v = v || '?'"):
+            db.execute(statement)
+            group.apply()
+        group.add("late")
+        db.execute("insert into late values (2, 'after'); update late set v = v || '!' where id = 1")
+        group.apply()
+        assert group.read("from lake.main.late order by id") == [(1, "before?!"), (2, "after")]
+
+
 UNFIT = [
     ("select 1", "does not exist", "create publication"),
     ("create publication theirs for table other", "does not publish public.t", "add table"),

@@ -93,6 +93,25 @@ def test_a_transaction_may_span_buffers() -> None:
     assert not decoder.in_transaction
 
 
+def test_other_tables_are_wanted_on_the_way() -> None:
+    """Also in the middle of a transaction, and without a new description: one comes, one goes, one stays as it was."""
+    decoder = Decoder({ORDERS.oid: described(ORDERS)})
+    extra = EncodedTable(16_409, "public", "extra", "d", ORDERS.columns)
+    one_each = [encode.insert(table.oid, ["1", "a", None]) for table in (ORDERS, ORDERS_FULL, extra)]
+    relations = [encode.relation(table) for table in (ORDERS, ORDERS_FULL, extra)]
+    runs = decode(decoder, encode.begin(100, 5, 7), *relations, *one_each)
+    assert [r.layout.table.name for r in runs if isinstance(r, Rows)] == ["orders"]
+    decoder.know({t.oid: described(t) for t in (ORDERS, ORDERS_FULL)})
+    runs = decode(decoder, *one_each)
+    assert [(r.layout.table.name, r.layout.version) for r in runs if isinstance(r, Rows)] == [
+        ("orders", 0),
+        ("full", 3),
+    ]
+    decoder.know({ORDERS_FULL.oid: described(ORDERS_FULL)})
+    runs = decode(decoder, *one_each, encode.commit(100, 120, 5))
+    assert [r.layout.table.name for r in runs if isinstance(r, Rows)] == ["full"]
+
+
 def test_a_key_change_is_marked_and_keeps_the_old_key() -> None:
     """P-S08: an update with an old key image has the old key in o0 and the new one in n0."""
     runs = decode(

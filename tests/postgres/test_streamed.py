@@ -198,6 +198,39 @@ def test_a_later_description_outlives_an_earlier_streamed_one(tmp_path: Path) ->
     assert [c[-1] for c in staged.changes()] == ["2", "1", "3"]
 
 
+@pytest.mark.parametrize("added", ["before its commit", "after its commit"])
+def test_a_table_is_known_that_only_a_streamed_transaction_described(tmp_path: Path, added: str) -> None:
+    """The server does not describe it again; an older description, of a transaction that ends later, does not count."""
+    staged = Staged(tmp_path / "stage")
+    narrow = EncodedTable(UNKNOWN.oid, "public", "unknown", "d", T.columns[:1])
+    staged.take(
+        block(600, (600, encode.relation(narrow)), (600, encode.insert(UNKNOWN.oid, ["no"])), first=True),
+        block(700, (700, encode.relation(UNKNOWN)), (700, row("no", UNKNOWN)), first=True),
+    )
+    known = {t.oid: described(t) for t in (T, U, UNKNOWN)}
+    if "before" in added:
+        staged.decoder.know(known)
+    staged.take(encode.stream_commit(700, 200, 210, TIME), encode.stream_commit(600, 220, 230, TIME))
+    if "after" in added:
+        staged.decoder.know(known)
+    staged.take(encode.begin(300, TIME, 702), row(1, UNKNOWN), encode.commit(300, 310, TIME))
+    assert [c[-1] for c in staged.changes()] == ["1"]
+
+
+def test_a_table_goes_while_a_transaction_streams_it(tmp_path: Path) -> None:
+    """What it still brings of it is skipped; of other tables it brings everything."""
+    staged = Staged(tmp_path / "stage")
+    own_type = EncodedTable(T.oid, "public", "t", "d", (*T.columns, ("m", False, 90_000, -1)))
+    brought = encode.insert(T.oid, ["1", "x", "y"])
+    staged.take(block(700, (700, encode.relation(own_type)), (700, brought), first=True))
+    staged.decoder.know({U.oid: described(U)})
+    staged.take(
+        block(700, (700, brought), (700, encode.relation(U)), (700, row(2, U))),
+        encode.stream_commit(700, 200, 210, TIME),
+    )
+    assert [(c[0], c[-1]) for c in staged.changes()] == [(T.oid, "1"), (U.oid, "2")]
+
+
 def test_types_are_looked_up_when_their_transaction_has_committed(tmp_path: Path) -> None:
     """P-S12: a type that the transaction made itself cannot be seen before; segments that are written already get it too."""
     asked: list[str] = []

@@ -32,7 +32,7 @@ from aqueduck.errors import (
     SourceUnreachableError,
     TableMissingError,
 )
-from aqueduck.notes import Confirmation, note_confirmation, read_note, read_tables
+from aqueduck.notes import Confirmation, note_confirmation, note_mark, read_note, read_tables
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.decoder import Commit, Decoder, warm_up
@@ -76,6 +76,7 @@ class Capture(threading.Thread):
         self._ask_reply = False
         self._reported_at = 0.0
         self._durable_asked_at = 0.0
+        self._tables_mark: tuple[int, int, int] | None = None
 
     # -- for the planner
 
@@ -165,14 +166,27 @@ class Capture(threading.Thread):
             self._tables(),
             first_ord=self._next_ord,
             first_version=self._next_version,
-            more=self._tables,
             resolve=self._resolve,
             settle=self._settle,
             streams=self._in_progress,
         )
 
     def _tables(self) -> dict[int, TableSchema]:
-        return {oid: schema for oid, (schema, _) in read_tables(Path(self._settings.tables_path)).items()}
+        path = Path(self._settings.tables_path)
+        self._tables_mark = note_mark(path)  # first: if another note comes meanwhile, that is read once more
+        return {oid: schema for oid, (schema, _) in read_tables(path).items()}
+
+    def _look_at_tables(self, decoder: Decoder) -> None:
+        """
+        Tables come and go while we read.
+
+        We look between filling a buffer and decoding it, so all that was committed after a note was written is decoded with it.
+        That is what the driver counts on: it writes the note before a table is published, and before the snapshot of
+        its copy is taken.  What may be decoded without it (transactions that had committed, and those that were streamed before
+        their end, for which such a snapshot waits) is in the copy.
+        """
+        if self._tables_mark is not None and self._tables_mark != note_mark(Path(self._settings.tables_path)):
+            decoder.know(self._tables())
 
     def _resolve(self, column: Column) -> Column:
         with connect(self._settings.dsn) as conn:
@@ -277,6 +291,7 @@ class Capture(threading.Thread):
 
     def _decode(self, decoder: Decoder) -> None:
         began = time.monotonic()
+        self._look_at_tables(decoder)
         runs, used, other = decoder.decode(self._buf, self._fill)
         self._keep_rest(used)
         self._decode_seconds += time.monotonic() - began

@@ -28,7 +28,7 @@ class CaptureSettings:
     confirmed_path: str
     durable_path: str
     tables_path: str = ""
-    """The group's tables, see `notes`; read again when the stream names one that we do not know."""
+    """The group's tables, see `notes`; read again when it is another."""
     lake: str = ""
     """Which lake the position is of; goes into the note at `confirmed_path`."""
     segment_bytes: int = 32 << 20

@@ -21,7 +21,7 @@ from aqueduck.errors import ProtocolError
 from aqueduck.postgres import pgoutput as wireformat
 from aqueduck.postgres import pgoutput_messages as messages
 from aqueduck.postgres.layouts import Layout, make_layout, merged
-from aqueduck.postgres.streamed import Finish, Forget, StreamedTransaction
+from aqueduck.postgres.streamed import Description, Finish, Forget, StreamedTransaction
 from aqueduck.projection import only_needed
 from aqueduck.schema import Column, TableSchema
 
@@ -79,8 +79,7 @@ class Decoder:
 
     `tables` are the tables we want, as the catalog describes them: rows of others are
     skipped, and keys of tables with a full replica identity come from here (the wire
-    marks all their columns as key).  `more` is asked again when the stream describes one that is not
-    among them: it may have been added meanwhile.  `resolve` completes a column that the catalog did not
+    marks all their columns as key).  They may become others on the way, see `know`.  `resolve` completes a column that the catalog did not
     have like this: what lies below a type that is not built in is not on the wire.  `settle` gives the columns of a table with
     a projection their numbers; without it, the driver has to find out which column is which.  `streams` says that the
     server was asked for transactions before they end.
@@ -91,17 +90,16 @@ class Decoder:
         tables: Mapping[int, TableSchema],
         *,
         first_ord: int = 0,
-        more: Callable[[], Mapping[int, TableSchema]] | None = None,
         resolve: Callable[[Column], Column] = lambda column: column,
         settle: Callable[[TableSchema], TableSchema] = lambda table: table.settled(None),
         first_version: int = 0,
         streams: bool = False,
     ) -> None:
         self._known = dict(tables)
-        self._more = more
         self._resolve = resolve
         self._settle = settle
         self._layouts: dict[int, Layout | None] = {}
+        self._described: dict[int, Description] = {}
         self._asked_streams = streams
         self._streams: dict[int, StreamedTransaction] = {}
         self._stream: StreamedTransaction | None = None  # whose block is coming in
@@ -124,6 +122,24 @@ class Decoder:
         asked = bool(self._state[wireformat.REPLY])
         self._state[wireformat.REPLY] = 0
         return asked
+
+    def know(self, tables: Mapping[int, TableSchema]) -> None:
+        """
+        From the next buffer on, these are the tables we want.
+
+        The server does not describe a table anew because we want it now, or otherwise than before; so what it said last
+        of each counts, also of those that we did not want.
+        """
+        changed = {
+            oid for oid in self._known.keys() | tables.keys() if self._known.get(oid) != tables.get(oid)
+        }
+        self._known = dict(tables)
+        coming_in = self._stream
+        for stream in (None, *self._streams.values()):
+            self._stream = stream
+            for oid in changed & self._described_here.keys():
+                self._learn(self._described_here[oid].relation)
+        self._stream = coming_in
 
     def decode(self, buf: wireformat.Bytes, end: int) -> tuple[list[Run], int, bool]:
         """
@@ -193,7 +209,9 @@ class Decoder:
 
     def _control(self, buf: wireformat.Bytes, c: int) -> Iterator[Run]:
         if int(self._index.control_kind[c]) == _RELATION:
-            self._learn(messages.parse_relation(self._message(buf, c)))
+            relation = messages.parse_relation(self._message(buf, c))
+            self._described_here[relation.oid] = Description(relation, self.next_version)
+            self._learn(relation)
         else:
             yield from self._truncates(buf, c)
 
@@ -257,12 +275,14 @@ class Decoder:
         tables = {
             version: self._finished(merged(self._known[relation.oid], relation, self._resolve))
             for version, relation in stream.unresolved.items()
+            if relation.oid in self._known
         }
-        for oid, layout in stream.layouts.items():
-            layout = replace(layout, table=tables.get(layout.version, layout.table)) if layout else None
-            mine = self._layouts.get(oid)
-            if mine is None or (layout is not None and layout.version > mine.version):
-                self._layouts[oid] = layout  # the server will not describe it again to the next transaction
+        for oid, description in stream.described.items():
+            if oid not in self._described or description.number > self._described[oid].number:
+                # The server will not describe it again to the next transaction.
+                layout = stream.layouts[oid]
+                layout = replace(layout, table=tables.get(layout.version, layout.table)) if layout else None
+                self._described[oid], self._layouts[oid] = description, layout
         first_ord = self._take_ords(stream.changes)
         yield Finish(end.xid, end.lsn, end.time_us, first_ord, stream.changes, tables)
         yield Commit(end.position, end.time_us, 1)
@@ -272,12 +292,16 @@ class Decoder:
         """What relations look like to the transaction that is coming in."""
         return self._layouts if self._stream is None else self._stream.layouts
 
+    @property
+    def _described_here(self) -> dict[int, Description]:
+        """How the server described them to it."""
+        return self._described if self._stream is None else self._stream.described
+
     def _learn(self, relation: messages.WireRelation) -> None:
-        if relation.oid not in self._known and self._more is not None:
-            self._known.update(self._more())
         known = self._known.get(relation.oid)
         if known is None:
             self._here[relation.oid] = None
+            self.next_version += 1
             return
         table = merged(
             known, relation, self._resolve if self._stream is None else self._resolve_later(relation)

@@ -19,7 +19,7 @@ from aqueduck.postgres.pgoutput import Ints
 from aqueduck.postgres.pgoutput_messages import WireRelation
 from aqueduck.schema import TableSchema
 
-__all__ = ["Finish", "Forget", "StreamedTransaction"]
+__all__ = ["Description", "Finish", "Forget", "StreamedTransaction"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,14 @@ class Finish:
     """By version: tables with columns of types that nobody else could see before the commit."""
 
 
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What the server said of a relation, also of one that nobody follows; a later one has a higher number."""
+
+    relation: WireRelation
+    number: int
+
+
 @dataclass(slots=True)
 class StreamedTransaction:
     """What the decoder has to remember of a transaction between its blocks."""
@@ -53,6 +61,8 @@ class StreamedTransaction:
     """How many there are, up to the block that is coming in."""
     layouts: dict[int, Layout | None] = field(default_factory=dict)
     """The server describes relations to each streamed transaction anew."""
+    described: dict[int, Description] = field(default_factory=dict)
+    """What these layouts were made of."""
     unresolved: dict[int, WireRelation] = field(default_factory=dict)
     """By version: relations with types that may be this transaction's own."""
     _first: dict[int, int] = field(default_factory=dict)
