@@ -100,6 +100,62 @@ def test_a_key_that_is_dropped(db: Database, tmp_path: Path, change: str) -> Non
         assert identical(group)
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"capture": "stream"},
+        {"capture": "poll"},
+        pytest.param({"capture": "poll", "plugin": "test_decoding"}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_full_table_that_loses_its_key_while_it_is_followed(
+    request: pytest.FixtureRequest, tmp_path: Path, how: dict[str, str]
+) -> None:
+    """P-S08: rows that share what was the key are told apart by all of their cells, and by a new key again, without a copy."""
+    db: Database = request.getfixturevalue("system_db" if "plugin" in how else "db")
+    db.execute(
+        "create table t (id int primary key, v text); alter table t replica identity full; insert into t values (7, 'x')"
+    )
+    with whole_group(db, tmp_path, {"t": {}}, group=how) as group:
+        for statement in ("update t set v = 'y'", "update t set v = 'z'"):
+            db.execute(statement)
+            group.apply()
+        db.execute("alter table t drop constraint t_pkey; insert into t values (1, 'a'), (1, 'b'), (1, 'b')")
+        group.apply()
+        db.execute("update t set v = 'A' where id = 1 and v = 'a'")
+        group.apply(tasks=True)
+        rows = "from lake.main.t order by id, v"
+        assert group.read(rows) == [(1, "A"), (1, "b"), (1, "b"), (7, "z")]
+        db.execute("delete from t where v = 'b'; alter table t add primary key (id)")
+        db.execute("update t set id = 2, v = 'by key' where id = 1; insert into t values (3, 'c')")
+        group.apply()
+        assert group.read(rows) == [(2, "by key"), (3, "c"), (7, "z")]
+        assert group.copies == 1
+
+
+@pytest.mark.parametrize("tasks", TASKS)
+@pytest.mark.parametrize("options", [{"mode": "history"}, {"where": "v <> 'hidden'"}], ids=["mode", "where"])
+def test_a_key_is_lost_that_is_needed(
+    db: Database, tmp_path: Path, options: dict[str, str], tasks: bool
+) -> None:
+    """Promise 5: the table stops with a reason and the next step, the other one goes on; with a key and a copy it is right again."""
+    db.execute(SETUP + "; drop index t_k; alter table t replica identity full")
+    with whole_group(db, tmp_path, {"t": options, "other": {}}) as group:
+        db.execute("alter table t drop constraint t_pkey; insert into other values (1)")
+        db.execute("update t set id = 1 where id = 2; update t set v = 'changed' where k = 101")
+        with pytest.raises(SchemaChangeError, match="no key any more") as caught:
+            group.apply(tasks=tasks)
+        assert "aqueduck tables resync -c FILE public.t" in str(caught.value)
+        assert group.read("from lake.main.other") == [(1,)]
+        db.execute("update t set id = k; alter table t add primary key (id)")
+        group.apply_only(tasks=tasks)
+        group.runner.resync(oid_of(group, "public.t"))
+        group.copy()
+        db.execute("update t set v = 'found' where id = 102")
+        group.apply(tasks=tasks)
+        assert identical(group)
+
+
 COLUMNS = {
     "add": "alter table t add plain text",
     "add_with_a_default": "alter table t add fixed int not null default 42",

@@ -231,6 +231,28 @@ def test_a_table_goes_while_a_transaction_streams_it(tmp_path: Path) -> None:
     assert [(c[0], c[-1]) for c in staged.changes()] == [(T.oid, "1"), (U.oid, "2")]
 
 
+@pytest.mark.parametrize("segment_bytes", [1, 1 << 20], ids=["on disk", "in memory"])
+def test_a_key_is_looked_for_when_its_transaction_has_committed(tmp_path: Path, segment_bytes: int) -> None:
+    """P-S08: a transaction may drop the key of a full table itself; its rows and those that follow are then taken whole."""
+    asked: list[str] = []
+
+    def keyed(table: TableSchema) -> bool:
+        asked.append(table.name)
+        return False
+
+    full = EncodedTable(T.oid, "public", "t", "f", tuple((n, True, o, m) for n, _, o, m in T.columns))
+    staged = Staged(tmp_path / "stage", segment_bytes=segment_bytes, keyed=keyed)
+    staged.take(block(700, (700, encode.relation(full)), (700, row(1)), first=True))
+    assert asked == []
+    staged.take(encode.stream_commit(700, 200, 210, TIME))
+    staged.take(encode.begin(300, TIME, 702), row(2), encode.commit(300, 310, TIME))
+    assert asked == ["t"]
+    assert [TableSchema.from_json(s.schema_json).key for s in staged.segments()] == [()] * len(
+        staged.segments()
+    )
+    assert [c[-1] for c in staged.changes()] == ["1", "2"]
+
+
 def test_types_are_looked_up_when_their_transaction_has_committed(tmp_path: Path) -> None:
     """P-S12: a type that the transaction made itself cannot be seen before; segments that are written already get it too."""
     asked: list[str] = []

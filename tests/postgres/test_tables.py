@@ -8,7 +8,7 @@ import pytest
 
 from aqueduck.errors import NoKeyError, PublicationError, TableMissingError
 from aqueduck.postgres.publications import refuse_without_key
-from aqueduck.postgres.tables import describe_oid, describe_table
+from aqueduck.postgres.tables import describe_oid, describe_table, has_key
 from aqueduck.schema import Column, TableSchema
 from tests.fix_postgres import Database
 
@@ -251,3 +251,26 @@ def test_describing_needs_no_rights(db: Database, role: str) -> None:
     db.execute("create schema closed; create table closed.t (id int primary key)")
     with db.connect(role) as conn:
         assert describe_table(conn, "closed.t").key == ("id",)
+
+
+def test_a_key_is_what_no_two_rows_share_at_any_moment(db: Database) -> None:
+    """P-S08: an index over some of the columns will do; nothing that is partial, deferrable, about expressions or over NULLs."""
+    db.execute("create table t (a int not null, b int not null, c int)")
+    with db.connect() as conn:
+        table = oid(db, "t")
+        for index, expected in {
+            "create unique index i on t (a)": True,
+            "create unique index i on t (b, a) include (c)": True,
+            "create index i on t (a)": False,
+            "create unique index i on t (a, c)": False,
+            "create unique index i on t (a) where b > 0": False,
+            "create unique index i on t (abs(a))": False,
+            "alter table t add constraint i unique (a) deferrable": False,
+        }.items():
+            assert not has_key(conn, table, ("a", "b"))
+            db.execute(index)
+            assert has_key(conn, table, ("a", "b")) == expected, index
+            assert not has_key(conn, table, ("c",))
+            db.execute("alter table t drop constraint if exists i; drop index if exists i")
+        db.execute("create unique index i on t (a); alter table t alter a drop not null")
+        assert not has_key(conn, table, ("a", "b"))

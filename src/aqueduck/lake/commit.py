@@ -17,12 +17,19 @@ from typing import Any, TypeVar
 
 from aqueduck import faults
 from aqueduck.changes import SegmentRef
-from aqueduck.errors import CatalogUnreachableError, DataPathError, LakeBusyError, LakeError, LakeWriteError
+from aqueduck.errors import (
+    CatalogUnreachableError,
+    DataPathError,
+    LakeBusyError,
+    LakeError,
+    LakeWriteError,
+    SchemaChangeError,
+)
 from aqueduck.lake.apply import apply_files, apply_fold, check_target
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.evolve import evolve, plan_changes, same_columns
 from aqueduck.lake.fold import folded
-from aqueduck.lake.fold_modes import fold_of
+from aqueduck.lake.fold_modes import fold_of, lacks_key
 from aqueduck.lake.inlined import flush_where_due, inlining
 from aqueduck.lake.keeping import truncate_target
 from aqueduck.lake.kept_columns import keep_columns
@@ -245,6 +252,13 @@ def apply_run(
     """
     with inlining(session, target, current, run.schema):
         refuse_unclear(run.schema, current)
+        if lacks_key(mode, run.schema, run.segments):
+            raise SchemaChangeError(
+                "the source table has no key any more, without which its rows cannot be told apart",
+                hint="add a primary key, then: aqueduck tables resync -c FILE"
+                f" {TableName(run.schema.schema, run.schema.name)}",
+                table=run.schema.qualified,
+            )
         check_target(session, target, current or run.schema, mode)
         if current is not None and not same_columns(current, run.schema):
             steps = plan_changes(current, run.schema)

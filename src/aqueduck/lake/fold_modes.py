@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from aqueduck.changes import OP_DELETE, OP_INSERT, OP_UPDATE
+from aqueduck.changes import OP_DELETE, OP_INSERT, OP_UPDATE, SegmentRef
 from aqueduck.lake.bags import net_rows
 from aqueduck.lake.fold import FRESH, PRESENT, Extra, Fold, Work, net_effect, timeline, with_cells
 from aqueduck.lake.segments import Scans
 from aqueduck.lake.sql import ident, literal
 from aqueduck.modes import MODES, TableMode
+from aqueduck.schema import TableSchema
 
-__all__ = ["COPIED_SEQ", "RESYNC_SEQ", "change_seq", "fold_of"]
+__all__ = ["COPIED_SEQ", "RESYNC_SEQ", "change_seq", "fold_of", "lacks_key"]
 
 RESYNC_SEQ, COPIED_SEQ = 0, 1
 """`_seq` of the row that tells of a new copy, and of the copy's rows: both come before changes of the same position."""
@@ -32,6 +33,13 @@ def fold_of(mode: TableMode) -> Callable[[Work], Fold]:
     """How runs of a table with this mode are folded."""
     how = _FOLDS[mode.name]
     return how if mode.source_column is None else lambda work: _of_source(how(work), mode)
+
+
+def lacks_key(mode: TableMode, schema: TableSchema, segments: Sequence[SegmentRef]) -> bool:
+    """Whether rows have to be found again for which whole rows will not do, and there is no key any more."""
+    wanted = schema.streamed.projection
+    needs = mode.follows_keys or (wanted is not None and bool(wanted.condition))
+    return needs and not schema.key and any(s.updates or s.deletes for s in segments)
 
 
 def change_seq(seq: str, *, second: bool = False) -> str:

@@ -25,7 +25,7 @@ from aqueduck.lake.engine import open_kernel
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.files import file_prefix, parquet_limits, write_files
 from aqueduck.lake.fold import folded
-from aqueduck.lake.fold_modes import fold_of
+from aqueduck.lake.fold_modes import fold_of, lacks_key
 from aqueduck.lake.object_stores import know_store
 from aqueduck.lake.progress import Position
 from aqueduck.lake.segments import columns_of
@@ -106,7 +106,7 @@ class UnitWriter:
             return None
         mode = read_modes(Path(self.tables_file)).get(unit.table_oid, UPSERT)
         schema = columns_of(unit.segments[0])
-        if not is_clear(schema) or not schema.columns:
+        if not is_clear(schema) or not schema.columns or lacks_key(mode, schema, unit.segments):
             return None
         try:
             return self._folded(unit, schema, place, skip_before, mode)

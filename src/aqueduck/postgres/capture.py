@@ -38,7 +38,7 @@ from aqueduck.postgres.connection import connect
 from aqueduck.postgres.decoder import Commit, Decoder, warm_up
 from aqueduck.postgres.readers import open_reader
 from aqueduck.postgres.stage import Stage
-from aqueduck.postgres.tables import describe_oid, resolve_type
+from aqueduck.postgres.tables import describe_oid, has_key, resolve_type
 from aqueduck.postgres.wire import READ_BYTES, ReplicationStream, other_message_error, refuse_garbage
 from aqueduck.schema import Column, TableSchema
 
@@ -167,6 +167,7 @@ class Capture(threading.Thread):
             first_ord=self._next_ord,
             first_version=self._next_version,
             resolve=self._resolve,
+            keyed=self._keyed,
             settle=self._settle,
             streams=self._in_progress,
         )
@@ -191,6 +192,10 @@ class Capture(threading.Thread):
     def _resolve(self, column: Column) -> Column:
         with connect(self._settings.dsn) as conn:
             return resolve_type(conn, column)
+
+    def _keyed(self, table: TableSchema) -> bool:
+        with connect(self._settings.dsn) as conn:
+            return has_key(conn, table.oid, table.key)
 
     def _settle(self, table: TableSchema) -> TableSchema:
         """A version of a table with a projection: what the catalog says of it, if that still has these columns."""

@@ -80,7 +80,8 @@ class Decoder:
     `tables` are the tables we want, as the catalog describes them: rows of others are
     skipped, and keys of tables with a full replica identity come from here (the wire
     marks all their columns as key).  They may become others on the way, see `know`.  `resolve` completes a column that the catalog did not
-    have like this: what lies below a type that is not built in is not on the wire.  `settle` gives the columns of a table with
+    have like this: what lies below a type that is not built in is not on the wire.  `keyed` tells whether a table still
+    has the key that the catalog had.  `settle` gives the columns of a table with
     a projection their numbers; without it, the driver has to find out which column is which.  `streams` says that the
     server was asked for transactions before they end.
     """
@@ -91,12 +92,14 @@ class Decoder:
         *,
         first_ord: int = 0,
         resolve: Callable[[Column], Column] = lambda column: column,
+        keyed: Callable[[TableSchema], bool] = lambda table: True,
         settle: Callable[[TableSchema], TableSchema] = lambda table: table.settled(None),
         first_version: int = 0,
         streams: bool = False,
     ) -> None:
         self._known = dict(tables)
         self._resolve = resolve
+        self._keyed = keyed
         self._settle = settle
         self._layouts: dict[int, Layout | None] = {}
         self._described: dict[int, Description] = {}
@@ -273,7 +276,7 @@ class Decoder:
         stream = self._streamed(end.xid)
         del self._streams[end.xid]
         tables = {
-            version: self._finished(merged(self._known[relation.oid], relation, self._resolve))
+            version: self._finished(merged(self._known[relation.oid], relation, self._resolve, self._keyed))
             for version, relation in stream.unresolved.items()
             if relation.oid in self._known
         }
@@ -303,9 +306,10 @@ class Decoder:
             self._here[relation.oid] = None
             self.next_version += 1
             return
-        table = merged(
-            known, relation, self._resolve if self._stream is None else self._resolve_later(relation)
-        )
+        if self._stream is None:
+            table = merged(known, relation, self._resolve, self._keyed)
+        else:
+            table = merged(known, relation, self._resolve_later(relation), self._keyed_later(relation))
         # Also when it looks the same: the server describes a relation again after it was altered, and a
         # column that was dropped and added again has the same name.
         self._here[relation.oid] = make_layout(self._kept(table, relation), self.next_version, table)
@@ -321,18 +325,30 @@ class Decoder:
         if self._stream is None:
             return only_needed(self._settle(table))
         # What the transaction itself did to the columns cannot be seen before it has committed.
-        self._stream.unresolved[self.next_version] = relation
+        self._settle_at_commit(relation)
         return table.settled(None)
 
     def _resolve_later(self, relation: messages.WireRelation) -> Callable[[Column], Column]:
         """A streamed transaction may use types that it made itself, and that we cannot see before it has committed."""
 
         def resolve(column: Column) -> Column:
-            assert self._stream is not None
-            self._stream.unresolved[self.next_version] = relation
+            self._settle_at_commit(relation)
             return column
 
         return resolve
+
+    def _keyed_later(self, relation: messages.WireRelation) -> Callable[[TableSchema], bool]:
+        """Nor can we see that it dropped a key.  Rows that were taken apart by a key can still be taken whole."""
+
+        def keyed(_: TableSchema) -> bool:
+            self._settle_at_commit(relation)
+            return True
+
+        return keyed
+
+    def _settle_at_commit(self, relation: messages.WireRelation) -> None:
+        assert self._stream is not None
+        self._stream.unresolved[self.next_version] = relation
 
     def _layout(self, oid: int, at: int) -> Layout | None:
         try:

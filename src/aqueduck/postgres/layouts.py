@@ -74,8 +74,17 @@ def _same_type(column: Column, wired: WireColumn) -> bool:
     return (column.type_oid, typmod) == (wired.type_oid, wired.typmod)
 
 
-def merged(known: TableSchema, relation: WireRelation, resolve: Callable[[Column], Column]) -> TableSchema:
-    """The catalog's description brought up to date with what the wire says."""
+def merged(
+    known: TableSchema,
+    relation: WireRelation,
+    resolve: Callable[[Column], Column],
+    keyed: Callable[[TableSchema], bool],
+) -> TableSchema:
+    """
+    The catalog's description brought up to date with what the wire says.
+
+    With a full identity it does not say which columns are the key, nor whether there still is one: `keyed` tells.
+    """
     by_name = {c.name: c for c in known.columns}
     columns = []
     for wired in relation.columns:
@@ -87,7 +96,7 @@ def merged(known: TableSchema, relation: WireRelation, resolve: Callable[[Column
         columns.append(column)
     names = {c.name for c in columns}
     if relation.identity == "f":
-        key = known.key if set(known.key) <= names else ()
+        key = known.key if known.key and set(known.key) <= names and keyed(known) else ()
     else:
         key = tuple(c.name for c in relation.columns if c.is_key)
     return replace(

@@ -42,6 +42,13 @@ FAR_SECONDS = 0.5
 NEAR_BYTES = 1 << 20  # a bulk reader that is so near to the server's end is done
 
 
+# What the stream does not tell of a relation when it changes: how many columns there ever were, and with a full
+# identity what can be a key.
+_MARK = """relnatts || case when relreplident = 'f' then '/' || array(
+    select indexrelid from pg_index where indrelid = c.oid and indisunique and indisvalid order by 1)::text || array(
+    select attnum from pg_attribute where attrelid = c.oid and attnum > 0 and attnotnull order by 1)::text else '' end"""
+
+
 class Rows(Protocol):
     """What makes frames of the rows of steps: `StepRows`, or `TextRows` for another plugin."""
 
@@ -53,7 +60,7 @@ class Rows(Protocol):
     @property
     def relations(self) -> tuple[int, ...]: ...
 
-    def begin(self, widths: dict[int, int], now: int) -> None: ...
+    def begin(self, marks: dict[int, str], now: int) -> None: ...
 
     def convert(self, raw: Bytes, start: int, end: int) -> tuple[int, list[Bytes], bool]: ...
 
@@ -263,14 +270,14 @@ class PolledStream:
         full = upto < server
         self._step_bytes = min(2 * self._step_bytes if full else FIRST_STEP_BYTES, self._step_bytes_max)
 
-    def _look(self) -> tuple[dict[int, int], int]:
-        """How many columns the relations ever had, and a position after the moment of looking."""
+    def _look(self) -> tuple[dict[int, str], int]:
+        """Marks of the relations, and a position after the moment of looking."""
         oids = ", ".join(map(str, self._rows.relations))
-        known = f"(select string_agg(oid || ':' || relnatts, ' ') from pg_class where oid in ({oids or 0}))"
-        [[widths, now]] = self._conn.query(f"select {known}, pg_current_wal_insert_lsn()")
+        known = f"(select string_agg(oid || ':' || {_MARK}, ' ') from pg_class c where oid in ({oids or 0}))"
+        [[marks, now]] = self._conn.query(f"select {known}, pg_current_wal_insert_lsn()")
         assert now is not None
-        pairs = (pair.split(":") for pair in (widths or "").split())
-        return {int(oid): int(width) for oid, width in pairs}, parse_lsn(now)
+        pairs = (pair.split(":") for pair in (marks or "").split())
+        return {int(oid): mark for oid, mark in pairs}, parse_lsn(now)
 
     def _messages(self, sql: str) -> Iterable[Bytes]:
         """The frames of a step; an error that the server sends is raised."""

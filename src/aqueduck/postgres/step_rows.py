@@ -107,7 +107,7 @@ class StepRows:
         self._state[SKIP_TO] = self._state[END] = position
         self._described: dict[int, bytes] = {}
         self._in_step: set[int] = set()
-        self._widths: dict[int, int] = {}
+        self._marks: dict[int, str] = {}
         self._altered: dict[int, int] = {}
         self._held: list[bytes] = []
 
@@ -116,16 +116,17 @@ class StepRows:
         """Relations that were described so far."""
         return tuple(self._described)
 
-    def begin(self, widths: Mapping[int, int], now: int) -> None:
+    def begin(self, marks: Mapping[int, str], now: int) -> None:
         """
         Another step, which goes on after what was read.
 
-        A column that is dropped and added again does not show in a relation's description.  It does in how many
-        columns the catalog ever had (`widths`): where that changed before `now`, descriptions count as new until we are there.
+        Some changes do not show in a relation's description: a column that is dropped and added again, the key of
+        a table with a full identity.  They do in its mark: where that changed before `now`, descriptions count as new until
+        we are there.
         """
-        for oid, width in widths.items():
-            if self._widths.get(oid) != width:
-                self._widths[oid], self._altered[oid] = width, now
+        for oid, mark in marks.items():
+            if self._marks.get(oid) != mark:
+                self._marks[oid], self._altered[oid] = mark, now
         self._in_step.clear()
 
     def end(self, position: int) -> None:

@@ -41,7 +41,7 @@ class Finish:
     changes: int
     """How many it has, also those of tables that nobody follows."""
     tables: Mapping[int, TableSchema]
-    """By version: tables with columns of types that nobody else could see before the commit."""
+    """By version: tables with what nobody else could see before the commit, such as a new type or the loss of their key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class StreamedTransaction:
     described: dict[int, Description] = field(default_factory=dict)
     """What these layouts were made of."""
     unresolved: dict[int, WireRelation] = field(default_factory=dict)
-    """By version: relations with types that may be this transaction's own."""
+    """By version: relations with types that may be this transaction's own, or a key that it may have dropped."""
     _first: dict[int, int] = field(default_factory=dict)
     """The number of each (sub)transaction's first change, in ascending order."""
 

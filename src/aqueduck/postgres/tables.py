@@ -7,6 +7,7 @@ through a change.  The same things as the stream tells them are in `decoder`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from aqueduck.postgres.quoting import identifier, table_identifier
 from aqueduck.projection import Projection, bind
 from aqueduck.schema import Column, TableName, TableSchema, parse_table_name
 
-__all__ = ["describe_oid", "describe_table", "resolve_type"]
+__all__ = ["describe_oid", "describe_table", "has_key", "resolve_type"]
 
 Connection = psycopg.Connection[Any]
 
@@ -81,6 +82,12 @@ def dropped_columns(conn: Connection, oid: int) -> set[int]:
             b"select attnum from pg_attribute where attrelid = %s and attnum > 0 and attisdropped", (oid,)
         )
         return {int(number) for (number,) in rows}
+
+
+def has_key(conn: Connection, oid: int, key: Sequence[str]) -> bool:
+    """Whether the table has an index because of which no two rows have the same of these columns, at any moment."""
+    with translate_errors(f"look for the key of the table with OID {oid}", conn=conn):
+        return bool(conn.execute(_KEY_QUERY, {"oid": oid, "key": list(key)}).fetchall())
 
 
 def resolve_type(conn: Connection, column: Column) -> Column:
@@ -208,6 +215,16 @@ _COLUMN_QUERY = f"""
     select base.typmod, format_type(base.oid, base.typmod) as type_name, base.base_oid,
            element.oid as element_oid, element.delimiter
     from (select %(oid)s::oid as oid, %(typmod)s::int as typmod) given {_TYPE_FACTS}
+"""
+
+_KEY_QUERY = b"""
+    select from pg_index i
+    where i.indrelid = %(oid)s and i.indisunique and i.indimmediate and i.indisvalid and i.indislive
+      and i.indpred is null and i.indexprs is null and not exists (
+          select from pg_attribute a where a.attrelid = i.indrelid
+          and a.attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+          and not (a.attnotnull and a.attname::text = any (%(key)s::text[]))
+      )
 """
 
 # A domain's columns have the domain's OID, as in the stream, but the name and modifier of the

@@ -13,6 +13,7 @@ A line whose table or columns are not known yet stops the kernel; `text_rows` le
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,8 +68,8 @@ class TextTables(dict[bytes, TextTable]):
     def describes(self, oid: int) -> bool:
         return any(table.oid == oid for table in self.values())
 
-    def forget_unwanted(self) -> None:
-        for name in [name for name, table in self.items() if not table.oid]:
+    def forget(self, oids: Collection[int]) -> None:
+        for name in [name for name, table in self.items() if table.oid in oids]:
             del self[name]
 
     def arrays(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:

@@ -37,22 +37,27 @@ Published = Callable[[TableName], tuple[TableSchema, bool] | None]
 class TextRows:
     """Frames of one reader's steps over a `test_decoding` slot."""
 
-    relations = ()
-
     def __init__(self, position: int, published: Published, directory: Path) -> None:
         self._position = position
         self._published = published
         self._directory = directory
         self._spool: IO[bytes] | None = None
         self._tables = kernels.TextTables()
+        self._marks: dict[int, str] = {}
+
+    @property
+    def relations(self) -> tuple[int, ...]:
+        """Those with a full identity, whose lines do not tell whether they have a key."""
+        return tuple({table.oid for table in self._tables.values() if table.full})
 
     @property
     def position(self) -> int:
         return self._position
 
-    def begin(self, widths: Mapping[int, int], now: int) -> None:
-        """Another step.  Tables that were nobody's may be published by now."""
-        self._tables.forget_unwanted()
+    def begin(self, marks: Mapping[int, str], now: int) -> None:
+        """Another step.  Tables that were nobody's may be published by now; others may have lost their key."""
+        self._tables.forget({0, *(oid for oid, mark in marks.items() if self._marks.get(oid) != mark)})
+        self._marks.update(marks)
         if self._spool is not None:
             self._spool.close()
         self._spool = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115 - closed with the next step
