@@ -63,13 +63,22 @@ class WholeGroup:
         runner.copier.cancel_jobs = lambda: None
         runner.tell_tables()
         runner.tell_tasks()
-        position = runner.stored_position()
-        self.stage = Stage(
-            runner.directory / "stage", segment_bytes=1 << 20, bytes_max=1 << 30, position=position
-        )
-        self.capture = Capture(runner.settings(position), self.stage)
-        self.capture.start()
+        self._start_capture()
         self.copy()
+
+    def _start_capture(self) -> None:
+        position = self.runner.stored_position()
+        self.stage = Stage(
+            self.runner.directory / "stage", segment_bytes=1 << 20, bytes_max=1 << 30, position=position
+        )
+        self.capture = Capture(self.runner.settings(position), self.stage)
+        self.capture.start()
+
+    def restart_capture(self) -> None:
+        """Like a query that failed and is started again."""
+        self.capture.stop()
+        self.runner.versions.clear()
+        self._start_capture()
 
     def _config(self, tables: Mapping[str, Options]) -> SyncConfig:
         values = {

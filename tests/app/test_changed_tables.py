@@ -133,6 +133,27 @@ def test_a_full_table_that_loses_its_key_while_it_is_followed(
         assert group.copies == 1
 
 
+def test_parked_changes_of_several_captures_are_replayed_in_order(db: Database, tmp_path: Path) -> None:
+    """Promise 2: also after a transaction that has more changes than there are bytes of WAL from where its capture began."""
+    db.execute("create table t (id int primary key, v text); create table other (id int primary key)")
+    with whole_group(db, tmp_path, {"t": {}, "other": {}}) as group, db.connect() as long:
+        oid = oid_of(group, "public.t")
+        group.runner.set_enabled(oid, False)
+        long.execute("begin")
+        long.execute("insert into t select g, 'first' from generate_series(1, 20000) g")
+        db.execute("insert into other values (1)")
+        group.apply()
+        group.restart_capture()
+        long.execute("commit")
+        group.apply()
+        group.restart_capture()
+        db.execute("update t set v = 'second'")
+        group.apply()
+        group.runner.set_enabled(oid, True)
+        group.copy()
+        assert group.read("select v, count(*) from lake.main.t group by v") == [("second", 20000)]
+
+
 @pytest.mark.parametrize("tasks", TASKS)
 @pytest.mark.parametrize("options", [{"mode": "history"}, {"where": "v <> 'hidden'"}], ids=["mode", "where"])
 def test_a_key_is_lost_that_is_needed(

@@ -31,7 +31,7 @@ from aqueduck.config import GroupConfig, SyncConfig
 from aqueduck.errors import AqueduckError, CopyDisturbedError, TableDisabledError
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.directories import read_directories
-from aqueduck.lake.parking import parked_totals
+from aqueduck.lake.parking import ord_after_parked, parked_totals
 from aqueduck.lake.progress import lake_mark, read_position
 from aqueduck.lake.table_states import read_states
 from aqueduck.lake.units import UnitWriter, skips_of
@@ -193,6 +193,7 @@ class GroupRunner:
             slot=g.slot_name,
             publication=g.publication,
             position=position,
+            first_ord=max(position, ord_after_parked(self.lake, g.name)),
             tables_path=str(self._tables_note),
             lake=lake_mark(self.lake, g.name),
             stage_dir=str(d / "stage"),

@@ -25,6 +25,7 @@ __all__ = [
     "copy_to_parking",
     "ensure_parking",
     "forget_parked",
+    "ord_after_parked",
     "parked_segments",
     "parked_totals",
     "record_parked",
@@ -105,6 +106,14 @@ def parked_totals(session: LakeSession, group: str) -> dict[int, tuple[int, int,
         [group],
     )
     return {oid: (n, size, datetime.fromtimestamp(us / 1e6, UTC)) for oid, n, size, us in rows}
+
+
+def ord_after_parked(session: LakeSession, group: str) -> int:
+    """Where the numbers of changes go on after those of everything that is parked; 0 where nothing is."""
+    rows, _ = session.query(
+        f"select max((segment::json->>'last_ord')::bigint) + 1 from {TABLE} where group_name = ?", [group]
+    )
+    return int(rows[0][0] or 0)
 
 
 def forget_parked(session: LakeSession, group: str, *oids: int) -> None:

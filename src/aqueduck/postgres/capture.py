@@ -61,9 +61,7 @@ class Capture(threading.Thread):
         self._frame_bytes = 0
         self._seen = settings.position
         self._confirmed = settings.position
-        self._next_ord = (
-            settings.position
-        )  # a row takes more WAL than one byte: larger than in any earlier run
+        self._next_ord = settings.first_ord or settings.position
         self._next_version = 0
         self._committed = settings.position
         self._paused = False

@@ -29,6 +29,8 @@ class CaptureSettings:
     durable_path: str
     tables_path: str = ""
     """The group's tables, see `notes`; read again when it is another."""
+    first_ord: int = 0
+    """The number of the first change, if not the position: larger than those of earlier captures whose changes still wait."""
     lake: str = ""
     """Which lake the position is of; goes into the note at `confirmed_path`."""
     segment_bytes: int = 32 << 20
