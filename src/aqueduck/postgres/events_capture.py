@@ -104,7 +104,7 @@ class EventsDecoder(Decoder):
             self._here[relation.oid] = None
             return
         if relation.oid not in self._known:
-            self._known[relation.oid] = self._described(relation)
+            self._known[relation.oid] = self._describe(relation)
         if self._stream is not None and relation.oid in self._unseen:
             self._stream.unresolved[self.next_version] = relation
         super()._learn(relation)
@@ -117,7 +117,7 @@ class EventsDecoder(Decoder):
             return False
         return not set(self._excluded).isdisjoint(self._newcomer(relation.oid).above)
 
-    def _described(self, relation: messages.WireRelation) -> TableSchema:
+    def _describe(self, relation: messages.WireRelation) -> TableSchema:
         """A table as the stream tells it; of one with a full identity it marks every column as key, so the catalog is asked."""
         columns = tuple(Column(c.name, c.type_oid, c.typmod) for c in relation.columns)
         key = tuple(c.name for c in relation.columns if c.is_key)
@@ -139,7 +139,7 @@ class EventsDecoder(Decoder):
         """With its commit, others see the tables that a transaction made."""
         relations = self._streamed(end.xid).unresolved.values()
         for oid, relation in {r.oid: r for r in relations if r.oid in self._unseen}.items():
-            self._known[oid] = self._described(relation)
+            self._known[oid] = self._describe(relation)
         yield from super()._finish(end)
 
     def _whole(self, buf: wireformat.Bytes, start: Place, stop: Place) -> Iterator[Run]:
