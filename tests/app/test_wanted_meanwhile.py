@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -400,26 +399,6 @@ def test_stopping_a_group_ends_its_jobs(group: WholeGroup) -> None:
     assert cancelled.is_set()
     assert not copier.busy
     assert copier.failures == {}
-
-
-def test_a_table_added_while_a_transaction_is_open_has_its_rows(db: Database, tmp_path: Path) -> None:
-    """By SQL, nobody waits for the transaction; and what it did before the table was published is in no stream."""
-    db.execute("create table t (id int primary key); create table late (id int primary key)")
-    with whole_group(db, tmp_path, {"public.t": {}}, group={"capture": "poll"}) as group:
-        open_one = psycopg.connect(db.dsn)
-        open_one.execute("insert into late values (1)")
-        add_tables(group.runner, [TableConfig(source="public.late")], handover=lambda oid: None)
-        late = oid_of(group, "late")
-        for _ in range(30):  # long enough for a copy that does not wait
-            if group.runner.states[late].ready:
-                break
-            time.sleep(0.1)
-        open_one.commit()
-        open_one.close()
-        settle(group)
-        db.execute("insert into late values (2)")
-        group.apply()
-        assert group.read("select id from lake.main.late order by id") == [(1,), (2,)]
 
 
 def test_a_handover_that_becomes_a_copy_leaves_the_table_to_one_group(db: Database, tmp_path: Path) -> None:
