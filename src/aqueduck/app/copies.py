@@ -522,7 +522,8 @@ class Copier:
             self._unsure.difference_update(s.oid for s in states)
             for state in there:
                 forget_journal(self.directory, state.oid)
-                self._replay_locked(known[state.oid])
+                if known[state.oid].ready:  # what was parked since then comes now
+                    self._replay_locked(known[state.oid])
         return [s for s in states if s not in there]
 
     def _replay(self, states: list[TableState]) -> None:
