@@ -28,7 +28,7 @@ demo: $(STAMP) ## Run the main job on embedded PostgreSQL, Spark and DuckLake
 
 test: lint ## Check style and types, then run the tests
 	$(BIN)/pytest -n 3 -m 'not slow and not spark'
-	$(BIN)/pytest -m 'spark and not slow'
+	$(BIN)/pytest -n 2 --dist loadfile -m 'spark and not slow'
 
 test-long: lint ## Run every test, also those that take minutes
 	$(BIN)/pytest -n 2 -m 'not spark'

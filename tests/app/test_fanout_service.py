@@ -127,6 +127,7 @@ def test_a_row_that_claims_a_table_of_another_is_left_out(fan: Fan, serve: Serve
     assert fan.differing() == {}
 
 
+@pytest.mark.slow
 def test_a_pattern_leaves_the_tables_of_others_alone(fan: Fan, serve: Serve) -> None:
     """P-F14: a value whose lake would be a listed destination's, or the source itself, is left out and reported."""
     fan.change("insert into lake.t values (5, 'one', 5), (6, 'source', 6)")
@@ -158,6 +159,7 @@ def test_a_value_that_is_the_id_of_a_listed_destination_takes_nothing_from_it(fa
     assert fan.differing() == {}
 
 
+@pytest.mark.slow
 def test_a_listed_value_in_another_spelling_ends_what_the_pattern_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +213,7 @@ def test_a_tenant_that_lost_its_last_row_meanwhile_is_emptied(fan: Fan, serve: S
     assert fan.rows("p") == []
 
 
+@pytest.mark.slow
 def test_what_another_pattern_made_is_not_made_again(fan: Fan, serve: Serve) -> None:
     """A value that is gone has a lake where it was, and gets none where a changed pattern would put it."""
     catch_up(serve(dynamic=pattern(fan)))
@@ -297,6 +300,7 @@ def test_a_changed_table_is_seeded(fan: Fan, serve: Serve) -> None:
     assert again.status.destinations["one"].seeds == 0, "the same table in another spelling"
 
 
+@pytest.mark.slow
 def test_a_changed_table_is_not_dropped_for_its_columns(fan: Fan, serve: Serve) -> None:
     """A table that is not ours is refused with its columns, however the source's columns changed meanwhile."""
     catch_up(serve(destinations=one(fan)))
@@ -324,7 +328,10 @@ def test_a_changed_routing_field_is_seeded(fan: Fan, serve: Serve) -> None:
     assert [row[0] for row in fan.rows("one")] == [2, 3]
 
 
-@pytest.mark.parametrize("before", [[], ["id", "c"]], ids=["append-only", "other keys"])
+@pytest.mark.parametrize(
+    "before",
+    [pytest.param([], id="append-only", marks=pytest.mark.slow), pytest.param(["id", "c"], id="other keys")],
+)
 def test_changed_keys_are_seeded(fan: Fan, serve: Serve, before: list[str]) -> None:
     """P-F01: what an append-only destination kept of removed rows is gone once rows are matched by keys."""
     catch_up(serve(routing={"field": "c", "key_columns": before}))
@@ -339,6 +346,7 @@ def test_changed_keys_are_seeded(fan: Fan, serve: Serve, before: list[str]) -> N
     assert again.status.destinations["one"].seeds == 0
 
 
+@pytest.mark.slow
 def test_a_renamed_routing_column_is_the_same_column(fan: Fan, serve: Serve) -> None:
     """The source renames it, the file follows: nothing has to be seeded."""
     catch_up(serve())
@@ -437,6 +445,7 @@ def test_a_failing_destination_waits_for_the_source(
     assert service.tenants["two"].well
 
 
+@pytest.mark.slow
 def test_catching_up_once_ends_when_the_source_goes_away(
     fan: Fan, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -494,6 +503,7 @@ def test_a_replay_in_small_cycles_follows_the_columns_of_then(fan: Fan, serve: S
     assert fan.differing() == {}
 
 
+@pytest.mark.slow
 def test_a_history_that_begins_without_the_routing_column_is_scanned(fan: Fan, serve: Serve) -> None:
     """P-F10: rows of a time without it belong to nobody; a service that replays them would stop with an error."""
     fan.change("alter table lake.t add column d varchar", "update lake.t set d = c")
@@ -503,6 +513,7 @@ def test_a_history_that_begins_without_the_routing_column_is_scanned(fan: Fan, s
     assert fan.differing() == {}
 
 
+@pytest.mark.slow
 def test_a_history_that_begins_under_another_name_is_scanned(fan: Fan, serve: Serve) -> None:
     """P-F10: a table that was renamed since has rows of now, and no cycle that looks for it in vain."""
     fan.change("alter table lake.t rename to u")
@@ -527,6 +538,7 @@ def test_a_pattern_finds_the_first_value_of_an_empty_source(fan: Fan, serve: Ser
     assert fan.rows("p") == [(1, "p", 1)]
 
 
+@pytest.mark.slow
 def test_a_value_that_comes_while_another_is_seeded_is_found(fan: Fan, serve: Serve) -> None:
     """What a seed's lake snapshot has of others is still new to the main lane."""
     service = serve(dynamic=pattern(fan))
@@ -544,6 +556,7 @@ def test_a_value_that_comes_while_another_is_seeded_is_found(fan: Fan, serve: Se
     assert (unrouted, service.status.unrouted_rows) == (2, 2), "each is counted once"
 
 
+@pytest.mark.slow
 def test_a_value_that_comes_before_the_first_seed_is_found(fan: Fan, serve: Serve) -> None:
     """Between the look at the start and the lake snapshot of the first seed nothing gets lost."""
     service = serve(dynamic=pattern(fan))

@@ -117,7 +117,10 @@ def test_the_narrowest_limit_counts_while_the_group_runs(db: Database, tmp_path:
         assert all(compared.same for compared in group.verify())
 
 
-@pytest.mark.parametrize("mode", ["upsert", "history", "soft_delete", "append"])
+@pytest.mark.parametrize(
+    "mode",
+    ["history", *(pytest.param(m, marks=pytest.mark.slow) for m in ("upsert", "soft_delete", "append"))],
+)
 def test_with_a_limit_of_0_the_catalog_holds_nothing(db: Database, tmp_path: Path, mode: str) -> None:
     """Not inserts, nor rows that end, nor removals, nor events, nor what catches up with a copy."""
     with followed(db, tmp_path, mode=mode) as flow:

@@ -41,7 +41,10 @@ def before_reads(monkeypatch: pytest.MonkeyPatch) -> BeforeReads:
     return look_before
 
 
-@pytest.mark.parametrize("mode", ["upsert", "append", "history", "soft_delete"])
+@pytest.mark.parametrize(
+    "mode",
+    ["upsert", *(pytest.param(m, marks=pytest.mark.slow) for m in ("append", "history", "soft_delete"))],
+)
 def test_a_table_appears_with_its_rows(
     db: Database, tmp_path: Path, mode: str, before_reads: BeforeReads
 ) -> None:

@@ -27,6 +27,7 @@ from aqueduck.spark.copy_job import CopyJob
 from tests.fix_postgres import Database, wait_until
 from tests.whole_group import WholeGroup, whole_group
 
+BEFORE = [False, pytest.param(True, marks=pytest.mark.slow)]
 ROWS = "insert into t select g, 'row ' || g from generate_series(1, 100) g"
 
 
@@ -73,7 +74,7 @@ def settle(group: WholeGroup) -> None:
         group.copy()
 
 
-@pytest.mark.parametrize("before", [False, True], ids=["after the chunks", "before the chunks"])
+@pytest.mark.parametrize("before", BEFORE, ids=["after the chunks", "before the chunks"])
 def test_a_resync_while_it_is_copied_is_that_copy(group: WholeGroup, before: bool) -> None:
     """P-S22: the journal was taken from under the copy, which landed empty or failed for good."""
     oid = oid_of(group)
@@ -87,7 +88,7 @@ def test_a_resync_while_it_is_copied_is_that_copy(group: WholeGroup, before: boo
     assert_same(group)
 
 
-@pytest.mark.parametrize("before", [False, True], ids=["after the chunks", "before the chunks"])
+@pytest.mark.parametrize("before", BEFORE, ids=["after the chunks", "before the chunks"])
 def test_a_table_that_is_removed_and_added_while_it_is_copied(group: WholeGroup, before: bool) -> None:
     """The copy of before is worth nothing: it would land in the target of before, with its mode."""
     oid = oid_of(group)
@@ -260,7 +261,7 @@ def test_what_a_commit_without_an_answer_parked_is_replayed(
     assert_same(group)
 
 
-@pytest.mark.parametrize("rows", [0, 2])
+@pytest.mark.parametrize("rows", [2, pytest.param(0, marks=pytest.mark.slow)])
 def test_what_was_parked_before_the_target_is_made_lands_with_it(
     db: Database, tmp_path: Path, rows: int
 ) -> None:
