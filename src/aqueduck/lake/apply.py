@@ -193,8 +193,8 @@ def fetch_patches(
     """Rows whose missing cells are read from the target, kept aside until the old rows are gone."""
     if filters_rows(schema):
         [[lost]] = session.execute(
-            f"select count(*) from {patches} p where not exists"
-            f" (select 1 from {lake_table(target)} t where {same_key(schema, 't', 'p.t')} and {current_rows(mode)})"
+            f"select count(*) from {patches} p anti join {lake_table(target)} t"
+            f" on {same_key(schema, 't', 'p.t')} and {current_rows(mode)}"
         )
         if lost:
             raise lost_value(schema)

@@ -155,8 +155,8 @@ def _end_missing(
     cells = ", ".join(f"t.{ident(c.name)} as k{i}" for i, c in enumerate(columns))
     session.execute(
         f"create or replace temp table aqueduck_ends as select {cells}, {TIME.format(copy.time_us)} as ended_at"
-        f" from {lake_table(state.target)} as t where {current_rows(state.mode)} and not exists"
-        f" (from {_rows(schema, copy.paths)} as c where {_same(columns, 'c')})",
+        f" from {lake_table(state.target)} as t anti join {_rows(schema, copy.paths)} as c on {_same(columns, 'c')}"
+        f" where {current_rows(state.mode)}",
         doing="landing a copy",
         table=schema.qualified,
     )
@@ -165,6 +165,7 @@ def _end_missing(
 
 
 def _same(columns: Sequence[Column], other: str) -> str:
+    # For joins: in a subquery, a column of the inner table that is called like the outer one would be taken for it.
     return " and ".join(f"t.{ident(c.name)} is not distinct from {other}.{ident(c.name)}" for c in columns)
 
 
@@ -178,8 +179,7 @@ def _land_versions(
     """
     session.execute(
         f"create or replace temp table aqueduck_copied as select c.* from {_rows(schema, copy.paths)} as c"
-        f" where not exists (from {lake_table(state.target)} as t where {current_rows(state.mode)}"
-        f" and {_same(schema.columns, 'c')})",
+        f" anti join {lake_table(state.target)} as t on {current_rows(state.mode)} and {_same(schema.columns, 'c')}",
         doing="landing a copy",
         table=schema.qualified,
     )
