@@ -234,10 +234,10 @@ def _typed(lake: PooledLake, part: FeedPart) -> str:
     added, removed = f"ducklake_table_insertions({place})", f"ducklake_table_deletions({place})"
     if not part.removes:
         return f"select 'insert' as change_type_, snapshot_id as s_, rowid as r_{cells} from {added}"
-    side = "select i.snapshot_id as s_, i.rowid as r_{} from {} i" + NEVER_WERE
+    side = "select aqueduck_i.snapshot_id as s_, aqueduck_i.rowid as r_{} from {} aqueduck_i" + NEVER_WERE
     kind = (
-        "select case when exists (select 1 from {} o where o.s_ = x.s_ and o.r_ = x.r_)"
-        " then '{}' else '{}' end as change_type_, x.* from {} x"
+        "select case when exists (select 1 from {} o where o.s_ = aqueduck_x.s_ and o.r_ = aqueduck_x.r_)"
+        " then '{}' else '{}' end as change_type_, aqueduck_x.* from {} aqueduck_x"
     )
     return (
         f"with added as ({side.format(cells, added, removed)}), removed as ({side.format(cells, removed, added)})"

@@ -32,13 +32,15 @@ CHUNK_BYTES = 8 << 20
 UNKNOWN_VALUES_MAX = 10_000
 
 NEVER_WERE = (
-    " where not exists (select 1 from {} z where z.snapshot_id = i.snapshot_id and z.filename = i.filename"
-    " and z.file_row_number = i.file_row_number and i.filename like '%.parquet')"
+    " where not exists (select 1 from {} z where z.snapshot_id = aqueduck_i.snapshot_id"
+    " and z.filename = aqueduck_i.filename and z.file_row_number = aqueduck_i.file_row_number"
+    " and aqueduck_i.filename like '%.parquet')"
 )
 """
 Leaves out what the other side has too: a row that one transaction wrote to a file and removed again.
 
-Inlined rows are never on both sides for that reason; theirs have no place in a file to be compared by.
+Inlined rows are never on both sides for that reason; theirs have no place in a file to be compared by.  The outer table has a long name: in
+a subquery, a column of the inner one that is called like it would be taken for it.
 """
 
 _numbers = itertools.count(1)
@@ -202,7 +204,7 @@ def _reads(lake: PooledLake, plan: ReadPlan) -> Iterator[str]:
 
 def _changes(plan: ReadPlan, read: RunRead, place: str, cells: str) -> Iterator[str]:
     added, removed = f"ducklake_table_insertions({place})", f"ducklake_table_deletions({place})"
-    select = "select i.snapshot_id as s, i.rowid as r, {} as op, {} from {} i"
+    select = "select aqueduck_i.snapshot_id as s, aqueduck_i.rowid as r, {} as op, {} from {} aqueduck_i"
     if not read.run.removes:
         yield select.format("true", cells, added)
         return
@@ -210,7 +212,7 @@ def _changes(plan: ReadPlan, read: RunRead, place: str, cells: str) -> Iterator[
         # What an update leaves is no new row.
         yield select.format("true", cells, added) + (
             f" where not exists (select 1 from {removed} z"
-            " where z.snapshot_id = i.snapshot_id and z.rowid = i.rowid)"
+            " where z.snapshot_id = aqueduck_i.snapshot_id and z.rowid = aqueduck_i.rowid)"
         )
         return
     yield select.format("true", cells, added) + NEVER_WERE.format(removed)
