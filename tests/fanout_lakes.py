@@ -7,6 +7,7 @@ the source's filtered rows, through connections that share nothing with the code
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import duckdb
 
 from aqueduck.errors import SourceExpiredError
+from aqueduck.fanout_config import FanoutConfig, parse_fanout
 from aqueduck.fanout_plan import Applied, Destination
 from aqueduck.lake.buckets import apply_bucket
 from aqueduck.lake.destination import read_state
@@ -203,3 +205,21 @@ def connect(place: LakePlace, *options: str) -> duckdb.DuckDBPyConnection:
     allow(con, place)
     con.execute(attach_statement(place, *options))
     return con
+
+
+def document(fan: Fan, **sections: Any) -> dict[str, Any]:
+    """A configuration file for it."""
+
+    def lake(name: str) -> dict[str, str]:
+        return {"catalog": fan.place(name).catalog, "data_path": fan.place(name).data_path}
+
+    return {
+        "source": {**lake("source"), "table": "t"},
+        "routing": {"field": "c", "key_columns": ["id"]},
+        "destinations": [{"id": i, "routing_value": v, **lake(i)} for i, v in fan.values.items()],
+        **sections,
+    }
+
+
+def config(fan: Fan, **sections: Any) -> FanoutConfig:
+    return parse_fanout(json.dumps(document(fan, **sections)), base_dir=fan.directory, env={})

@@ -22,7 +22,7 @@ from aqueduck.batches import plan_units
 from aqueduck.config import SyncConfig, load_config
 from aqueduck.lake.catalog import open_lake
 from aqueduck.postgres.capture import Capture
-from aqueduck.postgres.stage import Stage
+from aqueduck.postgres.stage import Cut, Stage
 from aqueduck.schema import parse_lsn
 from tests.fix_postgres import Database, wait_until
 
@@ -134,17 +134,7 @@ class WholeGroup:
 
     def apply_only(self, *, tasks: bool = False) -> None:
         """The batch alone, also while a copy is on its way."""
-        target = parse_lsn(self.db.value("select pg_current_wal_flush_lsn()::text"))
-
-        def seen() -> bool:
-            self.capture.check()
-            self.capture.ask_position()
-            return self.capture.seen >= target
-
-        wait_until(seen, "the capture has seen it", 60)
-        with self.stage.changed:
-            self.stage.cut()
-            cuts = self.stage.between(self.runner.status.position, 1 << 62)
+        cuts = self.cuts()
         if cuts:
             planned = plan_units(
                 (s for cut in cuts for s in cut.segments),
@@ -155,6 +145,20 @@ class WholeGroup:
             units = [(unit, None if unit.direct else writer.write(unit)) for unit in planned]
             self.runner.commit(units, cuts[-1].position, cuts[-1].time_us)
             self.stage.release(cuts[-1].position)
+
+    def cuts(self) -> tuple[Cut, ...]:
+        """What is committed in the source now and not in the lake yet."""
+        target = parse_lsn(self.db.value("select pg_current_wal_flush_lsn()::text"))
+
+        def seen() -> bool:
+            self.capture.check()
+            self.capture.ask_position()
+            return self.capture.seen >= target
+
+        wait_until(seen, "the capture has seen it", 60)
+        with self.stage.changed:
+            self.stage.cut()
+            return self.stage.between(self.runner.status.position, 1 << 62)
 
     def read(self, statement: str) -> list[tuple[Any, ...]]:
         return self.lake.query(statement)[0]

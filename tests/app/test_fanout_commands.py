@@ -16,8 +16,8 @@ from aqueduck.app.fanout_check import run_fanout_checks
 from aqueduck.app.fanout_verify import verify_destinations
 from aqueduck.app.readers import oldest_cursor
 from aqueduck.errors import VerifyDifferenceError
-from aqueduck.fanout_config import FanoutConfig, parse_fanout
-from tests.fanout_lakes import Fan, connect
+from aqueduck.fanout_config import parse_fanout
+from tests.fanout_lakes import Fan, config, connect, document
 from tests.fix_s3 import S3
 
 
@@ -30,22 +30,6 @@ def fan(tmp_path: Path) -> Iterator[Fan]:
     )
     yield fan
     fan.close()
-
-
-def document(fan: Fan, **sections: Any) -> dict[str, Any]:
-    def lake(name: str) -> dict[str, str]:
-        return {"catalog": fan.place(name).catalog, "data_path": fan.place(name).data_path}
-
-    return {
-        "source": {**lake("source"), "table": "t"},
-        "routing": {"field": "c", "key_columns": ["id"]},
-        "destinations": [{"id": i, "routing_value": v, **lake(i)} for i, v in fan.values.items()],
-        **sections,
-    }
-
-
-def config(fan: Fan, **sections: Any) -> FanoutConfig:
-    return parse_fanout(json.dumps(document(fan, **sections)), base_dir=fan.directory, env={})
 
 
 def verdicts(fan: Fan, **sections: Any) -> dict[str, str]:

@@ -15,9 +15,9 @@ from aqueduck.app import fanout_run
 from aqueduck.app.fanout import FanoutService
 from aqueduck.app.readers import destinations_of, oldest_cursor
 from aqueduck.errors import CatalogUnreachableError, LakeWriteError
-from aqueduck.fanout_config import FanoutConfig, parse_fanout
+from aqueduck.fanout_config import parse_fanout
 from aqueduck.spark.fanout_query import Workers
-from tests.fanout_lakes import Fan, connect
+from tests.fanout_lakes import Fan, config, connect, document
 from tests.small_spark import SmallSpark, SmallTaskContext
 
 ROWS = "insert into lake.t values (1, 'a', 1), (2, 'b', 2), (3, 'p', 3), (4, 'p', 4)"
@@ -48,22 +48,6 @@ def serve(fan: Fan, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     yield start
     for service in services:
         service.source.close()
-
-
-def document(fan: Fan, **sections: Any) -> dict[str, Any]:
-    def lake(name: str) -> dict[str, str]:
-        return {"catalog": fan.place(name).catalog, "data_path": fan.place(name).data_path}
-
-    return {
-        "source": {**lake("source"), "table": "t"},
-        "routing": {"field": "c", "key_columns": ["id"]},
-        "destinations": [{"id": i, "routing_value": v, **lake(i)} for i, v in fan.values.items()],
-        **sections,
-    }
-
-
-def config(fan: Fan, **sections: Any) -> FanoutConfig:
-    return parse_fanout(json.dumps(document(fan, **sections)), base_dir=fan.directory, env={})
 
 
 def pattern(fan: Fan, **keys: str) -> dict[str, str]:

@@ -21,7 +21,6 @@ from aqueduck.errors import ConfigError, LakeWriteError
 from aqueduck.lake.units import TASK_MEMORY
 from aqueduck.postgres.registry import call, install, rows_of
 from aqueduck.postgres.stage import Cut
-from aqueduck.schema import parse_lsn
 from aqueduck.spark.capture_source import CaptureReader, UnitPartition
 from aqueduck.spark.copy_job import CopyJob
 from tests.fix_postgres import Database, wait_until
@@ -166,15 +165,4 @@ def test_a_task_has_the_memory_that_it_was_given(db: Database, tmp_path: Path) -
 
 def _units(group: WholeGroup) -> list[Unit]:
     """What the next batch is going to be."""
-    target = parse_lsn(group.db.value("select pg_current_wal_flush_lsn()::text"))
-
-    def seen() -> bool:
-        group.capture.check()
-        group.capture.ask_position()
-        return group.capture.seen >= target
-
-    wait_until(seen, "the capture has seen it", 60)
-    with group.stage.changed:
-        group.stage.cut()
-        cuts = group.stage.between(group.runner.status.position, 1 << 62)
-    return plan_units((s for cut in cuts for s in cut.segments), direct_bytes_max=-1)
+    return plan_units((s for cut in group.cuts() for s in cut.segments), direct_bytes_max=-1)

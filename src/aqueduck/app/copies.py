@@ -131,7 +131,7 @@ class Copier:
     """Whether snapshots are taken without a replication connection."""
     task_memory: int = TASK_MEMORY
     may_have_parked: Callable[[int], bool] = lambda oid: True
-    """False if surely nothing is parked of a table: asking the lake takes longer than all the rest of a small landing."""
+    """False if surely nothing is parked of a table: asking the lake takes a third of a landing."""
     cancel_jobs: Callable[[], None] = lambda: None
     """Ends jobs that are under way; what they have copied is in their journals."""
 
@@ -250,8 +250,7 @@ class Copier:
             assert life.failure is not None
             raise AqueduckError.from_text(life.failure.message) or AqueduckError(life.failure.message)
 
-    @property
-    def stopping(self) -> bool:
+    def is_stopping(self) -> bool:
         return self._stopping.is_set()
 
     def stop(self) -> None:
@@ -319,9 +318,7 @@ class Copier:
             self._settle(states)
         time_us = self._source_time_us() if any(state.mode.keeps for state in states) else 0
         snapshot = (
-            export_snapshot_by_sql(self.dsn)
-            if self.by_sql
-            else export_snapshot(self.dsn, self._stopping.is_set)
+            export_snapshot_by_sql(self.dsn) if self.by_sql else export_snapshot(self.dsn, self.is_stopping)
         )
         try:
             copies = self._begin(states, snapshot, began, time_us)
@@ -358,7 +355,7 @@ class Copier:
         """Before the first copy of tables: wait for transactions that wrote to them when they were not published yet."""
         oids = {state.oid for state in states}
         if oids & self.unsettled:
-            settled_position(self.dsn, given_up=self._stopping.is_set)
+            settled_position(self.dsn, given_up=self.is_stopping)
             self.unsettled -= oids
 
     def _source_time_us(self) -> int:

@@ -97,10 +97,7 @@ def _take_back(runner: GroupRunner, oids: Collection[int]) -> None:
     """Tables that nobody sends: copied, they would seem to be followed."""
     with runner.commit_lock:
         transact(runner.lake, lambda: _forget_in_lake(runner, oids))
-        for oid in oids:
-            runner.forget_table(oid)
-        runner.tell_tables()
-        runner.tell_tasks()
+        _let_go(runner, oids)
 
 
 def remove_tables(runner: GroupRunner, oids: Iterable[int], *, drop: Iterable[int] = ()) -> None:
@@ -111,10 +108,15 @@ def remove_tables(runner: GroupRunner, oids: Iterable[int], *, drop: Iterable[in
         publish(conn, runner.group, rest)
     with runner.commit_lock:
         transact(runner.lake, lambda: _forget_in_lake(runner, gone, dropped))
-        for oid in gone:
-            runner.forget_table(oid)
-        runner.tell_tables()
-        runner.tell_tasks()
+        _let_go(runner, gone)
+
+
+def _let_go(runner: GroupRunner, oids: Iterable[int]) -> None:
+    """Out of memory and notes; the caller holds `commit_lock`."""
+    for oid in oids:
+        runner.forget_table(oid)
+    runner.tell_tables()
+    runner.tell_tasks()
 
 
 def _forget_in_lake(runner: GroupRunner, oids: Iterable[int], dropped: Collection[int] = ()) -> None:
@@ -126,9 +128,7 @@ def _forget_in_lake(runner: GroupRunner, oids: Iterable[int], dropped: Collectio
 def leave_table(runner: GroupRunner, oid: int) -> None:
     """The source table is gone; the lake's table and what the lake knows of it stay."""
     with runner.commit_lock:
-        runner.forget_table(oid)
-        runner.tell_tables()
-        runner.tell_tasks()
+        _let_go(runner, [oid])
 
 
 def follow_name(runner: GroupRunner, oid: int, name: TableName) -> None:
@@ -151,11 +151,11 @@ def _take_over(runner: GroupRunner, giver: GroupRunner, state: TableState) -> No
     settled = _settled_position(runner)
     deadline = time.monotonic() + 600
     while not giver.has_everything_before(settled):
-        if time.monotonic() > deadline or not giver.query.active or runner.copier.stopping:
+        if time.monotonic() > deadline or not giver.query.active or runner.copier.is_stopping():
             break
         time.sleep(0.05)
     with runner.commit_lock:
-        if runner.states.get(state.oid) is not state or runner.copier.stopping:
+        if runner.states.get(state.oid) is not state or runner.copier.is_stopping():
             return
         theirs = giver.states.get(state.oid)
         handed = (
@@ -175,9 +175,7 @@ def _take_over(runner: GroupRunner, giver: GroupRunner, state: TableState) -> No
             )
         else:  # it is copied; what the giver has not applied yet is older, and must not come after that
             transact(runner.lake, lambda: forget_tables(runner.lake, giver.group.name, state.oid))
-        giver.forget_table(state.oid)
-        giver.tell_tables()
-        giver.tell_tasks()
+        _let_go(giver, [state.oid])
     with connect(runner.config.source.dsn) as conn:
         publish(conn, giver.group, [t.schema for t in giver.tables.values()])
     if handed:
@@ -185,9 +183,10 @@ def _take_over(runner: GroupRunner, giver: GroupRunner, state: TableState) -> No
 
 
 def _settled_position(runner: GroupRunner) -> int:
-    """A position by which every transaction has ended that was open now."""
+    """A position by which every transaction has ended that was open now; nobody waits for it who is told to stop."""
+    dsn, given_up = runner.config.source.dsn, runner.copier.is_stopping
     if runner.group.capture == "poll":
-        return settled_position(runner.config.source.dsn)
-    snapshot = export_snapshot(runner.config.source.dsn)
+        return settled_position(dsn, given_up=given_up)
+    snapshot = export_snapshot(dsn, given_up)
     snapshot.close()
     return snapshot.position

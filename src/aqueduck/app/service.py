@@ -157,6 +157,7 @@ class SyncService:
         known = self.errored.get(name)
         if known is None or str(known.error) != str(error):
             log.error("group errored", group=name, error=str(error))
+        self._halt(name)
         self.wanted[name] = wanted
         seconds = BACKOFF_SECONDS[-1] if error.retry is Retry.AUTO else ERRORED_SECONDS
         self.errored[name] = ErroredGroup(error, time.monotonic() + seconds)
@@ -264,15 +265,17 @@ class SyncService:
             log.warning("group stopped", group=name, error=str(error), retry_in_seconds=delay)
             return
         self._halt(name)
-        try:
-            if not isinstance(error, SlotLostError) or runner.group.on_slot_loss != "resync":
-                raise error
-            self.prepare_group(self.wanted[name])  # all tables are copied again
-            self.start_group(name)
-        except AqueduckError as exc:
-            self.set_errored(self.wanted[name], exc)
-            if not self.running:
-                raise
+        if isinstance(error, SlotLostError) and runner.group.on_slot_loss == "resync":
+            try:
+                self.prepare_group(self.wanted[name])  # all tables are copied again
+                self.start_group(name)
+            except AqueduckError as exc:
+                error = exc
+            else:
+                return
+        self.set_errored(self.wanted[name], error)
+        if not self.running:
+            raise error
 
     def _restart(self, runner: GroupRunner) -> None:
         assert self._locks is not None
