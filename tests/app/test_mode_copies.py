@@ -37,7 +37,7 @@ def read(world: World, statement: str) -> list[tuple[Any, ...]]:
 
 
 def resync(world: World) -> None:
-    world.copier.set_state(replace(world.states[world.oid], ready=False, copy_position=0))
+    world.copier.landings.set_state(replace(world.states[world.oid], ready=False, copy_position=0))
     world.copier.forget(world.oid)
     world.copy_until_ready()
 

@@ -183,7 +183,7 @@ def test_a_landing_that_nobody_knows_of_is_found_later(
     oid = oid_of(group)
     copier = group.runner.copier
     with lost_answers(monkeypatch, "copy of") as lost:
-        monkeypatch.setattr(copier, "_in_lake", lambda states: False)
+        monkeypatch.setattr(copier.landings, "_in_lake", lambda states: False)
         group.runner.resync(oid)
         wait_until(lambda: not copier.busy, "the landing fails")
     assert lost

@@ -1,9 +1,8 @@
 """
 Initial copies of a group's tables, beside its stream.
 
-`Copier` takes the tables that are not ready, copies them with Spark jobs under an exported snapshot, and
-lands each in one lake transaction: the target emptied, the copy's files, the changes that were
-parked meanwhile, the table's state.  Small tables share a snapshot, a job and a transaction.  A copy that
+`Copier` takes the tables that are not ready and copies them with Spark jobs under an exported snapshot; how a copy
+takes effect is in `landings`.  Small tables share a snapshot, a job and a transaction.  A copy that
 fails for a passing reason goes on later with the chunks that are missing, see `copy_journal`.
 """
 
@@ -21,6 +20,7 @@ import structlog
 
 from aqueduck import faults, metrics
 from aqueduck.app.copy_journal import CopyJournal, forget_journal, journaled_files, journals_of
+from aqueduck.app.landings import Landings
 from aqueduck.app.running_copy import RunningCopy, check_undisturbed, refuse_changed
 from aqueduck.changes import SegmentRef
 from aqueduck.errors import (
@@ -28,20 +28,16 @@ from aqueduck.errors import (
     CopyDisturbedError,
     ResyncNeededError,
     SourceError,
-    TableDisabledError,
     own_error,
 )
 from aqueduck.lake.apply import refuse_names
 from aqueduck.lake.catalog import LakeSession
-from aqueduck.lake.commit import set_lineage, transact
+from aqueduck.lake.commit import transact
 from aqueduck.lake.copy_files import ChunkFile
 from aqueduck.lake.directories import Directories, read_directories
 from aqueduck.lake.files import file_prefix
-from aqueduck.lake.landing import is_shown, land_copy, replay_parked
-from aqueduck.lake.landing_modes import SessionFiles, can_go_on, prepare_copy
-from aqueduck.lake.parking import parked_segments, remove_parked_files
-from aqueduck.lake.partition_marks import write_marks
-from aqueduck.lake.table_states import TableState, read_states, write_state
+from aqueduck.lake.landing_modes import can_go_on, prepare_copy
+from aqueduck.lake.table_states import TableState
 from aqueduck.lake.units import TASK_MEMORY
 from aqueduck.lifecycle import Lifecycle, fail, retry_is_due
 from aqueduck.lifecycle import TableState as Life
@@ -149,8 +145,10 @@ class Copier:
         self._futures: dict[int, Future[None]] = {}
         self._alone: set[int] = set()
         """Small tables that failed together with others: next time by themselves."""
-        self._unsure: set[int] = set()
-        """Tables whose landing failed in a way that leaves open whether the lake has it."""
+        self.landings = Landings(
+            self.lake, self.group, self.commit_lock, self.states, self.directory, self.disabled, self.on_ready,
+            self.numbered, self.may_have_parked,
+        )  # fmt: skip
         self._told_at = time.monotonic()
 
     @property
@@ -293,7 +291,7 @@ class Copier:
                 self._alone.update(oids)
                 return
             for state in states:
-                if self._is_over(state):
+                if self.landings.is_over(state):
                     return
                 if isinstance(error, ResyncNeededError) and self.on_resync_needed(state.oid):
                     error = CopyDisturbedError(error.message, table=error.table)  # after a pause, by itself
@@ -305,12 +303,8 @@ class Copier:
                 self.failures.pop(oid, None)
                 self._alone.discard(oid)
 
-    def _is_over(self, state: TableState) -> bool:
-        """Whether the table was removed or got another state since: what is being done for this one is worth nothing."""
-        return self.states.get(state.oid) is not state
-
     def _copy(self, states: list[TableState]) -> None:
-        states = self._without_landed(states)
+        states = self.landings.not_landed(states)
         if not states:
             return
         began = datetime.now(UTC)
@@ -338,7 +332,7 @@ class Copier:
         if self.by_sql or any(copy.beside or len(copy.journal.sessions) > 1 for copy in copies):
             self._wait_for_changes(snapshot.position)
         faults.point("copy.before_landing")
-        rows = self._land(copies, again, snapshot.position)
+        rows = self.landings.land(copies, again, snapshot.position)
         faults.point("copy.landed")
         for copy in copies:
             progress = self.progress.get(copy.state.oid)
@@ -450,119 +444,13 @@ class Copier:
             if self._stopping.wait(0.1) or time.monotonic() > deadline:
                 raise CopyDisturbedError("the stream did not reach the copy's position in time")
 
-    def _land(
-        self, copies: list[RunningCopy], again: dict[int, list[ChunkFile]], position: int
-    ) -> dict[int, int]:
-        """Copies, parked changes and states in one lake transaction; returns the rows by table."""
-        rows: dict[int, int] = {}
-
-        def land() -> tuple[list[TableState], list[SegmentRef]]:
-            landed = []
-            for copy in copies:
-                state = replace(copy.state, ready=True, copy_position=position, error=None)
-                if state.oid in self.disabled:  # its changes stay parked
-                    why = str(TableDisabledError(f"{state.source} is disabled"))
-                    state = replace(state, ready=False, error=why)
-                files = copy.journal.files_by_session()
-                if sum(map(len, files)) != len(copy.journal.chunks):
-                    raise CopyDisturbedError("parts of the copy are gone", table=copy.schema.qualified)
-                files[-1] += again[state.oid]
-                sessions = [
-                    SessionFiles(s.moment, tuple(f.path for f in found if f.path), s.time_us)
-                    for s, found in zip(copy.journal.sessions, files, strict=True)
-                ]
-                landed.append(
-                    land_copy(self.lake, self.group, state, copy.schema, sessions, parked[state.oid])
-                )
-                if copy.marks is not None:
-                    write_marks(self.lake, self.group, state.oid, copy.marks)
-                rows[state.oid] = sum(f.rows for found in files for f in found)
-            names = ", ".join(c.schema.qualified for c in copies[:3]) + (", …" if len(copies) > 3 else "")
-            write_state(self.lake, self.group, landed)
-            set_lineage(self.lake, f"copy of {names}", {"group": self.group, "lsn": lsn_text(position)})
-            return landed, [segment for found in parked.values() for segment in found]
-
-        with self.commit_lock:
-            if any(self._is_over(copy.state) for copy in copies):
-                raise CopyDisturbedError("a table was removed, or is wanted otherwise, since its copy began")
-            parked = self._parked([copy.state.oid for copy in copies])
-            for copy in copies:
-                mine, moment = parked[copy.state.oid], copy.session.moment
-                fresh = iter(self.numbered(copy.schema, [s for s in mine if not is_shown(s, moment)]))
-                parked[copy.state.oid] = [s if is_shown(s, moment) else next(fresh) for s in mine]
-            self._unsure.update(copy.state.oid for copy in copies)
-            landed, replayed = transact(self.lake, land, happened=lambda done: self._in_lake(done[0]))
-            self._unsure.difference_update(copy.state.oid for copy in copies)
-            self.states.update((state.oid, state) for state in landed)
-            self.on_ready([state.oid for state in landed])
-        remove_parked_files(replayed)
-        return rows
-
-    def _parked(self, oids: Sequence[int]) -> dict[int, list[SegmentRef]]:
-        asked = [oid for oid in oids if self.may_have_parked(oid)]
-        found = parked_segments(self.lake, self.group, asked) if asked else {}
-        return {oid: found.get(oid, []) for oid in oids}
-
-    def _in_lake(self, states: Sequence[TableState]) -> bool:
-        """Whether the lake has these states: asked after a commit without an answer."""
-        known = read_states(self.lake, self.group)
-        return all(known.get(s.oid) is not None and _same_progress(known[s.oid], s) for s in states)
-
-    def _without_landed(self, states: list[TableState]) -> list[TableState]:
-        """Those whose copy is not in; a landing that seemed to fail may have come about after all."""
-        if not any(state.oid in self._unsure for state in states):
-            return states
-        with self.commit_lock:
-            known = read_states(self.lake, self.group)
-            there = [s for s in states if s.oid in known and not _same_progress(known[s.oid], s)]
-            self.states.update((s.oid, known[s.oid]) for s in there)
-            self._unsure.difference_update(s.oid for s in states)
-            for state in there:
-                forget_journal(self.directory, state.oid)
-                if known[state.oid].ready:  # what was parked since then comes now
-                    self._replay_locked(known[state.oid])
-        return [s for s in states if s not in there]
-
     def _replay(self, states: list[TableState]) -> None:
         """A table that failed: what was parked meanwhile, if it can be applied now."""
         [state] = states
-        with self.commit_lock:
-            if self._is_over(state):
-                return
-            self._replay_locked(state)
-        log.info("table goes on", group=self.group, table=state.source)
-
-    def _replay_locked(self, state: TableState) -> None:
-        self.finish_locked(replace(state, ready=True, error=None), f"replay of {state.source}")
+        if self.landings.replay(state):
+            log.info("table goes on", group=self.group, table=state.source)
 
     def _take_over(self, states: list[TableState]) -> None:
         [state] = states
         self.handovers[state.oid](state)
         self.handovers.pop(state.oid, None)
-
-    def finish_locked(
-        self, ready: TableState, message: str, *, also: Callable[[], None] | None = None
-    ) -> None:
-        """Apply what was parked and mark the table as ready; `also` is done in the same lake transaction."""
-        parked = self._parked([ready.oid])[ready.oid]
-
-        def replay() -> TableState:
-            done = replay_parked(self.lake, self.group, ready, parked)
-            write_state(self.lake, self.group, [done])
-            if also is not None:
-                also()
-            set_lineage(self.lake, message, {"group": self.group})
-            return done
-
-        self.states[ready.oid] = transact(self.lake, replay, happened=lambda done: self._in_lake([done]))
-        self.on_ready([ready.oid])
-        remove_parked_files(parked)
-
-    def set_state(self, state: TableState) -> None:
-        """Write a table's state outside of any batch; the caller holds `commit_lock`."""
-        transact(self.lake, lambda: write_state(self.lake, self.group, [state]))
-        self.states[state.oid] = state
-
-
-def _same_progress(one: TableState, other: TableState) -> bool:
-    return (one.ready, one.copy_position, one.error) == (other.ready, other.copy_position, other.error)

@@ -273,7 +273,9 @@ class GroupRunner:
         if self.group.on_type_change != "resync":
             return False
         with self.commit_lock:
-            self.copier.set_state(replace(self.states[oid], ready=False, copy_position=0, error=None))
+            self.copier.landings.set_state(
+                replace(self.states[oid], ready=False, copy_position=0, error=None)
+            )
         forget_journal(self.directory, oid)
         return True
 
@@ -282,7 +284,9 @@ class GroupRunner:
         with self.commit_lock:
             if self.copier.is_copying(oid):
                 return
-            self.copier.set_state(replace(self.states[oid], ready=False, copy_position=0, error=None))
+            self.copier.landings.set_state(
+                replace(self.states[oid], ready=False, copy_position=0, error=None)
+            )
             self.tell_tasks()
         self.copier.again(oid)
 
@@ -297,5 +301,5 @@ class GroupRunner:
         if state.ready:
             why = str(TableDisabledError(f"{state.source} is disabled"))
             with self.commit_lock:
-                self.copier.set_state(replace(self.states[oid], ready=False, error=why))
+                self.copier.landings.set_state(replace(self.states[oid], ready=False, error=why))
                 self.tell_tasks()

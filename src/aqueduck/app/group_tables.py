@@ -168,7 +168,7 @@ def _take_over(runner: GroupRunner, giver: GroupRunner, state: TableState) -> No
             assert theirs is not None
             position = max(settled, giver.status.position)
             ready = replace(state, ready=True, copy_position=position, error=None, schema=theirs.schema)
-            runner.copier.finish_locked(
+            runner.copier.landings.finish_locked(
                 ready,
                 f"{state.source} moves from {giver.group.name} to {runner.group.name}",
                 also=lambda: forget_state(runner.lake, giver.group.name, state.oid),
