@@ -128,6 +128,23 @@ def test_null_and_odd_keys_are_found_again(fan: Fan) -> None:
     assert len(fan.rows("one")) == 3
 
 
+def test_rows_are_found_by_bytes(tmp_path: Path) -> None:
+    """P-F01, P-F06: routing values and keys of bytes; DuckDB's Bloom filters would hide their rows."""
+    fan = Fan(tmp_path, {"one": r"\x00\xFF"})
+    fan.keys = ("k", "id")
+    fan.change("create table lake.t (c blob, k blob, id int, v int)")
+    fan.change("insert into lake.t select unhex('00ff'), unhex('c3'), i, 0 from range(5000) r(i)")
+    try:
+        assert [a.error for a in fan.poll() if a.error] == []
+        for change in ("update lake.t set v = 1 where id = 7", "delete from lake.t where id = 8"):
+            fan.change(change)
+            assert [a.error for a in fan.poll() if a.error] == []
+        found = sorted((row[2], row[3]) for row in fan.rows("one"))
+        assert found == [(i, int(i == 7)) for i in range(5000) if i != 8]
+    finally:
+        fan.close()
+
+
 def test_append_only_mode_never_doubles(tmp_path: Path) -> None:
     """P-F01: without keys rows are appended once, whatever the poll points; updates and deletes are left out."""
     fan = Fan(tmp_path, {"one": "a"}, keys=())

@@ -24,7 +24,7 @@ from aqueduck.lake.destination import State, read_state
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.pool import LakePool, PooledLake
 from aqueduck.lake.source_lake import SourceLake
-from aqueduck.lake.sql import ident
+from aqueduck.lake.sql import equal, ident
 from aqueduck.lake_place import resolve
 
 __all__ = ["DestinationComparison", "raise_difference", "verify_destinations"]
@@ -149,7 +149,7 @@ def _read_destination(
             return DestinationComparison(destination.id, "not compared", note=note)
         rows = lake.execute(
             f"select {_sums(state.source.columns)} from {lake.table(destination.target)}"
-            f" where {ident(routed.name)} = cast(? as {routed.type})",
+            f" where {equal(routed.type, ident(routed.name), f'cast(? as {routed.type})')}",
             (destination.value,),
             doing="reading a destination",
         )

@@ -22,7 +22,7 @@ from aqueduck.lake.fold import Fold
 from aqueduck.lake.inlined import inlining
 from aqueduck.lake.keeping import current_rows, end_rows, own_rows, source_tag
 from aqueduck.lake.projected import lost_value
-from aqueduck.lake.sql import LAKE, ident, lake_table, literal, string_list
+from aqueduck.lake.sql import LAKE, equal, ident, lake_table, literal, string_list
 from aqueduck.lake.storage import no_glob
 from aqueduck.modes import MODES, UPSERT, TableMode
 from aqueduck.projection import filters_rows
@@ -265,11 +265,12 @@ def add_files(
 def same_key(schema: TableSchema, table: str, other: str) -> str:
     """Whether a row of `table` has the key in `other`0, `other`1, ….."""
     return " and ".join(
-        f"{table}.{ident(schema.columns[k].name)} {_equals(schema.columns[k])} {other}{i}"
+        _same_value(schema.columns[k], f"{table}.{ident(schema.columns[k].name)}", f"{other}{i}")
         for i, k in enumerate(schema.key_indexes)
     )
 
 
-def _equals(column: Column) -> str:
+def _same_value(column: Column, one: str, other: str) -> str:
+    kind = lake_type(column)
     # A NaN in a numeric key is NULL in the lake, and must be found again.
-    return "is not distinct from" if lake_type(column).startswith("DECIMAL") else "="
+    return f"{one} is not distinct from {other}" if kind.startswith("DECIMAL") else equal(kind, one, other)

@@ -28,7 +28,7 @@ from aqueduck.lake.catalog import OWN_SCHEMA
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.pool import LakePool, PooledLake
 from aqueduck.lake.source_lake import ReadPlan
-from aqueduck.lake.sql import ident, idents, literal
+from aqueduck.lake.sql import equal, ident, idents, literal
 from aqueduck.schema import TableName
 
 __all__ = [
@@ -276,7 +276,10 @@ def seed(
         routed = _routed(destination, plan, state)
         lake.execute(
             f"delete from {lake.table(destination.target)} where "
-            + " or ".join(f"{ident(column.name)} = try_cast(? as {column.type})" for column, _ in routed),
+            + " or ".join(
+                equal(column.type, ident(column.name), f"try_cast(? as {column.type})")
+                for column, _ in routed
+            ),
             [value for _, value in routed],
             doing="emptying a destination",
         )
@@ -390,8 +393,13 @@ def _make_target(
 def _delete(
     lake: PooledLake, destination: Destination, index: int, counts: dict[str, int], net: Net, plan: ReadPlan
 ) -> int:
-    equals = "is not distinct from" if counts.get("nulls") else "="
-    same = " and ".join(f"t.{ident(plan.source.columns[k].name)} {equals} k.c{k}" for k in plan.keys)
+    columns = plan.source.columns
+    same = " and ".join(
+        f"t.{ident(columns[k].name)} is not distinct from k.c{k}"
+        if counts.get("nulls")
+        else equal(columns[k].type, f"t.{ident(columns[k].name)}", f"k.c{k}")
+        for k in plan.keys
+    )
     keys = ", ".join(f"c{k}" for k in plan.keys)
     [[count]] = lake.execute(
         f"delete from {lake.table(destination.target)} as t"

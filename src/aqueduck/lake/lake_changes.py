@@ -23,7 +23,7 @@ from aqueduck.errors import LakeWriteError, RoutingError
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.pool import LakePool, PooledLake
 from aqueduck.lake.source_lake import ReadPlan, RunRead, SourceLake
-from aqueduck.lake.sql import ident, literal
+from aqueduck.lake.sql import equal, ident, literal
 
 __all__ = ["ReadReport", "Routes", "check_routes", "chunks", "read_routed"]
 
@@ -135,7 +135,8 @@ def _read_routed(
         )
         con.execute(
             f"create or replace table {name} as select t.d, t.b, s, r, op, {cells}"
-            f" from ({selected}) x {others} join {name}_routes t on x.c{plan.field} = t.v"
+            f" from ({selected}) x {others} join {name}_routes t"
+            f" on {equal(plan.field_type, f'x.c{plan.field}', 't.v')}"
             f" where t.d is null or {'true' if plan.scan else 's > t.cursor'}"
         )
         if not plan.scan:
@@ -229,7 +230,7 @@ def _expected(con: duckdb.DuckDBPyConnection, lake: PooledLake, plan: ReadPlan, 
     field = ident(plan.source.columns[plan.field].name)
     counted = con.execute(
         f"with rows_of as (select {field} as v from {lake.table(plan.table)} at (version => {plan.end}))"
-        f" select t.d, count(x.v) from {name}_routes t left join rows_of x on x.v = t.v"
+        f" select t.d, count(x.v) from {name}_routes t left join rows_of x on {equal(plan.field_type, 'x.v', 't.v')}"
         " where t.b >= 0 group by t.d"
     ).fetchall()
     return {int(d): int(count) for d, count in counted}

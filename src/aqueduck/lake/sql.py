@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from aqueduck.schema import TableName
 
-__all__ = ["LAKE", "ident", "idents", "lake_table", "literal", "qualified", "string_list"]
+__all__ = ["LAKE", "equal", "ident", "idents", "lake_table", "literal", "qualified", "string_list"]
 
 LAKE = "lake"
 """The name under which a session attaches the lake."""
@@ -32,6 +32,16 @@ def qualified(*parts: str) -> str:
 def lake_table(target: TableName) -> str:
     """A table of the attached lake."""
     return qualified(LAKE, target.schema, target.name)
+
+
+def equal(kind: str, one: str, other: str) -> str:
+    """
+    Whether two values of a type are the same; null if one of them is null.
+
+    Not `=` for BLOB: DuckDB looks for the text of such a constant in a file's Bloom filter, and takes rows that have
+    it for rows that do not (tests/lake/test_blob_equality.py).
+    """
+    return f"hex({one}) = hex({other})" if kind == "BLOB" else f"{one} = {other}"
 
 
 def literal(value: str | int | None) -> str:

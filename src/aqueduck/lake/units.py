@@ -23,7 +23,7 @@ from aqueduck.errors import ConfigError, ResyncNeededError
 from aqueduck.lake.commit import BatchPlan, RunPlan, TablePlan
 from aqueduck.lake.engine import open_kernel
 from aqueduck.lake.failures import lake_errors
-from aqueduck.lake.files import file_prefix, parquet_limits, write_files
+from aqueduck.lake.files import PARQUET, file_prefix, parquet_limits, write_files
 from aqueduck.lake.fold import folded
 from aqueduck.lake.fold_modes import fold_of, lacks_key
 from aqueduck.lake.object_stores import know_store
@@ -171,7 +171,7 @@ def task_engine(
 
 
 def _write(con: duckdb.DuckDBPyConnection, query: str, path: str, schema: TableSchema) -> int:
-    options = f"format parquet, compression snappy, {parquet_limits(2 * len(schema.columns))}"
+    options = f"{PARQUET}, compression snappy, {parquet_limits(2 * len(schema.columns))}"
     with lake_errors("writing a file", table=schema.qualified):
         row = con.execute(f"copy ({query}) to {literal(path)} ({options})").fetchone()
     return int(row[0]) if row else 0
