@@ -19,7 +19,7 @@ from aqueduck import casts
 from aqueduck.casts import Json
 from aqueduck.schema import Column
 
-__all__ = ["ARRAY_LAKE_TYPE", "TABLE", "TypeRow", "cast_sql", "lake_type"]
+__all__ = ["ARRAY_LAKE_TYPE", "TABLE", "TypeRow", "cast_sql", "decimal_digits", "lake_type"]
 
 NUMERIC = 1700
 TEXT = "VARCHAR"
@@ -104,7 +104,10 @@ def lake_type(col: Column) -> str:
     oid = _stored_oid(col)
     if _element_oid(col):
         return ARRAY_LAKE_TYPE
-    return _decimal(col.typmod) if oid == NUMERIC else _ROWS.get(oid, _OTHER).lake
+    if oid != NUMERIC:
+        return _ROWS.get(oid, _OTHER).lake
+    digits = decimal_digits(col)
+    return f"DECIMAL({digits[0]},{digits[1]})" if digits else TEXT
 
 
 def cast_sql(col: Column, expr: str) -> str:
@@ -130,12 +133,12 @@ def _element_oid(col: Column) -> int:
     return col.element_oid or _ELEMENTS.get(_stored_oid(col), 0)
 
 
-def _decimal(typmod: int) -> str:
-    """The exact decimal for a numeric(p,s), or text if there is none."""
-    if typmod < 4:
-        return TEXT
-    precision = (typmod - 4) >> 16 & 0xFFFF
-    scale = ((typmod - 4 & 0x7FF) ^ 0x400) - 0x400  # eleven bits, signed
+def decimal_digits(col: Column) -> tuple[int, int] | None:
+    """Digits, and those behind the point, of the exact decimal for a numeric(p,s); None where it is text."""
+    if _stored_oid(col) != NUMERIC or col.typmod < 4:
+        return None
+    precision = (col.typmod - 4) >> 16 & 0xFFFF
+    scale = ((col.typmod - 4 & 0x7FF) ^ 0x400) - 0x400  # eleven bits, signed
     # numeric(3,-2) rounds to hundreds, numeric(2,5) starts at the fifth decimal place.
     digits = max(precision, scale) if scale >= 0 else precision - scale
-    return f"DECIMAL({digits},{max(scale, 0)})" if digits <= DECIMAL_DIGITS_MAX else TEXT
+    return (digits, max(scale, 0)) if digits <= DECIMAL_DIGITS_MAX else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -42,16 +43,38 @@ VALUES = {
         "infinity", "-infinity", "4713-01-02 00:00:00 BC", "2026-06-01 12:00+02", "294247-01-10 04:00:54.775806+00",
         "294276-12-31 00:00:00+00",
     ],
-    # Not listed in BINARY: these arrive as text beside the others.
-    "numeric(10,2)": ["NaN", "-99999999.99"],
+    "bytea": ["\\x", "\\x00ff", "\\x" + "c3" * 3000],
+    "uuid": ["00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"],
+    "jsonb": ['{"a": [1, null]}', "null", '""', "1e400", '"\\ud83d\\ude00 \\u0001"', "[" * 200 + "]" * 200, "1" * 400],
+    "time": ["00:00:00", "23:59:59.999999", "24:00:00"],
+    "numeric(10,2)": ["NaN", "0", "-99999999.99", "99999999.99", "0.01", "-0.01", "10000", "10000.1", "12345678.9"],
+    "numeric(4,0)": ["9999", "-9999", "1"],
+    "numeric(18,5)": ["9999999999999.99999", "-9999999999999.99999", "0.00001", "1000000000000"],
+    "numeric(18,18)": ["0.999999999999999999", "-0.000000000000000001", "0.0001"],
+    "numeric(19,3)": ["9999999999999999.999", "-9999999999999999.999", "NaN", "0.001", "0"],
+    "numeric(38,0)": ["9" * 38, "-" + "9" * 38, "18446744073709551616", "-18446744073709551616", "4294967296"],
+    "numeric(38,38)": ["0." + "9" * 38, "-0." + "0" * 37 + "1"],
+    "numeric(38,17)": ["123456789012345678901.12345678901234567", "-1", "1e20", "-1e-17"],
+    # Digits on one side of the point only: a scale larger than the precision, and a negative one.
+    "numeric(2,5)": ["0.00099", "-0.00001"],
+    "numeric(3,-2)": ["99900", "-100"],
+    # Nothing of a cell's own type: these arrive as text beside the others.
+    "numeric": ["NaN", "-Infinity", "0.10"],
+    "numeric(1000,2)": ["-99999999.99"],
     "inet": ["10.0.0.1", "10.0.0.0/8"],
-    "jsonb": ['{"a": [1, null]}'],
-    "int[]": ["{1,NULL,3}", "{}"],
-    "uuid": ["00000000-0000-0000-0000-000000000001"],
-    "bytea": ["\\x00ff"],
     "interval": ["1 mon -2 days"],
+    # Cast by DuckDB.
+    "json": ['{"a": [1, null]}', '"\\ud800"'],
+    "int[]": ["{1,NULL,3}", "{}"],
 }  # fmt: skip
-PLAIN = list(VALUES)[:12]
+PLAIN = list(VALUES)[:-2]
+
+NOTHING, EMPTY = np.zeros(8, np.uint8), np.empty(0, np.int64)
+
+
+def numeric(*groups: int, weight: int = 0, sign: int = 0) -> bytes:
+    """A numeric in binary: groups of four digits, the first of which counts 10 000 ** weight."""
+    return struct.pack(f">hhHh{len(groups)}h", len(groups), weight, sign, 0, *groups)
 
 
 def copies(
@@ -134,11 +157,14 @@ def test_rows_of_many_buffers_and_tables_without_rows(db: Database, tmp_path: Pa
 
 
 def test_every_listed_type_has_the_lakes_type() -> None:
-    """A type in BINARY is written as the Arrow type that docs/types.md says."""
-    documented = {oid: row.arrow for row in TABLE for oid, _ in row.oids.values()}
-    assert {oid: str(kind) for oid, kind in copybinary.BINARY.items()} == {
-        oid: documented[oid] for oid in copybinary.BINARY
-    }
+    """DuckDB takes what a column is decoded to for the type that docs/types.md says."""
+    lake = {oid: row.lake for row in TABLE for oid, _ in row.oids.values()}
+    con = new_connection()
+    for oid, kind in copybinary.BINARY.items():
+        con.register("decoded", pa.table({"c": copybinary.decode_column(NOTHING, EMPTY, EMPTY, kind)}))
+        assert con.execute("select typeof(c) from (from decoded union all select null)").fetchall() == [
+            (lake[oid],)
+        ]
 
 
 @pytest.mark.parametrize(
@@ -152,9 +178,38 @@ def test_a_broken_frame_is_an_error(frame: bytes) -> None:
         copybinary.cells_of(buf, 1, np.array([0]), np.array([len(frame)]), 1)
 
 
-def test_a_number_of_another_width_is_an_error() -> None:
+@pytest.mark.parametrize(
+    ("kind", "cell"),
+    [
+        (pa.int32(), b"\0\0\1"),
+        (pa.uuid(), b"\0" * 15),
+        (copybinary.JSON, b""),
+        (copybinary.JSON, b"\2{}"),
+        (pa.decimal64(4, 2), b"\0\0\0\0"),
+        (pa.decimal64(4, 2), numeric(1, sign=0xD000)),  # infinity
+        (pa.decimal64(4, 2), numeric(1, 2)[:-1]),
+        (pa.decimal64(4, 2), numeric(100)),
+        (pa.decimal64(4, 2), numeric(1, 0, 0, weight=2)),
+        (pa.decimal64(4, 2), numeric(1, weight=20)),
+        (pa.decimal64(4, 2), numeric(0, 1)),  # a ten-thousandth
+        (pa.decimal64(4, 2), numeric(0, 100, 1)),
+        (pa.decimal64(18, 0), numeric(100, 0, 0, 0, 0, weight=4)),
+        (pa.decimal128(38, 2), numeric(0, 1)),
+        (pa.decimal128(38, 0), numeric(100, *[0] * 9, weight=9)),
+        (pa.decimal128(38, 0), numeric(9999, *[9999] * 9, weight=9)),
+        (pa.decimal128(19, 0), numeric(1000, 0, 0, 0, 0, weight=4)),
+        (pa.decimal128(38, 0), numeric(1, weight=20)),
+        (pa.decimal128(38, 0), numeric(1, 1)),
+    ],
+)
+def test_a_cell_that_its_type_does_not_have_is_an_error(kind: pa.DataType, cell: bytes) -> None:
+    """And nothing is rounded or cut."""
+    buf = np.frombuffer(cell + b"\0" * 8, np.uint8)
     with pytest.raises(ProtocolError):
-        copybinary.decode_column(np.zeros(8, np.uint8), np.array([0]), np.array([3]), pa.int32())
+        copybinary.decode_column(buf, np.array([0]), np.array([len(cell)]), kind)
+
+
+def test_a_header_of_another_format_is_an_error() -> None:
     with pytest.raises(ProtocolError):
         copybinary.skip_header(np.zeros(40, np.uint8), np.array([0]), np.array([40]))
 

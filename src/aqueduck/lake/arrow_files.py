@@ -100,7 +100,7 @@ def write_arrow(
 
 def _open_writer(path: str, first: pa.Table) -> pq.ParquetWriter:
     repeated = [name for name in first.column_names if _repeats(first[name])]
-    encodings = {f.name: _encoding(f.type) for f in first.schema if f.name not in repeated}
+    encodings = {f.name: _encoding(_stored(f.type)) for f in first.schema if f.name not in repeated}
     return pq.ParquetWriter(
         path,
         first.schema,
@@ -109,14 +109,20 @@ def _open_writer(path: str, first: pa.Table) -> pq.ParquetWriter:
         use_dictionary=repeated or False,
         column_encoding={name: encoding for name, encoding in encodings.items() if encoding} or None,
         store_schema=False,
+        store_decimal_as_integer=True,
     )
 
 
 def _repeats(column: pa.ChunkedArray) -> bool:
-    sample = column.slice(0, SAMPLE_ROWS)
+    sample = column.slice(0, SAMPLE_ROWS).cast(_stored(column.type))
     if len(sample) == SAMPLE_ROWS and pc.count_distinct(sample.take(_FEW)).as_py() == len(_FEW):
         return False  # of values that come again so often, these few would have some twice
     return bool(pc.count_distinct(sample).as_py() * REPEATS_MIN <= len(sample))
+
+
+def _stored(kind: pa.DataType) -> pa.DataType:
+    """UUID and JSON are bytes and text with a name."""
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 
 def _encoding(kind: pa.DataType) -> str | None:

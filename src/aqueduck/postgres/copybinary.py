@@ -16,15 +16,21 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
+from aqueduck.byte_copy import copy_bytes
+from aqueduck.postgres.binary_numerics import decode_decimals
 from aqueduck.postgres.pgoutput import Bytes, Ints, gather, protocol_error
 from aqueduck.postgres.quoting import identifier
 from aqueduck.schema import Column
+from aqueduck.typemap import decimal_digits
 
 __all__ = ["BINARY", "binary_type", "cells_of", "column_sql", "decode_column", "skip_header"]
 
 SIGNATURE = b"PGCOPY\n\xff\r\n\0"
 
-#: by the type's OID: what it is in Arrow
+JSON = pa.json_(pa.string())
+UUID = pa.uuid()
+
+#: by the type's OID: what it is in Arrow; `binary_type` adds decimals
 BINARY: dict[int, pa.DataType] = {
     16: pa.bool_(),
     21: pa.int16(),
@@ -35,16 +41,24 @@ BINARY: dict[int, pa.DataType] = {
     25: pa.string(),
     1043: pa.string(),
     1042: pa.string(),
+    17: pa.binary(),
+    2950: UUID,
+    3802: JSON,  # of jsonb; the text of a json is not always one for DuckDB
+    1083: pa.time64("us"),
     1082: pa.date32(),
     1114: pa.timestamp("us"),
     1184: pa.timestamp("us", "UTC"),
 }
 _INTS = {2: np.int16, 4: np.int32, 8: np.int64}
+_INT64_DIGITS = 18
 _DAYS, _MICROSECONDS = 10_957, 946_684_800_000_000  # from 1970, where Arrow counts from, to 2000
 
 
 def binary_type(column: Column) -> pa.DataType | None:
     """The Arrow type that `decode_column` makes of a column, or None where it comes as text."""
+    digits = decimal_digits(column)
+    if digits is not None:
+        return pa.decimal64(*digits) if digits[0] <= _INT64_DIGITS else pa.decimal128(*digits)
     return BINARY.get(column.base_oid or column.type_oid)
 
 
@@ -150,6 +164,33 @@ def _bits(buf, off, length, out, validity):
 
 
 @njit(cache=True, nogil=True)
+def _fixed(buf, off, length, width, out, validity):
+    nulls = 0
+    for i in range(length.size):
+        n = length[i]
+        if n == width:
+            copy_bytes(buf, off[i], off[i] + n, out, i * width)
+            validity[i >> 3] |= np.uint8(1 << (i & 7))
+        elif n == -1:
+            nulls += 1
+        else:
+            return -1
+    return nulls
+
+
+@njit(cache=True, nogil=True)
+def _behind_version(buf, off, length, text_off, text_length):
+    """A jsonb is the number of its format, then text; whether that number is the one we know."""
+    for i in range(length.size):
+        n = length[i]
+        if n == 0 or (n > 0 and buf[off[i]] != 1):
+            return False
+        text_off[i] = off[i] + 1
+        text_length[i] = n - 1 if n > 0 else n
+    return True
+
+
+@njit(cache=True, nogil=True)
 def _from_1970(values, shift, least, most):
     """Count from 1970, in place; what the lake's type does not reach is infinity, as for its text."""
     for i in range(values.size):
@@ -164,28 +205,42 @@ def _from_1970(values, shift, least, most):
 
 def decode_column(buf: Bytes, off: Ints, length: Ints, kind: pa.DataType | None) -> pa.Array:
     """One column; `kind` is what `binary_type` says of it."""
+    if kind is None or pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return _texts(buf, off, length, kind or pa.string())
+    if kind == JSON:
+        text_off, text_length = np.empty_like(off), np.empty_like(length)
+        if not _behind_version(buf, off, length, text_off, text_length):
+            raise protocol_error(8, 0)
+        return _texts(buf, text_off, text_length, pa.string()).cast(kind)
     rows = length.size
-    if kind is None or pa.types.is_string(kind):
-        offsets, data, known, nulls = gather(buf, off, length)
-        some = None if known is None else pa.py_buffer(known)
-        return pa.Array.from_buffers(
-            pa.string(), rows, [some, pa.py_buffer(offsets), pa.py_buffer(data)], nulls
-        )
     validity = np.zeros((rows + 7) >> 3, np.uint8)
     out: Any
     if pa.types.is_boolean(kind):
         out = np.zeros((rows + 7) >> 3, np.uint8)
         nulls = int(_bits(buf, off, length, out, validity))
+    elif kind == UUID:
+        out = np.zeros(16 * rows, np.uint8)
+        nulls = int(_fixed(buf, off, length, 16, out, validity))
+    elif pa.types.is_decimal(kind):
+        out, nulls = decode_decimals(buf, off, length, kind, validity)
     else:
         out = np.empty(rows, _INTS[kind.bit_width // 8])
         nulls = int(_ints(buf, off, length, out, validity))
     if nulls < 0:
         raise protocol_error(8, 0)
-    if pa.types.is_temporal(kind):
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         limits = np.iinfo(out.dtype)
         _from_1970(out, _DAYS if pa.types.is_date(kind) else _MICROSECONDS, limits.min, limits.max)
     buffers = [pa.py_buffer(validity) if nulls else None, pa.py_buffer(out)]
-    return pa.Array.from_buffers(kind, rows, buffers, nulls)
+    stored = kind.storage_type if kind == UUID else kind
+    found = pa.Array.from_buffers(stored, rows, buffers, nulls)
+    return found.cast(kind) if kind == UUID else found
+
+
+def _texts(buf: Bytes, off: Ints, length: Ints, kind: pa.DataType) -> pa.Array:
+    offsets, data, known, nulls = gather(buf, off, length)
+    some = None if known is None else pa.py_buffer(known)
+    return pa.Array.from_buffers(kind, length.size, [some, pa.py_buffer(offsets), pa.py_buffer(data)], nulls)
 
 
 def decode_rows(
