@@ -219,6 +219,31 @@ def test_rows_of_nobody_are_counted(fan: Fan) -> None:
     assert [(r.unrouted, r.nulls) for r in fan.reports[1:]] == [(2, 1), (0, 0)]
 
 
+def test_what_a_cycle_did_is_counted_as_it_was(fan: Fan) -> None:
+    """P-F17: rows deleted, upserted, replaced, overridden and not found, also of rows that came and went within the cycle."""
+
+    def counted(*statements: str) -> dict[str, int]:
+        return {kind: count for kind, count in same_after(fan, *statements)[0].rows.items() if count}
+
+    same_after(fan, "insert into lake.t select i, 'a', i from range(6) r(i)")
+    assert counted("insert into lake.t values (10, 'a', 1)") == {"upserted": 1}
+    assert counted("update lake.t set v = 2 where id = 10") == {"upserted": 1, "matched": 1}
+    born = "insert into lake.t values (11, 'a', 1)", "update lake.t set v = 2 where id = 11"
+    assert counted(*born, "delete from lake.t where id = 0") == {"upserted": 1, "deleted": 1, "conflicts": 1}
+    before = fan.look("one", f"select rows_replicated, last_change_at from lake.{STATE.schema}.{STATE.name}")
+    assert counted("insert into lake.t values (12, 'a', 1)", "delete from lake.t where id = 12") == {
+        "conflicts": 1
+    }
+    after = fan.look("one", f"select rows_replicated, last_change_at from lake.{STATE.schema}.{STATE.name}")
+    assert after == before, "P-F18: nothing changed there"
+    many = "insert into lake.t select i, 'a', i from range(100, 150) r(i)"
+    flush = "call ducklake_flush_inlined_data('lake')"
+    assert counted(many, flush, "delete from lake.t where id = 1") == {"upserted": 50, "deleted": 1}
+    with connect(fan.place("one")) as con:
+        con.execute("delete from lake.t where id = 2")
+    assert counted("delete from lake.t where id in (2, 3)") == {"deleted": 1, "orphans": 1}
+
+
 @pytest.mark.parametrize(
     ("kind", "value", "literal"),
     [

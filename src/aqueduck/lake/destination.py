@@ -113,7 +113,10 @@ class Net:
 
     name: str
     counts: dict[int, dict[str, int]]
-    """By destination: rows to write, keys to delete, changes that a later one overrode, keys that have NULLs."""
+    """
+    By destination: rows to write, keys to delete, of those that it has by then the ones that are gone (`lost`) and all of
+    them (`known`), changes that a later one overrode, keys that have NULLs.
+    """
 
     def of(self, index: int) -> dict[str, int]:
         return self.counts.get(index, {})
@@ -162,20 +165,22 @@ def fold(pool: LakePool, changes: str | None, plan: ReadPlan) -> Net:
         con.execute(
             f"create table {name} as with losing as ({losing}),"
             f" ranked as (select *, row_number() over (partition by d, {keys} order by s desc, op desc, r desc) as n,"
-            f" {gone} as gone, max(s) over (partition by d, {keys}) as last"
+            f" {gone} as gone, max(s) over (partition by d, {keys}) as last,"
+            # Its first change of the range removed it, so the destination has it.
+            f" min(s) filter (not op) over (partition by d, {keys}) = min(s) over (partition by d, {keys}) as was"
             f" from {changes} where d in (from losing)),"
             " overridden as (select d, count(*) as overridden from ranked where s < last group by d)"
-            f" select d, op, gone, coalesce(overridden, 0) as overridden, {cells} from ranked"
+            f" select d, op, gone, coalesce(was, false) as was, coalesce(overridden, 0) as overridden, {cells} from ranked"
             " left join overridden using (d) where n = 1 union all"
-            f" select d, op, false, 0, {cells} from {changes} where d not in (from losing) order by d"
+            f" select d, op, false, false, 0, {cells} from {changes} where d not in (from losing) order by d"
         )
         con.execute(f"drop table {changes}")
         some_null = " or ".join(f"c{k} is null" for k in plan.keys)
         counted = con.execute(
-            "select d, count(*) filter (op), count(*) filter (gone), count(*) filter (gone and not op),"
-            f" max(overridden), count(*) filter (gone and ({some_null})) from {name} group by d"
+            "select d, count(*) filter (op), count(*) filter (gone), count(*) filter (was and not op),"
+            f" count(*) filter (was), max(overridden), count(*) filter (gone and ({some_null})) from {name} group by d"
         ).fetchall()
-    names = ("rows", "keys", "removed", "conflicts", "nulls")
+    names = ("rows", "keys", "lost", "known", "conflicts", "nulls")
     return Net(name, {d: dict(zip(names, counts, strict=True)) for d, *counts in counted})
 
 
@@ -224,15 +229,17 @@ def apply_changes(
     """
     began = time.monotonic()
     counts = net.of(index)
+    rows = counts.get("rows", 0)
     checked = plan.source, Terms.of(destination, plan)
     try:
         with lake.transaction():
             if lake.memory.get(destination.id) != checked:
                 _check_and_evolve(lake, destination, plan)
             matched = _delete(lake, destination, index, counts, net, plan) if counts.get("keys") else 0
-            if counts.get("rows"):
+            deleted = min(matched, counts.get("lost", 0))
+            if rows:
                 _insert(lake, destination, index, net, plan)
-            if not _move_cursor(lake, destination, plan, instance, counts):
+            if not _move_cursor(lake, destination, plan, instance, changed=rows + deleted):
                 raise CursorMovedError
             if plan.strict and _count(lake, destination, plan) != expected:
                 raise SeedNeededError
@@ -247,18 +254,15 @@ def apply_changes(
     faults.point("fanout.after_commit")
     lake.memory[destination.id] = checked
     _tidy(lake)
-    removed = counts.get("removed", 0)
-    rows = counts.get("rows", 0)
-    replaced = counts.get("keys", 0) - removed
     return Applied(
         destination.id,
         plan.end,
         rows={
             "written" if not plan.keys else "upserted": rows,
-            "deleted": max(matched - replaced, 0),
-            "matched": min(matched, replaced),
+            "deleted": deleted,
+            "matched": matched - deleted,
             "conflicts": counts.get("conflicts", 0),
-            "orphans": max(counts.get("keys", 0) - matched, 0),
+            "orphans": max(counts.get("known", 0) - matched, 0),
         },
         seconds=time.monotonic() - began,
     )
@@ -420,9 +424,8 @@ def _insert(lake: PooledLake, destination: Destination, index: int, net: Net, pl
 
 
 def _move_cursor(
-    lake: PooledLake, destination: Destination, plan: ReadPlan, instance: str, counts: dict[str, int]
+    lake: PooledLake, destination: Destination, plan: ReadPlan, instance: str, *, changed: int
 ) -> bool:
-    changed = counts.get("rows", 0) + counts.get("removed", 0)
     last_change = ", last_change_at = now()" if changed else ""
     try:
         rows = lake.execute(
