@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from aqueduck.changes import OP_DELETE, OP_INSERT
 from aqueduck.lake.catalog import LakeSession
+from aqueduck.lake.evolve import stored_columns
 from aqueduck.lake.fold import Fold, Work
 from aqueduck.lake.sql import ident, lake_table
 from aqueduck.schema import TableName, TableSchema
@@ -53,14 +54,26 @@ def delete_rows(
 ) -> None:
     """Take away as many rows equal to each of `rows` as it says, of those for which `among` holds."""
     keys = ", ".join(f"k{i}" for i in range(len(schema.columns)))
+    each = ", ".join(f"k.k{i}" for i in range(len(schema.columns)))
     same = " and ".join(
         f"t.{ident(c.name)} is not distinct from k.k{i}" for i, c in enumerate(schema.columns)
     )
-    session.execute(
-        f"delete from {lake_table(target)} where rowid in (select id from ("
-        f"select t.rowid as id, k.{COUNT} as wanted, row_number() over (partition by {keys}) as place"
-        f" from {lake_table(target)} t join (select {keys}, sum({COUNT}) as {COUNT} from {rows} group by all) k on {same}"
-        f" where {among}) where place <= wanted)",
-        doing="deleting rows",
-        table=target.qualified,
-    )
+    wanted = f"(select {keys}, sum({COUNT}) as {COUNT} from {rows} group by all) k on {same} where {among}"
+    place = f"k.{COUNT} as aqueduck_wanted, row_number() over (partition by {each}) as aqueduck_place"
+    doing, table = "deleting rows", lake_table(target)
+    if "rowid" not in stored_columns(session, target):
+        session.execute(
+            f"delete from {table} where rowid in (select id from (select t.rowid as id, {place}"
+            f" from {table} t join {wanted}) where aqueduck_place <= aqueduck_wanted)",
+            doing=doing,
+            table=target.qualified,
+        )
+        return
+    # A column of that name hides the lake's own: all that are equal go, and those that are too many come back.
+    for statement in (
+        "create or replace temp table aqueduck_kept as select * exclude (aqueduck_wanted, aqueduck_place) from"
+        f" (select t.*, {place} from {table} t join {wanted}) where aqueduck_place > aqueduck_wanted",
+        f"delete from {table} as t using {rows} as k where {same} and {among}",
+        f"insert into {table} by name from aqueduck_kept",
+    ):
+        session.execute(statement, doing=doing, table=target.qualified)
