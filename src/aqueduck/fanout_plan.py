@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from aqueduck.errors import ReservedColumnError
@@ -30,6 +30,9 @@ __all__ = [
 
 RESERVED = ("snapshot_id", "rowid", "change_type")
 """Names that DuckLake's change functions use themselves; a user's column would take their place."""
+
+PLACES = ("filename", "file_row_number")
+"""Names under which DuckLake tells where a row is; a user's column hides that, and no more."""
 
 TRIES = 3
 """Attempts in quick succession before a destination is left alone for longer."""
@@ -108,7 +111,10 @@ class Applied:
 
 
 def readable_runs(
-    changes: Iterable[tuple[int, str]], table_id: int, deletes: Sequence[tuple[int, int]] = ()
+    changes: Iterable[tuple[int, str]],
+    table_id: int,
+    deletes: Sequence[tuple[int, int]] = (),
+    altered: Container[int] = (),
 ) -> list[Run]:
     """
     The parts of a range that hold changes of the table.
@@ -117,12 +123,14 @@ def readable_runs(
     to when files with removed rows belong to, because a transaction that removed rows it had just written
     does not say so.  Snapshots that
     rewrite or merge files are left out and end a run: the change functions report the rows that were
-    moved as changed, and a range across them shows wrong values of rows that are gone.
+    moved as changed, and a range across them shows wrong values of rows that are gone.  `altered` are those from
+    which on the table has another name or other columns: a run is read by the names of its end.
     """
     runs: list[Run] = []
     open_run = False
     for snapshot, text in changes:
         done = {verb for verb, target in _ENTRY.findall(text) if target == str(table_id)}
+        open_run = open_run and snapshot not in altered
         if done & _COMPACTIONS:
             open_run = False
         elif done & (_INSERTS | _DELETES):

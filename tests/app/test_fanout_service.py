@@ -470,6 +470,25 @@ def test_a_source_that_goes_away_while_a_gap_is_looked_at_ends_nothing(
     assert service.status.reseeds == 2
 
 
+def test_a_column_that_had_a_reserved_name_for_a_while_leads_to_a_seed(fan: Fan, serve: Serve) -> None:
+    """P-F15: what was changed under that name cannot be read, neither by who goes on nor by who replays history."""
+    service = serve()
+    catch_up(service)
+    fan.change(
+        "alter table lake.t add column rowid int", "insert into lake.t values (5, 'a', 5, 1), (6, 'a', 6, 1)"
+    )
+    fan.change("update lake.t set c = 'b' where id = 5", "alter table lake.t rename column rowid to x")
+    service.poll()
+    catch_up(service)
+    assert fan.differing() == {}
+    assert [d.seeds for d in service.status.destinations.values()] == [2, 2]
+    fan.values["three"] = "p"
+    again = serve(routing=REPLAY)
+    catch_up(again)
+    assert fan.differing() == {}
+    assert [d.seeds for d in again.status.destinations.values()] == [0, 0, 1]
+
+
 # -- history instead of a scan
 
 REPLAY = {"field": "c", "key_columns": ["id"], "seed_mode": "cdc_replay"}

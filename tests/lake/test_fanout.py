@@ -22,6 +22,7 @@ from aqueduck.errors import (
 )
 from aqueduck.fanout_plan import SourceColumn, backoff_seconds, evolution, readable_runs
 from aqueduck.lake.destination import STATE
+from aqueduck.lake.lake_changes import Routes, read_routed
 from aqueduck.lake.pool import LakePool
 from aqueduck.lake.source_lake import SourceLake, split_plan
 from aqueduck.lake_place import LakePlace
@@ -310,6 +311,38 @@ def test_reserved_columns_are_refused(tmp_path: Path, name: str) -> None:
     fan.close()
 
 
+@pytest.mark.parametrize("name", ["rowid", pytest.param("snapshot_id", marks=pytest.mark.slow)])
+def test_what_was_changed_under_a_reserved_name_is_not_read(fan: Fan, name: str) -> None:
+    """P-F15: renaming the column, as the error says, leaves changes that the feed tells wrong; they lead to a new seed."""
+    same_after(fan, "insert into lake.t values (1, 'a', 1)")
+    fan.change(f"alter table lake.t add column {name} int")
+    with pytest.raises(ReservedColumnError, match=name):
+        fan.poll()
+    fan.change("insert into lake.t values (2, 'a', 1, 7), (3, 'a', 1, 7), (4, 'b', 1, 8)")
+    fan.change("update lake.t set c = 'b' where id = 2", f"alter table lake.t rename column {name} to x")
+    assert all(a.seeded for a in same_after(fan))
+    assert not any(a.seeded for a in same_after(fan, "update lake.t set x = 9 where id = 3"))
+
+
+@pytest.mark.parametrize("inline", [0, pytest.param(100, marks=pytest.mark.slow)])
+def test_columns_that_hide_where_rows_are_change_nothing(tmp_path: Path, inline: int) -> None:
+    """P-F15: `filename` and `file_row_number` are the user's; updates, moves and what a transaction wrote and removed arrive."""
+    fan = Fan(tmp_path, {"one": "a", "two": "b"}, inline=inline)
+    fan.change("create table lake.t (id int, c varchar, v int, filename varchar, file_row_number int)")
+    fan.change("insert into lake.t select i, 'a', i, 'x.parquet', 0 from range(6) r(i)")
+    fan.poll()
+    same_after(fan, "update lake.t set v = 9 where id < 3", "update lake.t set c = 'b' where id = 1")
+    same_after(fan, "delete from lake.t where id = 2", "update lake.t set id = 20 where id = 3")
+    same_after(
+        fan,
+        "begin; update lake.t set v = -1; update lake.t set v = -2 where id = 4;"
+        "insert into lake.t values (30, 'a', 1, 'x.parquet', 0), (31, 'b', 1, 'x.parquet', 0);"
+        "delete from lake.t where id = 30; commit",
+    )
+    assert {row[0]: row[2] for row in fan.rows("one")} == {0: -1, 4: -2, 5: -1, 20: -1}
+    fan.close()
+
+
 def test_expired_lake_snapshots_lead_to_a_reseed(fan: Fan) -> None:
     """P-F16: what expired before it was read is no silent gap."""
     same_after(fan, "insert into lake.t values (1, 'a', 1), (2, 'b', 1), (3, 'a', 3)")
@@ -502,6 +535,30 @@ def test_a_split_plan_reads_every_lake_snapshot_once(fan: Fan) -> None:
         covered = [s for p in pieces for r in p.reads for s in range(r.run.first, r.run.last + 1)]
         assert sorted(covered) == list(range(2, fan.latest() + 1))
         assert len(pieces) == min(parts, 7)
+
+
+def test_a_range_in_which_columns_changed_can_be_split(fan: Fan) -> None:
+    """P-F16: each task reads by the names of its own part; what they read together is what one of them reads."""
+    for number, change in enumerate(
+        [
+            "add column w int default 5",
+            "rename column v to n",
+            "alter n set data type bigint",
+            "drop column w",
+        ]
+    ):
+        fan.change(*(f"insert into lake.t (id, c) values ({number * 10 + i}, 'a')" for i in range(3)))
+        fan.change("update lake.t set c = 'a' where id % 10 = 1", f"alter table lake.t {change}")
+    fan.change("insert into lake.t values (100, 'a', 5000000000)")
+    with fan.pool.use(fan.place("source"), read_only=True) as lake:
+        plan = SourceLake(lake, T).plan("c", ["id"], 1, fan.latest())
+
+    def read(parts: int) -> list[Any]:
+        names = [read_routed(fan.pool, p, Routes(("a",), (1,), (0,)))[0] for p in split_plan(plan, parts)]
+        return sorted(row for n in names for row in fan.pool.con.execute(f"from {n}").fetchall())
+
+    assert len(read(1)) == 3 * 4 + 2 * (1 + 2 + 3 + 4) + 1
+    assert read(4) == read(20) == read(1)
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,9 @@ columns = st.sampled_from(
         "alter table lake.t add column if not exists w varchar default 'it''s'",
         "alter table lake.t add column if not exists n double",
         "alter table lake.t drop column if exists w",
+        "alter table lake.t add column if not exists filename varchar default 'x.parquet'",
+        "alter table lake.t add column if not exists file_row_number int default 0",
+        "alter table lake.t drop column if exists filename",
     ]
 )
 steps = st.one_of(single, single, single, together, upkeep, columns, st.just("POLL"), st.just("POLL one"))
@@ -131,6 +134,15 @@ FLUSHED_AFTER_TWO_UPDATES = [
     "update lake.t set c = 'it''s' where id = 2",
     "call ducklake_flush_inlined_data('lake')",
 ]
+UPDATED_WITH_A_COLUMN_CALLED_FILENAME = [
+    "alter table lake.t add column filename varchar default 'x.parquet'",
+    several(0),
+    "POLL",
+    "update lake.t set v = -1 where id % 2 = 0",
+    "POLL one",
+    f"begin; update lake.t set v = -2 where id = 104; update lake.t set c = 'b', v = -3 where id = 104; {several(1)};"
+    " update lake.t set c = 'it''s' where id = 120; delete from lake.t where id % 5 = 3; commit",
+]
 UPDATED_THEN_REWRITTEN = [
     "insert into lake.t values (1,'a',1),(2,'b',2),(3,'a',3)",
     several(0),
@@ -146,8 +158,10 @@ UPDATED_THEN_REWRITTEN = [
 @example(FLUSHED_AFTER_TWO_UPDATES, 1000)
 @example(REMOVED_BY_THE_TRANSACTION_THAT_WROTE_IT, 0)
 @example(UPDATED_THEN_REWRITTEN, 0)
+@example(UPDATED_WITH_A_COLUMN_CALLED_FILENAME, 0)
+@example(UPDATED_WITH_A_COLUMN_CALLED_FILENAME, 5)
 def test_after_each_poll_a_destination_is_the_filtered_source(history: list[str], inline: int) -> None:
-    """P-F01, P-F02, P-F06, P-F16, hazard 6: whatever happened between two polls, nothing is missing, doubled or left over."""
+    """P-F01, P-F02, P-F06, P-F15, P-F16, hazard 6: whatever happened between two polls, nothing is missing, doubled or left over."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         run(history, Path(directory), inline)
 

@@ -1,4 +1,4 @@
-"""A lake table as several parts: together they are the table, whatever it is made of."""
+"""A lake table, or its changes, as several parts: together they are all of it, whatever it is made of."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from aqueduck.errors import ReservedColumnError
 from aqueduck.lake import feed
 from aqueduck.lake.feed import Feed, FeedPart, read_part
 from aqueduck.lake.pool import LakePool
@@ -75,3 +76,28 @@ def test_a_column_called_filename_is_the_users_own(pool: LakePool, place: LakePl
     parts = parts_at(pool, place, now, ["filename"])
     assert len(parts) == 1
     assert sorted({row for part in rows(pool, place, parts) for row in part}) == [("f0",), ("f1",)]
+
+
+def test_changes_are_read_by_the_names_of_their_time(pool: LakePool, place: LakePlace) -> None:
+    """P-F16: a range in which a column was added and renamed can be shared out to tasks."""
+    change(pool, place, "create table lake.t (id int, v int)")
+    inserts = [f"insert into lake.t (id) values ({n})" for n in range(6)]
+    change(pool, place, *inserts[:2], "alter table lake.t add column w int default 5", *inserts[2:4])
+    now = change(pool, place, "alter table lake.t rename column v to x", *inserts[4:])
+    with pool.use(place, read_only=True) as lake:
+        parts = Feed(lake, TABLE).changes(1, now, ["id", "x", "w"], 2)
+    assert len(parts) > 3
+    found = sorted(row[:3] for part in rows(pool, place, parts) for row in part)
+    assert found == [(n, None, 5) for n in range(6)]
+
+
+def test_changes_of_a_table_with_a_column_called_filename(pool: LakePool, place: LakePlace) -> None:
+    """P-F15: inserts can be told; updates and deletes are refused by name, because DuckLake's own column is hidden."""
+    change(pool, place, "create table lake.t (id int, filename int)")
+    now = change(pool, place, "insert into lake.t values (1, 7), (2, 7)")
+    with pool.use(place, read_only=True) as lake:
+        parts = Feed(lake, TABLE).changes(1, now, ["id", "filename"], 1)
+    assert [row[:2] for part in rows(pool, place, parts) for row in part] == [(1, 7), (2, 7)]
+    now = change(pool, place, "update lake.t set filename = 8 where id = 1")
+    with pool.use(place, read_only=True) as lake, pytest.raises(ReservedColumnError, match="filename"):
+        Feed(lake, TABLE).changes(1, now, ["id"], 1)

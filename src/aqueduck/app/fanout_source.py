@@ -73,10 +73,11 @@ class FanoutSource:
         if self._routing.seed_mode == "scan":
             return plan
         with self._session() as (_, source):
-            before = max(source.table_at(plan.end)[1] - 1, 0)
+            table_id, made, _ = source.table_at(plan.end)
+            before = max(made - 1, 0)
             end = min(before + max_snapshots, plan.end)
             try:
-                source.refuse_gap(before, plan.end)
+                source.refuse_unreadable(table_id, before, plan.end)
                 first = source.plan_scan(self._routing.field, self._routing.key_columns, end)
             except (SourceExpiredError, RoutingError, LakeTableMissingError) as exc:
                 log.warning("history cannot be replayed, seeding by a scan", error=str(exc))

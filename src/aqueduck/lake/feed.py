@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import duckdb
 import pyarrow as pa
 
-from aqueduck.errors import ConfigError, SchemaChangeError
-from aqueduck.fanout_plan import Run, SourceColumn, SourceTable
+from aqueduck.errors import ConfigError, ReservedColumnError, SchemaChangeError
+from aqueduck.fanout_plan import PLACES, Run, SourceColumn, SourceTable
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.lake_changes import NEVER_WERE
 from aqueduck.lake.pool import LakePool, PooledLake
@@ -138,6 +138,12 @@ class Feed:
         table_id, made, now = self.source.table_at(end)
         wanted = self._columns(now, names)
         reads, _ = self.source.reads(table_id, made, SourceTable(now.uuid, wanted), start, end)
+        if any(read.run.removes and not read.placed for read in reads):
+            raise ReservedColumnError(
+                f"the table has a column named {' or '.join(PLACES)}, which hides what tells its changes apart",
+                hint="rename the column; inserts alone can be read as they are",
+                table=self._table.qualified,
+            )
         return [piece for read in reads for piece in _pieces(read, wanted, parts)]
 
     def _columns(self, now: SourceTable, names: Sequence[str]) -> tuple[SourceColumn, ...]:

@@ -200,10 +200,10 @@ def _reads(lake: PooledLake, plan: ReadPlan) -> Iterator[str]:
             continue
         table = ", ".join(map(literal, (lake.alias, read.table.schema, read.table.name)))
         place = f"{table}, {read.run.first}, {read.run.last}"
-        yield from _changes(plan, read, place, cells)
+        yield from _changes(lake, plan, read, place, cells)
 
 
-def _changes(plan: ReadPlan, read: RunRead, place: str, cells: str) -> Iterator[str]:
+def _changes(lake: PooledLake, plan: ReadPlan, read: RunRead, place: str, cells: str) -> Iterator[str]:
     added, removed = f"ducklake_table_insertions({place})", f"ducklake_table_deletions({place})"
     select = "select aqueduck_i.snapshot_id as s, aqueduck_i.rowid as r, {} as op, {} from {} aqueduck_i"
     if not read.run.removes:
@@ -216,13 +216,23 @@ def _changes(plan: ReadPlan, read: RunRead, place: str, cells: str) -> Iterator[
             " where z.snapshot_id = aqueduck_i.snapshot_id and z.rowid = aqueduck_i.rowid)"
         )
         return
-    yield select.format("true", cells, added) + NEVER_WERE.format(removed)
+    if read.placed:
+        yield select.format("true", cells, added) + NEVER_WERE.format(removed)
+    else:
+        yield _still_there(lake, read, added, cells)
     wanted = {plan.field, *plan.keys}
     cells = ", ".join(
         f"{cell if i in wanted else f'null::{column.type}'} as c{i}"
         for i, (cell, column) in enumerate(zip(read.cells, plan.source.columns, strict=True))
     )
-    yield select.format("false", cells, removed) + NEVER_WERE.format(added)
+    yield select.format("false", cells, removed) + (NEVER_WERE.format(added) if read.placed else "")
+
+
+def _still_there(lake: PooledLake, read: RunRead, added: str, cells: str) -> str:
+    """What was added and is there at the run's end, for want of places by which to tell what was removed at once."""
+    newest = f"select rowid as aqueduck_r, max(snapshot_id) as aqueduck_s from {added} group by rowid"
+    rows = f"select *, rowid as aqueduck_r from {lake.table(read.table)} at (version => {read.run.last})"
+    return f"select aqueduck_s as s, aqueduck_r as r, true as op, {cells} from ({rows}) join ({newest}) using (aqueduck_r)"
 
 
 def _expected(con: duckdb.DuckDBPyConnection, lake: PooledLake, plan: ReadPlan, name: str) -> dict[int, int]:

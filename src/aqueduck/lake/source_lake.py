@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aqueduck.errors import LakeTableMissingError, RoutingError, SourceExpiredError
-from aqueduck.fanout_plan import Run, SourceColumn, SourceTable, had_upkeep, readable_runs
+from aqueduck.fanout_plan import (
+    PLACES,
+    RESERVED,
+    Run,
+    SourceColumn,
+    SourceTable,
+    had_upkeep,
+    readable_runs,
+)
 from aqueduck.lake.pool import PooledLake
 from aqueduck.lake.sql import ident, literal
 from aqueduck.lake_place import LakePlace
@@ -29,6 +37,8 @@ class RunRead:
     table: TableName
     cells: tuple[str, ...]
     """For each column of the plan, the expression that gives its value."""
+    placed: bool = True
+    """Whether DuckLake tells where rows are; a column named like one of `PLACES` hides it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +145,28 @@ class SourceLake:
                 table=self._table.qualified,
             )
 
+    def refuse_unreadable(self, table_id: int, start: int, end: int) -> None:
+        """Raise if changes after `start` are not known any more: expired, or made under a name that DuckLake needs."""
+        self.refuse_gap(start, end)
+        last = self._reserved_until(table_id, end)
+        if last > start:
+            raise SourceExpiredError(
+                f"until lake snapshot {last} the table had a column named {', '.join(RESERVED[:-1])} or {RESERVED[-1]}",
+                hint="such a name hides what DuckLake says of a change; start after it",
+                table=self._table.qualified,
+            )
+
+    def _reserved_until(self, table_id: int, end: int) -> int:
+        """The last lake snapshot before `end` at which a column had a name that DuckLake's change functions need."""
+        [[last]] = self._ask(
+            f"select coalesce(max(end_snapshot), 0) - 1 from {self._lake.metadata}.ducklake_column"
+            f" where table_id = {table_id} and parent_column is null and end_snapshot <= {end}"
+            f" and lower(column_name) in ({', '.join(map(literal, RESERVED))})"
+        )
+        return int(last)
+
     def readable_from(self, end: int) -> int:
-        """The oldest lake snapshot from which everything up to `end` is still there."""
+        """The oldest lake snapshot from which everything up to `end` can still be read."""
         rows = self._ask(
             f"select snapshot_id from {self._lake.metadata}.ducklake_snapshot"
             f" where snapshot_id <= {end} order by snapshot_id desc"
@@ -146,7 +176,7 @@ class SourceLake:
             if snapshot < first - 1:
                 break
             first = int(snapshot)
-        return first
+        return max(first, self._reserved_until(self.table_at(end)[0], end))
 
     def seconds_at(self, snapshot: int) -> float | None:
         """When a lake snapshot was made, in seconds since the Unix epoch."""
@@ -159,6 +189,7 @@ class SourceLake:
     def plan(self, field: str, keys: Sequence[str], start: int, end: int) -> ReadPlan:
         """How to read the changes after `start` up to and with `end`."""
         table_id, made, source = self.table_at(end)
+        source.refuse_reserved_names()
         reads, upkeep = self.reads(table_id, made, source, start, end)
         plan = self._plan(source, field, keys, start, end, tuple(reads), scan=False)
         return replace(plan, strict=bool(keys) and upkeep)
@@ -167,7 +198,7 @@ class SourceLake:
         self, table_id: int, made: int, source: SourceTable, start: int, end: int
     ) -> tuple[list[RunRead], bool]:
         """What to read of a range to have `source`'s columns, and whether upkeep of the files fell into it."""
-        self.refuse_gap(start, end)
+        self.refuse_unreadable(table_id, start, end)
         meta = self._lake.metadata
         changes = self._ask(
             f"select snapshot_id, changes_made from {meta}.ducklake_snapshot_changes"
@@ -179,17 +210,16 @@ class SourceLake:
             f" from {meta}.ducklake_delete_file where table_id = {table_id}"
             f" and begin_snapshot <= {end} and coalesce(partial_max, begin_snapshot) > {start}"
         )
-        runs = readable_runs(done, table_id, [(int(first), int(last)) for first, last in deletes])
+        removed = [(int(first), int(last)) for first, last in deletes]
+        runs = readable_runs(done, table_id, removed, self._altered(table_id))
         reads = [RunRead(run, *self._cells(table_id, source, run.last)) for run in runs]
         return reads, had_upkeep(done, table_id)
 
     def plan_scan(self, field: str, keys: Sequence[str], at: int) -> ReadPlan:
         """How to read the whole table as it was at a lake snapshot."""
         table_id, _, source = self.table_at(at)
-        table, cells = self._cells(table_id, source, at)
-        return self._plan(
-            source, field, keys, at, at, (RunRead(Run(at, at, False), table, cells),), scan=True
-        )
+        read = RunRead(Run(at, at, False), *self._cells(table_id, source, at))
+        return self._plan(source, field, keys, at, at, (read,), scan=True)
 
     def _plan(
         self,
@@ -215,11 +245,23 @@ class SourceLake:
         place = self._lake.place
         return ReadPlan(place, source, places[field.lower()], indexes, start, end, self._table, reads, scan)
 
-    def _cells(self, table_id: int, source: SourceTable, at: int) -> tuple[TableName, tuple[str, ...]]:
-        """The table's name at a lake snapshot, and how each column of `source` is read there."""
+    def _altered(self, table_id: int) -> set[int]:
+        """The lake snapshots from which on the table has another name or other columns."""
+        meta = self._lake.metadata
+        where = f"where table_id = {table_id}"
+        rows = self._ask(
+            f"select begin_snapshot from {meta}.ducklake_table {where}"
+            f" union select begin_snapshot from {meta}.ducklake_column {where}"
+            f" union select end_snapshot from {meta}.ducklake_column {where} and end_snapshot is not null"
+        )
+        return {int(snapshot) for (snapshot,) in rows}
+
+    def _cells(self, table_id: int, source: SourceTable, at: int) -> tuple[TableName, tuple[str, ...], bool]:
+        """The table's name at a lake snapshot, how each column of `source` is read there, and whether places are told."""
         table, columns = self._columns_at(table_id, at)
         then = {column.id: column for column in columns}
-        return table, tuple(_cell(then.get(column.id), column) for column in source.columns)
+        cells = tuple(_cell(then.get(column.id), column) for column in source.columns)
+        return table, cells, not any(column.name.lower() in PLACES for column in columns)
 
     def _ask(self, statement: str, parameters: Sequence[str] = ()) -> list[tuple[Any, ...]]:
         return self._lake.execute(statement, parameters, doing="reading the source's catalog")
