@@ -119,6 +119,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"source": {"start_lsn": "zzz"}}, r"source\.config\.start_lsn"),
     ({"source": {"tls": "maybe"}}, r"source\.config\.tls\.mode: must be 'disable'"),
     ({"source": {"idle_timeout": 5, "status_update_interval": 5}}, "status_update_interval must be less than"),
+    ({"source": {"status_update_interval": 0.5}}, r"source\.config\.status_update_interval"),
     ({"source": {"idle_timeout": 0}}, r"source\.config\.idle_timeout"),
     ({"source": {"max_messages": 0}}, r"source\.config\.max_messages"),
     ({"source": {"connection_url_env": "NOT_SET", "connection_url": None}}, "the variable NOT_SET is not set"),

@@ -66,7 +66,8 @@ class PostgresCdcConfig(Section):
     idle_timeout: Seconds | None = None
     max_messages: int | None = Field(default=None, gt=0)
     max_staged_records: int | None = Field(default=None, gt=0)
-    status_update_interval: Seconds = 10.0
+    status_update_interval: float = Field(default=10.0, ge=1)
+    """The server hears from us each second in any case."""
     tcp_keepalive: int = Field(default=60, ge=0)
     slot_acquire_retries: int = Field(default=10, ge=0)
 

@@ -3,11 +3,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aqueduck.changes import OP_DELETE, OP_INSERT, OP_UPDATE
 from aqueduck.config import LakeConfig
+from aqueduck.errors import LakeWriteError
 from aqueduck.lake.apply import add_files, delete_keys, ensure_target
 from aqueduck.lake.catalog import open_lake
 from aqueduck.lake.commit import RunPlan, apply_run
@@ -124,6 +126,29 @@ def test_no_rows_make_no_file(lake: Lake) -> None:
     """An empty result leaves nothing in the data path."""
     assert write_files(lake.session.con, "select 1 as x where false", str(lake.data_path), "x.parquet") == []
     assert lake.files() == set()
+
+
+def test_inserts_do_not_read_the_target(lake: Lake, tmp_path: Path) -> None:
+    """P-S09: batch after batch of inserts passes while the target's file is away; an update needs it."""
+
+    def apply(*changes: Change) -> None:
+        with lake.session.transaction():
+            apply_run(lake.session, TARGET, RunPlan(TABLE, tuple(stage(tmp_path, changes))))
+
+    def inserted(first: int, rows: int) -> list[Change]:
+        return [Change(OP_INSERT, ("b", "a", "1", str(first + i), None)) for i in range(rows)]
+
+    with lake.session.transaction():
+        ensure_target(lake.session, TARGET, TABLE)
+    apply(*inserted(0, MANY))
+    [file] = lake.data_path.rglob("*.parquet")
+    away = file.rename(tmp_path / "away")
+    apply(*inserted(1000, FEW))
+    apply(*inserted(2000, MANY))
+    with pytest.raises(LakeWriteError):
+        apply(Change(OP_UPDATE, ("b", "a", "2", "0", None)))
+    away.rename(file)
+    assert lake.read('select count(*) from lake."some schema"."odd ""table"""') == [(2 * MANY + FEW,)]
 
 
 def test_deletes_and_truncates_reach_rows_wherever_they_are(lake: Lake, tmp_path: Path) -> None:

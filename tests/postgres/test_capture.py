@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from aqueduck.errors import AqueduckError, SlotActiveError
 from aqueduck.notes import read_confirmation, write_tables
 from aqueduck.postgres.capture import Capture
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.embedded import EmbeddedPostgres
+from aqueduck.postgres.readers import open_reader
 from aqueduck.postgres.registry import emit_heartbeat
 from aqueduck.postgres.slots import create_slot
 from aqueduck.postgres.stage import Stage
@@ -35,6 +38,7 @@ class Running:
         *,
         dsn: str | None = None,
         bytes_max: int = 1 << 30,
+        slot_retries: int = 1,
         **settings: Any,
     ) -> None:
         db.execute(
@@ -58,7 +62,7 @@ class Running:
             confirmed_path=str(directory / "confirmed"),
             durable_path=str(directory / "durable"),
             segment_bytes=64 << 10,
-            slot_retries=1,
+            slot_retries=slot_retries,
             **settings,
         )
         write_tables(directory / "tables.json", [(table, None)])
@@ -160,6 +164,20 @@ def test_a_full_stage_pauses_the_reader_and_loses_nothing(
     assert most < 8 << 20
 
 
+def test_a_paused_reader_is_heard_of(db: Database, start: Callable[..., Running]) -> None:
+    """P-S20, P-E04: only reading pauses; the server hears of us each second, and does not take us for gone."""
+    run = start(db, dsn=make_conninfo(db.dsn, options="-c wal_sender_timeout=1500ms"), bytes_max=512 << 10)
+    for i in range(40):
+        db.execute(f"insert into t select {i} * 500 + g, repeat('x', 200) from generate_series(1, 500) g")
+    wait_until(lambda: run.stage.full, "the stage is full")
+    reader = "select active_pid from pg_replication_slots where slot_name = 's'"
+    paused_at, pid = db.query(f"select clock_timestamp(), ({reader})")[0]
+    heard = f"select reply_time > %s + interval '3 s' from pg_stat_replication where pid = ({reader})"
+    wait_until(lambda: db.value(heard, (paused_at,)), "the server still hears of us")
+    assert db.value(reader) == pid
+    run.capture.check()
+
+
 def test_a_transaction_is_offered_only_when_it_is_whole(db: Database, start: Callable[..., Running]) -> None:
     """Long and short transactions interleave; each appears at its commit, in commit order."""
     run = start(db)
@@ -226,6 +244,33 @@ def test_a_slot_that_somebody_else_reads_is_an_error_after_some_tries(
     with pytest.raises(SlotActiveError):
         second.capture.check()
     first.capture.check()
+
+
+def test_a_slot_that_is_let_go_is_taken(
+    db: Database, start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P-S31: whoever starts while the last reader still has the slot waits for it, a little longer each time."""
+    refused: list[float] = []
+
+    def opened(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            return open_reader(*arguments, **keywords)
+        except SlotActiveError:
+            refused.append(time.monotonic())
+            raise
+
+    first = start(db)
+    wait_until(
+        lambda: db.value("select active from pg_replication_slots where slot_name = 's'"), "the first has it"
+    )
+    monkeypatch.setattr("aqueduck.postgres.capture.open_reader", opened)
+    second = start(db, slot_retries=10)
+    wait_until(lambda: len(refused) == 3, "the second is refused")
+    first.capture.stop()
+    db.execute("insert into t values (1, 'x')")
+    second.wait_seen(second.position())
+    assert second.rows() == 1
+    assert refused[2] - refused[1] > refused[1] - refused[0] >= 0.25
 
 
 def test_a_server_that_goes_away_is_a_typed_error(
