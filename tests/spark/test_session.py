@@ -15,11 +15,13 @@ from aqueduck.spark.session import prepare_environment, session_settings
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 STARTS = """
-import os, sys
+import os, signal, sys
 from pyspark.sql.functions import udf
 from aqueduck.spark.session import build_session
 
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 spark = build_session("local[1]", {"spark.sql.shuffle.partitions": "1"}, "test", driver_memory="512m")
+assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN, "P-E07: ctrl-C means what it did before"
 python = spark.range(1).select(udf(lambda _: __import__("sys").executable)("id")).first()[0]
 assert python == sys.executable, python
 assert spark.conf.get("spark.sql.shuffle.partitions") == "1"

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,7 +89,7 @@ def build_session(
     builder = SparkSession.builder.master(master).appName(app_name)
     for key, value in session_settings(master, conf, driver_memory).items():
         builder = builder.config(key, value)
-    with _start_failures(master):
+    with _start_failures(master), _same_interrupt():
         return builder.getOrCreate()
 
 
@@ -115,6 +117,17 @@ def prepare_environment(env: MutableMapping[str, str], master: str) -> None:
     env["JAVA_HOME"] = str(make_shim(find_java(env)))
     if _LOCAL.fullmatch(master):
         env["SPARK_LOCAL_IP"] = _LOOPBACK
+
+
+@contextmanager
+def _same_interrupt() -> Iterator[None]:
+    """A context takes ctrl-C for itself, to raise in the middle of whatever is done: what was set before counts."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)
 
 
 @contextmanager
