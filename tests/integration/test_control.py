@@ -18,7 +18,7 @@ pytestmark = pytest.mark.spark
 
 
 def test_tables_and_groups_are_driven_by_sql(shared: Sync) -> None:
-    """P-S01, P-S18, P-S19, P-S22, P-S25, P-S27: add, resync, remove, disable and enable act on a running service."""
+    """P-S01, P-S13, P-S18, P-S19, P-S22, P-S25, P-S27: add, resync, remove, disable and enable act on a running service."""
     sync, db = shared, shared.db
     for name in ("a", "b"):
         db.execute(f"create table {name} (id int primary key, v text)")

@@ -34,7 +34,7 @@ def copies(sync: Sync, table: str) -> int:
 
 @pytest.mark.slow  # it waits for several looks at the catalog
 def test_partitions_of_every_kind_come_and_go(shared: Sync) -> None:
-    """P-S12: range, list, hash and several levels; rows that move; attach, detach, create, drop, truncate of one."""
+    """P-S14: range, list, hash and several levels; rows that move; attach, detach, create, drop, truncate of one."""
     sync, db = shared, shared.db
     db.execute(SETUP)
     sync.follow("public.p")

@@ -49,7 +49,7 @@ def test_every_kind_of_change_arrives(shared: Sync) -> None:
 
 @pytest.mark.slow
 def test_a_running_service_follows_and_stops_on_sigterm(db: Database, sync_of: Any) -> None:
-    """A service that runs applies changes within seconds, writes no files for small ones, and ends on SIGTERM."""
+    """P-S21: a service that runs applies changes within seconds, writes no files for small ones, and ends on SIGTERM."""
     db.execute(SHOP)
     sync = sync_of("public.customers", "public.orders")
     process = sync.started()

@@ -104,7 +104,7 @@ def test_events_are_posted_in_batches_with_what_names_them(receiver: Receiver, t
 
 
 def test_what_fails_for_now_is_tried_again_with_backoff(receiver: Receiver, tmp_path: Path) -> None:
-    """5xx, 429 and lost answers: the same batch again, later each time; nothing is left out."""
+    """P-E10: 5xx, 429 and lost answers: the same batch again, later each time; nothing is left out."""
     slept: list[float] = []
     receiver.answers = [503, 429, 0, 200]
     sink_of(receiver, slept, backoff=0.5).write([rows(tmp_path, EVENTS)], 1)
@@ -128,7 +128,7 @@ def test_a_receiver_that_stays_down_is_a_typed_error(receiver: Receiver, tmp_pat
 
 
 def test_what_is_refused_is_put_aside(receiver: Receiver, tmp_path: Path) -> None:
-    """4xx: into the dead-letter file with its reason and names, and the rest goes on; without such a file it stops."""
+    """P-E10: 4xx: into the dead-letter file with its reason and names, and the rest goes on; without such a file it stops."""
     letters = tmp_path / "dead" / "letters.jsonl"
     receiver.answers = [400, 200]
     sink_of(receiver, batch_size=4, dead_letter_path=str(letters)).write([rows(tmp_path, EVENTS)], 1)
