@@ -5,7 +5,7 @@ The life of a synced table: its states, failures and when to try again.
     PENDING ──────────────────────────▶ STREAMING     copy: false
     STREAMING ──▶ CATCHUP                              parked changes are replayed after a pause
     SNAPSHOT, CATCHUP, STREAMING, ERRORED ──▶ PENDING  a new copy was asked for
-    any ──▶ ERRORED ──▶ PENDING or CATCHUP             tried again: the copy, or what was parked
+    any ──▶ ERRORED ──▶ CATCHUP or STREAMING           tried again with success: the copy, or what was parked
 
 Pure functions over frozen values; the time is passed in.  Which state a table is in follows from what is known of it, see
 `app.observe`; where it is stored is `postgres.registry`.
