@@ -99,19 +99,19 @@ def states(draw: st.DrawFn) -> State:
 
 
 @st.composite
-def histories(draw: st.DrawFn, stored: State, *, size: int = 14, moves_whole: bool = False) -> list[Change]:
-    """Changes that are legal after `stored`; with `moves_whole`, changes of a key send every cell."""
+def histories(draw: st.DrawFn, stored: State, *, size: int = 14) -> list[Change]:
+    """Changes that are legal after `stored`."""
     state = dict(stored)
     history: list[Change] = []
     for _ in range(draw(st.integers(0, size))):
-        change = draw(_next_change(state, moves_whole))
+        change = draw(_next_change(state))
         state = replay(state, [change])
         history.append(change)
     return history
 
 
 @st.composite
-def _next_change(draw: st.DrawFn, state: State, moves_whole: bool) -> Change:
+def _next_change(draw: st.DrawFn, state: State) -> Change:
     key = draw(keys)
     if key not in state:
         return Change(OP_INSERT, draw(rows(key)))
@@ -121,7 +121,7 @@ def _next_change(draw: st.DrawFn, state: State, moves_whole: bool) -> Change:
     target = draw(keys) if what == "move" else key
     if target in state:
         target = key
-    unchanged = () if moves_whole and target != key else draw(unchanged_cells)
+    unchanged = draw(unchanged_cells)
     row = draw(rows(target))
     row = tuple(None if i in unchanged else cell for i, cell in enumerate(row))
     return Change(OP_UPDATE, row, key if target != key else None, unchanged)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from aqueduck.changes import OP_DELETE, OP_INSERT, OP_UPDATE, SegmentRef
 from aqueduck.errors import LakeWriteError, ValueCastError
 from aqueduck.lake.engine import open_kernel
-from aqueduck.lake.fold import Fold, folded, patch_columns
+from aqueduck.lake.fold import Fold, folded
 from aqueduck.lake.unchanged import last_known
 from tests.strategies import (
     TABLE,
@@ -52,9 +52,8 @@ def as_text(row: Iterable[Any]) -> Row:
 class Target:
     """The target's twin in memory: applies a fold as `lake.apply` does."""
 
-    def __init__(self, rows: State, *, overlap: bool = False) -> None:
+    def __init__(self, rows: State) -> None:
         self.rows = dict(rows)
-        self.overlap = overlap
         self.deletes = 0
 
     def apply(self, con: duckdb.DuckDBPyConnection, folds: list[Fold]) -> None:
@@ -70,29 +69,19 @@ class Target:
     def _patches(self, con: duckdb.DuckDBPyConnection, fold: Fold) -> Iterator[Row]:
         if fold.patches is None:
             return
-        names = [name for name, _ in patch_columns(TABLE)]
-        for values in con.execute(fold.patches).fetchall():
-            patch = dict(zip(names, values, strict=True))
+        for patch in con.execute(fold.patches).to_arrow_table().to_pylist():
             row = as_text(patch[f"v{i}"] for i in range(len(TABLE.columns)))
             former = as_text(patch[f"t{i}"] for i in range(len(TABLE.key)))
-            candidates = (key_of(row), former) if self.overlap else (former,)
-            source = next((self.rows[key] for key in candidates if key in self.rows), None)
-            if source is None:
-                assert self.overlap, "the target lacks a row that the run builds on"
-                continue
+            assert former in self.rows, "the target lacks a row that the run builds on"
+            source = self.rows[former]
             yield tuple(source[i] if patch[f"u{i}"] else cell for i, cell in enumerate(row))
 
 
 def apply_batch(
-    con: duckdb.DuckDBPyConnection,
-    target: Target,
-    refs: list[SegmentRef],
-    *,
-    buckets: int = 1,
-    overlap: bool = False,
+    con: duckdb.DuckDBPyConnection, target: Target, refs: list[SegmentRef], *, buckets: int = 1
 ) -> None:
     """Fold the batch, in buckets, and apply what comes out."""
-    contexts = [folded(con, refs, TABLE, bucket=b, buckets=buckets, overlap=overlap) for b in range(buckets)]
+    contexts = [folded(con, refs, TABLE, bucket=b, buckets=buckets) for b in range(buckets)]
     folds = [context.__enter__() for context in contexts]
     target.apply(con, folds)
     for context in contexts:
@@ -148,21 +137,6 @@ def test_pieces_of_a_run_together_are_the_whole_run(
     target.apply(kernel, folds)
     for context in contexts:
         context.__exit__(None, None, None)
-    assert target.rows == replay(stored, history)
-
-
-@given(data=st.data(), places=cuts)
-@SLOW
-def test_replaying_changes_that_the_target_already_has_converges(
-    data: st.DataObject, kernel: duckdb.DuckDBPyConnection, tmp_path: Path, places: list[int]
-) -> None:
-    """With `overlap`, replay that begins before the target's state ends in the same rows (docs/guarantees.md)."""
-    stored = data.draw(states())
-    history = data.draw(histories(stored, moves_whole=True))
-    ahead = data.draw(st.integers(0, len(history)))
-    target = Target(replay(stored, history[:ahead]), overlap=True)
-    for batch in split(history, places):
-        apply_batch(kernel, target, stage(tmp_path, batch), overlap=True)
     assert target.rows == replay(stored, history)
 
 
@@ -234,11 +208,10 @@ def test_a_patch_names_the_row_that_has_the_value(kernel: duckdb.DuckDBPyConnect
     with folded(kernel, stage(tmp_path, history), TABLE) as fold:
         assert fold.patches is not None
         assert fold.upsert_rows == 0
-        [patch] = kernel.execute(fold.patches).fetchall()
-    named = dict(zip([name for name, _ in patch_columns(TABLE)], patch, strict=True))
-    assert (named["t0"], named["t1"]) == (1, "a")
-    assert [named[f"u{i}"] for i in range(5)] == [True, False, False, False, False]
-    assert (named["v3"], named["v4"]) == (3, "seen")
+        [patch] = kernel.execute(fold.patches).to_arrow_table().to_pylist()
+    assert (patch["t0"], patch["t1"]) == (1, "a")
+    assert [patch[f"u{i}"] for i in range(5)] == [True, False, False, False, False]
+    assert (patch["v3"], patch["v4"]) == (3, "seen")
 
 
 def test_a_key_deleted_and_inserted_again_takes_nothing_from_its_former_life(

@@ -41,7 +41,6 @@ __all__ = [
     "Work",
     "folded",
     "net_effect",
-    "patch_columns",
     "timeline",
     "with_cells",
 ]
@@ -69,7 +68,7 @@ class Fold:
     deletes: str | None
     """Keys to remove first, as k0, k1, …, typed; None if there are none."""
     patches: str | None
-    """Rows that need cells of the target, with the columns of `patch_columns`; None if there are none."""
+    """Rows that need cells of the target: their own as v0…, the target's key as t0…, which to fetch as u0…; None if there are none."""
     upsert_rows: int | None
     """None if only writing them will tell."""
     delete_rows: int
@@ -86,7 +85,6 @@ def folded(
     *,
     bucket: int = 0,
     buckets: int = 1,
-    overlap: bool = False,
     skip_before: int | Moment = 0,
     skip_from: int | Moment | None = None,
     own: tuple[int, int] | None = None,
@@ -96,8 +94,7 @@ def folded(
     Fold `segments`, which are one run: the same columns throughout, in order, no truncate.
 
     With `buckets`, only keys whose hash falls into `bucket`; with `own` as well, rows of the segments
-    in that range of `segments` instead, whatever their key, so that wide rows are read once.  `overlap` says that the target may
-    already hold later effects of the same changes: every key is then removed first.  Changes that
+    in that range of `segments` instead, whatever their key, so that wide rows are read once.  Changes that
     were committed before `skip_before` are left out: the table's copy has them; so are those from `skip_from` on.
     `how` is another way to fold than by the net effect, see `fold_modes`.
     """
@@ -110,7 +107,6 @@ def folded(
         schema,
         bucket,
         buckets,
-        overlap,
         bool(skip_before) or filters_rows(schema),
     )
     if own is not None:
@@ -133,13 +129,6 @@ def net_effect(work: Work) -> Fold:
     return _fold_changes(work) if work.own_scans is None else _fold_piece(work)
 
 
-def patch_columns(schema: TableSchema) -> list[tuple[str, str]]:
-    """Names and types in a patch: the row as v0…, the target's key as t0…, which cells are missing as u0…."""
-    columns = [(f"v{i}", lake_type(c)) for i, c in enumerate(schema.columns)]
-    columns += [(f"t{i}", lake_type(schema.columns[k])) for i, k in enumerate(schema.key_indexes)]
-    return columns + [(f"u{i}", "BOOLEAN") for i in range(len(schema.columns))]
-
-
 @dataclass
 class Work:
     """One fold under way: its inputs, and names for its temporary tables."""
@@ -150,7 +139,6 @@ class Work:
     schema: TableSchema
     bucket: int
     buckets: int
-    overlap: bool
     skipping: bool = False
     own_scans: Scans | None = None
 
@@ -221,13 +209,8 @@ def _pass_inserts(work: Work) -> Fold:
     rows = sum(s.rows for s in work.segments)
     source = work.scans.scan(work.new_image())
     upserts = f"select {work.typed_row(_cells(work))} from {source} r where {mine}"
-    if not work.overlap:
-        known = work.buckets == 1 and not work.skipping
-        return Fold(upserts, None, None, rows if known else None, 0, 0)
-    keys = work.scans.scan([f"n{k}" for k in work.key])
-    touched = work.table("keys", f"select {work.key_of('n')} from {keys} r where {mine}")
-    count = work.value(f"select count(*) from {touched}")
-    return Fold(upserts, f"select {work.typed_key(touched)}", None, count, count, 0)
+    known = work.buckets == 1 and not work.skipping
+    return Fold(upserts, None, None, rows if known else None, 0, 0)
 
 
 def _fold_changes(work: Work) -> Fold:
@@ -242,9 +225,9 @@ def _fold_changes(work: Work) -> Fold:
         f" where {work.in_bucket(work.keys) if whole else 'true'} group by {work.keys}",
     )
     alive = f"select (last >> 2) + {work.base} as ord from {net} where last & {PRESENT} = {PRESENT}"
-    gone = "true" if work.overlap else f"first & {FRESH} = 0"
-    delete_rows = work.value(f"select count(*) filter (where {gone}) from {net}")
-    deletes = f"select {work.typed_key(f'{net} where {gone}')}" if delete_rows else None
+    gone = f"{net} where first & {FRESH} = 0"
+    delete_rows = work.value(f"select count(*) from {gone}")
+    deletes = f"select {work.typed_key(gone)}" if delete_rows else None
     live = work.table("live", alive)
     return Fold(deletes=deletes, delete_rows=delete_rows, **with_cells(work, entries, live))
 
