@@ -40,7 +40,6 @@ TABLE = TableSchema(
     key=("id", "Kind of"),
     identity="d",
 )
-TOASTED = (0, 4)
 _numbers = itertools.count(1)
 
 

@@ -32,7 +32,6 @@ from tests.strategies import (
     write_segment,
 )
 
-INT_COLUMNS = (2, 3)
 SLOW = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 cuts = st.lists(st.integers(0, 14), max_size=3)

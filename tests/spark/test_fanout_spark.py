@@ -21,7 +21,7 @@ from aqueduck.app.fanout_overviews import FanoutOverviews
 from aqueduck.fanout_config import parse_fanout
 from aqueduck.lake_place import LakePlace
 from aqueduck.metrics import METRICS, scrape
-from aqueduck.spark.lake_source import register_lake_sources
+from aqueduck.spark.register import register_sources
 from aqueduck.spark.session import build_session
 from aqueduck.web.server import serve
 from tests.fanout_lakes import Fan
@@ -38,8 +38,8 @@ def spark() -> Iterator[SparkSession]:
 
 
 def started() -> Iterator[SparkSession]:
-    session = build_session("local[2]", {"spark.sql.python.filterPushdown.enabled": "true"}, "test")
-    register_lake_sources(session)
+    session = build_session("local[2]", {}, "test")
+    register_sources(session)
     yield session
     session.stop()
 

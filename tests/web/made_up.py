@@ -6,7 +6,6 @@ Overviews made by hand, and the in-memory twins of what the server asks: no sour
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -188,8 +187,3 @@ def many_destinations(count: int, tick: int = 0) -> FlowOverview:
             )
         )
     return fanout(*rows, source_snapshot=4000 + tick, pool=PoolOverview(open=64, created=2100, evicted=2036))
-
-
-def wave(tick: int, low: float, high: float, period: float) -> float:
-    """Something that goes up and down, for charts."""
-    return low + (high - low) * (0.5 + 0.5 * math.sin(tick * 2 * math.pi / period))

@@ -39,7 +39,6 @@ __all__ = [
     "ensure_target",
     "make_target",
     "refuse_names",
-    "same_key",
 ]
 
 
@@ -159,7 +158,7 @@ def apply_fold(
     if fold.deletes is not None:
         delete_keys(session, target, schema, "aqueduck_keys", own_rows(mode))
     if fold.ends is not None:
-        end_rows(session, target, same_key(schema, "t", "k.k"), mode, "aqueduck_ends")
+        end_rows(session, target, _same_key(schema, "k.k"), mode, "aqueduck_ends")
     insert_rows(session, target, "aqueduck_rows", group=group)
 
 
@@ -181,7 +180,7 @@ def apply_files(
     if deletes:
         delete_keys(session, target, schema, f"read_parquet({string_list(deletes)})", own_rows(mode))
     if ends:
-        end_rows(session, target, same_key(schema, "t", "k.k"), mode, f"read_parquet({string_list(ends)})")
+        end_rows(session, target, _same_key(schema, "k.k"), mode, f"read_parquet({string_list(ends)})")
     add_files(session, target, data, mode)
     if patches:
         insert_rows(session, target, "aqueduck_patched", group=group)
@@ -194,7 +193,7 @@ def fetch_patches(
     if filters_rows(schema):
         [[lost]] = session.execute(
             f"select count(*) from {patches} p anti join {lake_table(target)} t"
-            f" on {same_key(schema, 't', 'p.t')} and {current_rows(mode)}"
+            f" on {_same_key(schema, 'p.t')} and {current_rows(mode)}"
         )
         if lost:
             raise lost_value(schema)
@@ -206,7 +205,7 @@ def fetch_patches(
     cells += source_tag(mode)
     session.execute(
         f"create or replace temp table aqueduck_patched as select {cells} from {patches} p"
-        f" left join {lake_table(target)} t on {same_key(schema, 't', 'p.t')} and {current_rows(mode)}",
+        f" left join {lake_table(target)} t on {_same_key(schema, 'p.t')} and {current_rows(mode)}",
         doing="reading unchanged values",
         table=target.qualified,
     )
@@ -221,7 +220,7 @@ def delete_keys(
         return
     session.execute(
         f"delete from {lake_table(target)} as t using {keys} as k"
-        f" where {same_key(schema, 't', 'k.k')} and {among}",
+        f" where {_same_key(schema, 'k.k')} and {among}",
         doing="deleting rows",
         table=target.qualified,
     )
@@ -262,10 +261,10 @@ def add_files(
     )
 
 
-def same_key(schema: TableSchema, table: str, other: str) -> str:
-    """Whether a row of `table` has the key in `other`0, `other`1, ….."""
+def _same_key(schema: TableSchema, other: str) -> str:
+    """Whether a row `t` has the key in `other`0, `other`1, …."""
     return " and ".join(
-        _same_value(schema.columns[k], f"{table}.{ident(schema.columns[k].name)}", f"{other}{i}")
+        _same_value(schema.columns[k], f"t.{ident(schema.columns[k].name)}", f"{other}{i}")
         for i, k in enumerate(schema.key_indexes)
     )
 

@@ -51,7 +51,6 @@ class ServerInfo:
     in_recovery: bool
     database: str
     role: str
-    is_superuser: bool
     has_replication: bool
     """Whether the role may create and read slots."""
     can_create_in_db: bool
@@ -148,7 +147,6 @@ _QUERY = """
            pg_is_in_recovery() as in_recovery,
            current_database()::text as database,
            current_user::text as role,
-           r.rolsuper as is_superuser,
            r.rolsuper or r.rolreplication or exists (
                select from pg_roles m where m.rolname = 'rds_replication' and pg_has_role(m.oid, 'usage')
            ) as has_replication,

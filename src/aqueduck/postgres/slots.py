@@ -46,15 +46,14 @@ Connection = psycopg.Connection[Any]
 
 @dataclass(frozen=True, slots=True)
 class SlotInfo:
-    """A slot as the server shows it; positions are `None` where the slot has none."""
+    """A slot as the server shows it."""
 
     name: str
     plugin: str | None
     database: str | None
     active: bool
-    active_pid: int | None
-    restart_lsn: int | None
     confirmed_flush_lsn: int | None
+    """None where it has none, as a physical slot."""
     wal_status: str | None
     """reserved, extended, unreserved or lost."""
     invalidation_reason: str | None
@@ -73,8 +72,8 @@ def slot_info(conn: Connection, name: str) -> SlotInfo | None:
         row = cursor.execute(query, {"name": name}).fetchone()
     if row is None:
         return None
-    positions = {column: _position(row[column]) for column in ("restart_lsn", "confirmed_flush_lsn")}
-    return SlotInfo(**{**row, **positions})
+    confirmed = row["confirmed_flush_lsn"]
+    return SlotInfo(**{**row, "confirmed_flush_lsn": None if confirmed is None else parse_lsn(confirmed)})
 
 
 def list_slots(conn: Connection) -> list[SlotInfo]:
@@ -202,9 +201,9 @@ def _slot_query(version: int) -> str:
     else:
         reason = "case when wal_status = 'lost' then 'wal_removed' end"
     return f"""
-        select slot_name::text as name, plugin::text, database::text, active, active_pid, temporary,
+        select slot_name::text as name, plugin::text, database::text, active, temporary,
                {"two_phase" if version >= 140000 else "false"} as two_phase,
-               restart_lsn::text, confirmed_flush_lsn::text, wal_status, {reason} as invalidation_reason,
+               confirmed_flush_lsn::text, wal_status, {reason} as invalidation_reason,
                coalesce(pg_wal_lsn_diff(
                    case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end,
                    restart_lsn), 0)::int8 as retained_bytes
@@ -217,10 +216,6 @@ def _database(conn: Connection) -> str:
     row = conn.execute("select current_database()::text").fetchone()
     assert row is not None
     return str(row[0])
-
-
-def _position(text: str | None) -> int | None:
-    return None if text is None else parse_lsn(text)
 
 
 def _of_database(info: SlotInfo) -> str:

@@ -131,7 +131,7 @@ def run_cycle(
     parts: int = 1,
     count_after: int | None = None,
     want_unknown: bool = False,
-    lane: str = "fanout",
+    lane: str,
     hanging: Callable[[], bool] = lambda: False,
 ) -> CycleResult:
     """
@@ -169,7 +169,7 @@ def find_cursors(
     destinations: Sequence[Destination],
     workers: Workers,
     *,
-    lane: str = "fanout",
+    lane: str,
     hanging: Callable[[], bool] = lambda: False,
 ) -> list[Found]:
     """What the lake of each destination says; cursors that fit what the plan reads."""

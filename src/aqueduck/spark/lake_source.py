@@ -42,15 +42,9 @@ from aqueduck.spark.pushed_filters import lake_condition
 from aqueduck.spark.source_options import store_properties
 from aqueduck.spark.spark_types import struct_of
 
-__all__ = ["LakeChangesSource", "LakeSource", "lake_engine", "register_lake_sources"]
+__all__ = ["LakeChangesSource", "LakeSource", "lake_engine"]
 
 _pool: LakePool | None = None
-
-
-def register_lake_sources(spark: Any) -> None:
-    """Make both formats known to a Spark session."""
-    spark.dataSource.register(LakeSource)
-    spark.dataSource.register(LakeChangesSource)
 
 
 @dataclass(frozen=True)

@@ -99,11 +99,11 @@ class WatchedQuery(abc.ABC):
         except StreamingQueryException:
             return True
 
-    def stop(self, *, patience_seconds: float = 20.0) -> None:
+    def stop(self) -> None:
         """Let a commit that is under way finish, then end the query."""
         if self._query is None:
             return
-        took = self._committing.acquire(timeout=patience_seconds)
+        took = self._committing.acquire(timeout=20)
         self._stopping = True
         if took:
             self._committing.release()
