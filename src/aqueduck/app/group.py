@@ -37,18 +37,12 @@ from aqueduck.lake.table_states import read_states
 from aqueduck.lake.units import UnitWriter, skips_of
 from aqueduck.notes import read_report, write_skips, write_tables
 from aqueduck.postgres.capture_settings import CaptureSettings
-from aqueduck.schema import TableName
 from aqueduck.spark.copy_job import cancel_copies, run_copy
 from aqueduck.spark.sync_query import SyncQuery
 
-__all__ = ["GroupRunner", "source_name"]
+__all__ = ["GroupRunner"]
 
 log = structlog.get_logger()
-
-
-def source_name(table: PreparedTable) -> str:
-    """The source's name as configuration and registry write it."""
-    return str(TableName(table.schema.schema, table.schema.name))
 
 
 class GroupRunner:

@@ -15,7 +15,7 @@ from dataclasses import replace
 import structlog
 
 from aqueduck.app.copy_journal import forget_journal
-from aqueduck.app.group import GroupRunner, source_name
+from aqueduck.app.group import GroupRunner
 from aqueduck.app.options import is_other, known_projections
 from aqueduck.app.prepare import describe_tables, prepare_tables, publish, refuse_recreated
 from aqueduck.app.status import TableCounts
@@ -63,7 +63,7 @@ def add_tables(
             )
             states = read_states(runner.lake, runner.group.name)
             for oid, table in found.items():
-                name = source_name(table)
+                name = table.source
                 if oid in failed:
                     refused[name] = failed[oid]
                     continue

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from aqueduck.app.control import Wanted
-from aqueduck.app.group import GroupRunner, source_name
+from aqueduck.app.group import GroupRunner
 from aqueduck.app.status import TableCounts
 from aqueduck.errors import AqueduckError, TableDisabledError
 from aqueduck.lifecycle import TableState as Life
@@ -54,13 +54,13 @@ def observe_tables(runner: GroupRunner, wanted: Wanted) -> list[TableObservation
     """All tables of the group that the registry has."""
     found = list(wanted.refused)
     for oid, table in dict(runner.tables).items():
-        row = wanted.rows.get(source_name(table))
+        row = wanted.rows.get(table.source)
         if row is not None and oid in runner.states:  # it may just be handed over
             found.append(observe_table(runner, wanted.id, oid, row))
     for name, error in runner.refused.items():
         row = wanted.rows.get(name)
         if row is not None:
-            found.append(_with_error(row.observed, error, failures=1))
+            found.append(_with_error(row.observed, error))
     return found
 
 
@@ -88,7 +88,7 @@ def errored_group(id: int, error: AqueduckError) -> GroupObservation:  # noqa: A
 def errored_tables(wanted: Wanted, error: AqueduckError) -> list[TableObservation]:
     """The tables of a group that stands: none of them goes on."""
     live = (row for row in wanted.rows.values() if not row.removed and row.enabled)
-    return [_with_error(row.observed, error, failures=1) for row in live]
+    return [_with_error(row.observed, error) for row in live]
 
 
 def observe_table(runner: GroupRunner, group_id: int | None, oid: int, row: TableRow) -> TableObservation:
@@ -148,17 +148,17 @@ def _with_failure(seen: TableObservation, runner: GroupRunner, oid: int) -> Tabl
     error = runner.states[oid].error
     if error is None or seen.state is not Life.ERRORED:
         return seen
-    return _with_error(seen, AqueduckError.from_text(error) or AqueduckError(error), failures=1)
+    return _with_error(seen, AqueduckError.from_text(error) or AqueduckError(error))
 
 
-def _with_error(seen: TableObservation, error: AqueduckError, *, failures: int) -> TableObservation:
+def _with_error(seen: TableObservation, error: AqueduckError) -> TableObservation:
     return replace(
         seen,
         state=Life.ERRORED,
         error_code=error.code,
         error_class=classify(error),
         error_message=str(error),
-        consecutive_failures=max(failures, seen.consecutive_failures),
+        consecutive_failures=max(1, seen.consecutive_failures),
     )
 
 

@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from aqueduck import __version__
 from aqueduck.app.control import Wanted
-from aqueduck.app.group import GroupRunner, source_name
+from aqueduck.app.group import GroupRunner
 from aqueduck.app.observe import errored_tables, observe_table, table_state
 from aqueduck.app.problems import Problems
 from aqueduck.lake.health import read_health
@@ -147,7 +147,7 @@ class SyncOverviews:
             counts = runner.status.tables.get(oid)
             if oid not in runner.states or counts is None:
                 continue  # it is just being removed
-            source = source_name(table)
+            source = table.source
             row = rows.get(source)
             if row is None:  # no registry: the file alone says what is wanted
                 made = TableOverview(

@@ -28,7 +28,6 @@ from aqueduck.errors import (
     LakeWriteError,
     Retry,
     SchemaChangeError,
-    SlotConflictError,
     SlotLostError,
     SourceUnreachableError,
     TableRecreatedError,
@@ -59,7 +58,7 @@ from aqueduck.postgres.publications import (
     refuse_without_identity,
     refuse_without_key,
 )
-from aqueduck.postgres.published import refuse_narrowed
+from aqueduck.postgres.published import publication_exists, refuse_narrowed
 from aqueduck.postgres.server import ServerInfo, read_server, require_logical_wal
 from aqueduck.postgres.slots import check_slot, create_slot, drop_slot, slot_info
 from aqueduck.postgres.tables import describe_table
@@ -87,6 +86,11 @@ class PreparedTable:
     target: TableName
     initial_copy: bool
     mode: TableMode = UPSERT
+
+    @property
+    def source(self) -> str:
+        """The source's name as configuration and registry write it."""
+        return str(TableName(self.schema.schema, self.schema.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +169,7 @@ def prepare_group(
             if group.on_slot_loss == "stop":
                 raise lost
             log.warning("the slot was lost: all tables are copied again", group=group.name, reason=str(lost))
-            _drop_lost_slot(conn, group)
+            drop_slot(conn, group.slot_name)
             stored = None
         with _undo_on_failure(conn, group):
             publish(conn, group, [t.schema for t in tables.values()])
@@ -297,13 +301,12 @@ def refuse_recreated(
     before = {(s.source, s.target): s for s in known.values()}
     for oid, table in list(tables.items()):
         old = before.get((table.schema.qualified, table.target))
-        name = str(TableName(table.schema.schema, table.schema.name))
-        if old is None or old.oid == oid or group.on_recreate == "resync" or name in renew:
+        if old is None or old.oid == oid or group.on_recreate == "resync" or table.source in renew:
             continue
         del tables[oid]
-        refused[name] = TableRecreatedError(
+        refused[table.source] = TableRecreatedError(
             "the table was dropped and created anew; the lake has the rows of the old one",
-            hint=f"to replace them by those of the new one: aqueduck tables resync -c FILE {name}"
+            hint=f"to replace them by those of the new one: aqueduck tables resync -c FILE {table.source}"
             " (or set on_recreate: resync)",
             table=table.schema.qualified,
         )
@@ -334,14 +337,6 @@ def _lost_slot(
     except SlotLostError as exc:
         return exc
     return None
-
-
-def _drop_lost_slot(conn: psycopg.Connection[Any], group: GroupConfig) -> None:
-    """Only one that was made for us: another's is a conflict, and stays."""
-    info = slot_info(conn, group.slot_name)
-    if info is not None and info.database != read_server(conn).database:
-        raise SlotConflictError(f"the slot {group.slot_name} belongs to another database")
-    drop_slot(conn, group.slot_name)
 
 
 def _prepare_lake(
@@ -390,8 +385,7 @@ def _prepare_lake(
     if failed and len(failed) == len(tables):
         raise next(iter(failed.values()))
     for oid, error in failed.items():
-        schema = new[oid].schema
-        refused[str(TableName(schema.schema, schema.name))] = error
+        refused[new[oid].source] = error
         del tables[oid]
     return [*new, *again, *(state.oid for state in gone)]
 
@@ -450,7 +444,7 @@ def _check_same_history(stored: Position | None, server: ServerInfo, group: Grou
 def _undo_on_failure(conn: psycopg.Connection[Any], group: GroupConfig) -> Iterator[None]:
     """Whatever was not there before is not there after a failure."""
     had_slot = slot_info(conn, group.slot_name) is not None
-    had_publication = _publication_exists(conn, group.publication)
+    had_publication = publication_exists(conn, group.publication)
     try:
         yield
     except BaseException:
@@ -459,7 +453,3 @@ def _undo_on_failure(conn: psycopg.Connection[Any], group: GroupConfig) -> Itera
         if not had_publication:
             drop_publication(conn, group.publication)
         raise
-
-
-def _publication_exists(conn: psycopg.Connection[Any], name: str) -> bool:
-    return conn.execute("select from pg_publication where pubname = %s", (name,)).fetchone() is not None

@@ -14,7 +14,7 @@ import psycopg
 import structlog
 
 from aqueduck.app.control import Control, Wanted, inline_limits, open_control
-from aqueduck.app.group import GroupRunner, source_name
+from aqueduck.app.group import GroupRunner
 from aqueduck.app.group_tables import add_tables, follow_name, remove_tables
 from aqueduck.app.observe import (
     RequestsDone,
@@ -166,11 +166,7 @@ class Reconciler:
         self._service.wanted[wanted.group.name] = wanted
         for row in wanted.rows.values():
             oid = row.observed.source_oid
-            if (
-                oid in runner.tables
-                and not row.removed
-                and source_name(runner.tables[oid]) != str(row.source)
-            ):
+            if oid in runner.tables and not row.removed and runner.tables[oid].source != str(row.source):
                 follow_name(runner, oid, row.source)
         dropped = {(row.target, row.table_mode) for row in wanted.removed_tables if row.drop_target}
         # Also one that was added again at once: it begins anew.
@@ -192,9 +188,9 @@ class Reconciler:
             add_tables(runner, new, handover=lambda oid: self._giver(oid, runner), renew=renew)
             for oid, table in runner.tables.items():  # a new table's copy is what was asked for
                 new_here = (table.schema.qualified, table.target, table.mode) not in known
-                if new_here and source_name(table) in renew:
+                if new_here and table.source in renew:
                     done = runner.requests_done.setdefault(oid, RequestsDone())
-                    done.resync = wanted.rows[source_name(table)].resync_requested
+                    done.resync = wanted.rows[table.source].resync_requested
         switch_tables(runner, wanted)
 
     def _gone(self, runner: GroupRunner, wanted: Wanted, all_wanted: list[Wanted]) -> list[int]:
@@ -227,7 +223,7 @@ class Reconciler:
     def _act_on_requests(self, wanted: Wanted) -> None:
         runner = self._service.running[wanted.group.name]
         for oid, table in runner.tables.items():
-            row = wanted.rows.get(source_name(table))
+            row = wanted.rows.get(table.source)
             if row is None:
                 continue
             done = runner.requests_done.setdefault(oid, RequestsDone())
@@ -279,7 +275,7 @@ def _surplus(runner: GroupRunner, wanted: Wanted) -> list[int]:
 def switch_tables(runner: GroupRunner, wanted: Wanted) -> None:
     """Disable and enable tables; at a start, also try once what failed before."""
     for oid, table in runner.tables.items():
-        disabled = source_name(table) in wanted.disabled
+        disabled = table.source in wanted.disabled
         if disabled != (oid in runner.copier.disabled):
             runner.set_enabled(oid, not disabled)
 

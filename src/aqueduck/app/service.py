@@ -22,7 +22,7 @@ from aqueduck import metrics
 from aqueduck.app.actions import RegistryActions
 from aqueduck.app.control import Wanted, inline_limits, open_control
 from aqueduck.app.copy_journal import journaled_files, journals_of
-from aqueduck.app.group import GroupRunner, source_name
+from aqueduck.app.group import GroupRunner
 from aqueduck.app.maintenance_sync import Maintainer
 from aqueduck.app.observe import RequestsDone
 from aqueduck.app.overviews import SyncOverviews
@@ -190,7 +190,7 @@ class SyncService:
         self.running[name] = runner
         switch_tables(runner, self.wanted[name])
         for oid, table in runner.tables.items():  # a copy that is due anyway is what was asked for
-            row = self.wanted[name].rows.get(source_name(table))
+            row = self.wanted[name].rows.get(table.source)
             if row is not None and row.resync_wanted and runner.states[oid].awaits_copy:
                 runner.requests_done.setdefault(oid, RequestsDone()).resync = row.resync_requested
         runner.start(once=once)
