@@ -133,6 +133,7 @@ __all__ = [
     "WalLevelError",
     "error_codes",
     "own_error",
+    "system_reason",
 ]
 
 _CODE = re.compile(r"\[([a-z]+\.[a-z_]+)\] ")
@@ -617,3 +618,8 @@ def own_error(exc: BaseException) -> AqueduckError:
         else ""
     )
     return AqueduckError(f"{type(exc).__name__}{place}", hint="this is a bug; please report it")
+
+
+def system_reason(exc: OSError) -> str:
+    """What the operating system says, for the middle of a sentence; without the path, which `exc` itself would show."""
+    return (exc.strerror or "unknown reason").lower()

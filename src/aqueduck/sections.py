@@ -19,7 +19,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from aqueduck.errors import ConfigError
+from aqueduck.errors import ConfigError, system_reason
 
 __all__ = [
     "MIB",
@@ -76,7 +76,7 @@ def read_file(path: str | os.PathLike[str]) -> str:
     except UnicodeDecodeError as exc:
         raise ConfigError(f"{path} is not a text file in UTF-8") from exc
     except OSError as exc:
-        reason = (exc.strerror or "unknown reason").lower()
+        reason = system_reason(exc)
         raise ConfigError(f"{path} cannot be read: {reason}", hint="check the path after -c") from exc
 
 

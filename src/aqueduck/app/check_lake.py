@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from aqueduck.config import LakeConfig
-from aqueduck.errors import AqueduckError, CatalogUnreachableError, ConfigError, DataPathError
+from aqueduck.errors import AqueduckError, CatalogUnreachableError, ConfigError, DataPathError, system_reason
 from aqueduck.lake.catalog import open_lake
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.quoting import identifier
@@ -116,7 +116,7 @@ def folder_problem(folder: Path) -> str | None:
         with tempfile.TemporaryFile(dir=existing):
             return None
     except OSError as exc:
-        return f"is not writable: {existing}: {(exc.strerror or 'unknown reason').lower()}"
+        return f"is not writable: {existing}: {system_reason(exc)}"
 
 
 def _file_problem(path: Path) -> str | None:
@@ -124,7 +124,7 @@ def _file_problem(path: Path) -> str | None:
         with path.open("r+b"):
             return None
     except OSError as exc:
-        return f"is not writable: {(exc.strerror or 'unknown reason').lower()}"
+        return f"is not writable: {system_reason(exc)}"
 
 
 def repair(folder: Path) -> str:

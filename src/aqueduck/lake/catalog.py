@@ -21,7 +21,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from aqueduck.config import LakeConfig
-from aqueduck.errors import CatalogUnreachableError, ConfigError, DataPathError, LakeWriteError
+from aqueduck.errors import CatalogUnreachableError, ConfigError, DataPathError, LakeWriteError, system_reason
 from aqueduck.lake.engine import is_remote, load_extension, new_connection, open_store
 from aqueduck.lake.failures import classify_attach, lake_errors
 from aqueduck.lake.object_stores import know_store
@@ -303,7 +303,7 @@ def _make_directory(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        reason = (exc.strerror or "unknown reason").lower()
+        reason = system_reason(exc)
         hint = "check the path in lake.catalog and the rights on it"
         raise CatalogUnreachableError(
             f"the directory of lake.catalog cannot be made: {reason}", hint=hint
@@ -321,6 +321,6 @@ def _check_data_path(data_path: str) -> None:
         probe.touch()
         probe.unlink()
     except OSError as exc:
-        reason = (exc.strerror or "unknown reason").lower()
+        reason = system_reason(exc)
         hint = f"make {directory} a directory that this user may write, or set another lake.data_path"
         raise DataPathError(f"lake.data_path cannot be written: {reason}", hint=hint) from exc

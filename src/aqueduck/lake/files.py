@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import duckdb
 
-from aqueduck.errors import DataPathError
+from aqueduck.errors import DataPathError, system_reason
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.sql import literal
 from aqueduck.lake.storage import discard_file, join, make_directory, sync_file
@@ -97,9 +97,10 @@ def written_or_removed(path: str, table: str | None) -> Iterator[None]:
         yield
     except OSError as exc:
         discard_file(path)
-        reason = (exc.strerror or "unknown reason").lower()
         hint = "check free space and the rights on lake.data_path"
-        raise DataPathError(f"a data file cannot be written: {reason}", hint=hint, table=table) from exc
+        raise DataPathError(
+            f"a data file cannot be written: {system_reason(exc)}", hint=hint, table=table
+        ) from exc
     except BaseException:
         discard_file(path)
         raise

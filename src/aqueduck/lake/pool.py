@@ -21,7 +21,7 @@ from typing import Any
 
 import duckdb
 
-from aqueduck.errors import AqueduckError, CatalogUnreachableError, DataPathError
+from aqueduck.errors import AqueduckError, CatalogUnreachableError, DataPathError, system_reason
 from aqueduck.lake.catalog import catalog_kind, catalog_place
 from aqueduck.lake.engine import is_remote, load_extension, new_connection
 from aqueduck.lake.failures import classify_attach, lake_errors
@@ -261,5 +261,5 @@ def _make_directories(place: LakePlace) -> None:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
-            reason = (exc.strerror or "unknown reason").lower()
+            reason = system_reason(exc)
             raise CatalogUnreachableError(f"a directory of the lake cannot be made: {reason}") from exc

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aqueduck import faults
 from aqueduck.bookmarks import Bookmark
-from aqueduck.errors import SinkPathError
+from aqueduck.errors import SinkPathError, system_reason
 
 __all__ = ["FileBookmarks"]
 
@@ -45,9 +45,8 @@ class FileBookmarks:
             raise self._failed("written", exc) from exc
 
     def _failed(self, doing: str, exc: OSError) -> SinkPathError:
-        reason = (exc.strerror or "unknown reason").lower()
         hint = f"make {self._path.parent} a directory with room that this user may write"
-        return SinkPathError(f"the bookmark cannot be {doing}: {reason}", hint=hint)
+        return SinkPathError(f"the bookmark cannot be {doing}: {system_reason(exc)}", hint=hint)
 
     def close(self) -> None:
         """There is nothing open between two calls."""

@@ -22,7 +22,7 @@ from typing import Any
 
 from aqueduck import faults
 from aqueduck.bookmarks import Bookmark
-from aqueduck.errors import SinkPathError, SinkWriteError
+from aqueduck.errors import SinkPathError, SinkWriteError, system_reason
 from aqueduck.event_parts import EventPart, PartFormat
 
 __all__ = ["JsonlSink", "RotatedJsonlSink"]
@@ -249,9 +249,8 @@ def _path_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        reason = (exc.strerror or "unknown reason").lower()
         hint = f"let sink.config.path name a file that this user may write, in {path.parent}"
-        raise SinkPathError(f"the sink's file cannot be opened: {reason}", hint=hint) from exc
+        raise SinkPathError(f"the sink's file cannot be opened: {system_reason(exc)}", hint=hint) from exc
 
 
 @contextlib.contextmanager
@@ -259,6 +258,5 @@ def _write_errors() -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        reason = (exc.strerror or "unknown reason").lower()
         hint = "make room on the disk; the batch is written again from its beginning"
-        raise SinkWriteError(f"the sink's file cannot be written: {reason}", hint=hint) from exc
+        raise SinkWriteError(f"the sink's file cannot be written: {system_reason(exc)}", hint=hint) from exc

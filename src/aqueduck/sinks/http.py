@@ -22,7 +22,7 @@ import structlog
 
 from aqueduck import faults
 from aqueduck.bookmarks import Bookmark
-from aqueduck.errors import SinkPathError, SinkRejectedError, SinkUnreachableError
+from aqueduck.errors import SinkPathError, SinkRejectedError, SinkUnreachableError, system_reason
 from aqueduck.event_parts import EventPart, PartFormat
 from aqueduck.events_config import HttpSinkConfig
 from aqueduck.sinks.rows import EventBatch, event_batches
@@ -125,8 +125,7 @@ class HttpSink:
                 out.flush()
                 os.fsync(out.fileno())
         except OSError as exc:
-            reason = (exc.strerror or "unknown reason").lower()
-            raise SinkPathError(f"the dead-letter file cannot be written: {reason}") from exc
+            raise SinkPathError(f"the dead-letter file cannot be written: {system_reason(exc)}") from exc
         log.warning("webhook refused a batch, put aside", status=status, events=len(batch.lsn))
 
     def tick(self, position: int, *, final: bool = False) -> bool:

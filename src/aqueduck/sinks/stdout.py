@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 from aqueduck.bookmarks import Bookmark
-from aqueduck.errors import SinkWriteError
+from aqueduck.errors import SinkWriteError, system_reason
 from aqueduck.event_parts import EventPart, PartFormat
 
 __all__ = ["StdoutSink"]
@@ -35,8 +35,7 @@ class StdoutSink:
                     shutil.copyfileobj(source, self._out, 1 << 20)
             self._out.flush()
         except OSError as exc:
-            reason = (exc.strerror or "unknown reason").lower()
-            raise SinkWriteError(f"standard output cannot be written: {reason}") from exc
+            raise SinkWriteError(f"standard output cannot be written: {system_reason(exc)}") from exc
 
     def tick(self, position: int, *, final: bool = False) -> bool:
         return False

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from aqueduck.errors import SparkStartError
+from aqueduck.errors import SparkStartError, system_reason
 
 __all__ = ["JAVA_VERSION_MIN", "Java", "find_java", "make_shim", "read_java"]
 
@@ -86,9 +86,8 @@ def make_shim(java: Java, cache: Path | None = None) -> Path:
         if not _holds(command, script):
             _write_command(command, script)
     except OSError as exc:
-        reason = (exc.strerror or "unknown reason").lower()
         hint = "set XDG_CACHE_HOME to a directory that can be written"
-        raise SparkStartError(f"{command} cannot be written: {reason}", hint=hint) from exc
+        raise SparkStartError(f"{command} cannot be written: {system_reason(exc)}", hint=hint) from exc
     return home
 
 

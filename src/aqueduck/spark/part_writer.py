@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from aqueduck.envelope import Envelope
-from aqueduck.errors import SinkWriteError
+from aqueduck.errors import SinkWriteError, system_reason
 from aqueduck.event_parts import EventPart, PartFormat, piece_stretches
 from aqueduck.lake.change_rows import EVENT_SCHEMA, change_rows
 from aqueduck.lake.json_events import Lines, stretch_lines
@@ -57,9 +57,10 @@ class PartWriter:
             return EventPart(number, str(path), events, path.stat().st_size)
         except OSError as exc:
             path.unlink(missing_ok=True)
-            reason = (exc.strerror or "unknown reason").lower()
             hint = "make room where state_dir is; the batch is written again from its beginning"
-            raise SinkWriteError(f"a part of a batch cannot be written: {reason}", hint=hint) from exc
+            raise SinkWriteError(
+                f"a part of a batch cannot be written: {system_reason(exc)}", hint=hint
+            ) from exc
 
     def _lines(self, piece: str) -> Iterator[Lines]:
         with_keys = self.part_format == "rows"

@@ -19,7 +19,7 @@ import structlog
 import uvicorn
 
 from aqueduck.config import ServerConfig
-from aqueduck.errors import ServerStartError
+from aqueduck.errors import ServerStartError, system_reason
 from aqueduck.overview import Actions, Overviews
 from aqueduck.web.api import make_app
 from aqueduck.web.auth import Guard, make_guard
@@ -121,9 +121,8 @@ def _bind(config: ServerConfig) -> socket.socket:
 
 
 def _cannot_listen(config: ServerConfig, exc: OSError) -> ServerStartError:
-    reason = (exc.strerror or "unknown reason").lower()
     return ServerStartError(
-        f"cannot listen on {config.host} port {config.port}: {reason}",
+        f"cannot listen on {config.host} port {config.port}: {system_reason(exc)}",
         hint="choose another server.port (0 takes a free one), or set server.enabled: false",
     )
 
