@@ -54,9 +54,7 @@ class Watched:
             position = create_slot(conn, slot, (settings or {}).get("plugin", "pgoutput"))
         capture = CaptureSettings(
             dsn=dsn or db.dsn, slot=slot, publication="p", position=position,
-            stage_dir=str(directory / "stage"), report_path=str(directory / "report.json"),
-            hold_path=str(directory / "hold"), confirmed_path=str(directory / "confirmed"),
-            durable_path=str(directory / "durable"), segment_bytes=segment_bytes, slot_retries=1,
+            directory=str(directory), segment_bytes=segment_bytes, slot_retries=1,
             **(settings or {}),
         )  # fmt: skip
         self.settings = EventsSettings(capture, **options)

@@ -69,11 +69,8 @@ class Flow:
             raise
         self._write_tables()
         settings = CaptureSettings(
-            dsn=db.dsn, slot="flow", publication="flow", position=position,
-            tables_path=str(directory / "tables.json"), stage_dir=str(directory / "stage"),
-            report_path=str(directory / "report"), hold_path=str(directory / "hold"),
-            confirmed_path=str(directory / "confirmed"), durable_path=str(directory / "durable"),
-        )  # fmt: skip
+            dsn=db.dsn, slot="flow", publication="flow", position=position, directory=str(directory)
+        )
         self.stage = Stage(directory / "stage", segment_bytes=1 << 20, bytes_max=1 << 30, position=position)
         self.capture = Capture(settings, self.stage)
         self.capture.start()

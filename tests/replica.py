@@ -32,12 +32,9 @@ class Replica:
             position = create_slot(conn, "s")
             self.schemas = [describe_table(conn, f"public.{name}") for name in tables]
         write_tables(directory / "tables.json", [(s, None) for s in self.schemas])
-        paths: dict[str, Any] = {
-            f"{name}_path": str(directory / name) for name in ("report", "hold", "confirmed", "durable")
-        }
         self.settings = CaptureSettings(
-            dsn=db.dsn, slot="s", publication="p", position=position, stage_dir=str(directory / "stage"),
-            tables_path=str(directory / "tables.json"), segment_bytes=32 << 10, slot_retries=8, **paths, **keywords,
+            dsn=db.dsn, slot="s", publication="p", position=position, directory=str(directory),
+            segment_bytes=32 << 10, slot_retries=8, **keywords,
         )  # fmt: skip
         self.cells: dict[str, dict[str, dict[str, Any]]] = {s.name: {} for s in self.schemas}
         self.numbers: dict[int, list[int]] = {}

@@ -60,7 +60,6 @@ class SmallService:
         self.position = self.ready.position
         self._lock = db.connect()
         lock_group(self._lock, "test")
-        files = {name: str(directory / name) for name in ("report", "hold", "confirmed", "durable")}
         write_tables(directory / "tables.json", [(t.schema, None) for t in self.ready.tables.values()])
         self._keeping = [oid for oid, table in self.ready.tables.items() if table.mode.keeps]
         settings = CaptureSettings(
@@ -68,9 +67,7 @@ class SmallService:
             slot="aqueduck_test",
             publication="aqueduck_test",
             position=self.position,
-            tables_path=str(directory / "tables.json"),
-            stage_dir=str(directory / "stage"),
-            **{f"{name}_path": path for name, path in files.items()},  # type: ignore[arg-type]
+            directory=str(directory),
         )
         self._stage = Stage(
             directory / "stage", segment_bytes=1 << 20, bytes_max=1 << 30, position=self.position

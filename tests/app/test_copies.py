@@ -83,9 +83,7 @@ class World:
         write_tables(directory / "tables.json", [(self.schema, None)])
         settings = CaptureSettings(
             dsn=dsn or db.dsn, capture="poll" if by_sql else "stream",
-            slot="copies", publication="p", position=self.position, tables_path=f"{directory}/tables.json",
-            stage_dir=f"{directory}/stage", report_path=f"{directory}/report", hold_path=f"{directory}/hold",
-            confirmed_path=f"{directory}/confirmed", durable_path=f"{directory}/durable",
+            slot="copies", publication="p", position=self.position, directory=str(directory),
         )  # fmt: skip
         self.stage = Stage(
             directory / "stage", segment_bytes=1 << 20, bytes_max=1 << 30, position=self.position

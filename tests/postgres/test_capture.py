@@ -55,12 +55,7 @@ class Running:
             slot="s",
             publication="p",
             position=position,
-            tables_path=str(directory / "tables.json"),
-            stage_dir=str(directory / "stage"),
-            report_path=str(directory / "report.json"),
-            hold_path=str(directory / "hold"),
-            confirmed_path=str(directory / "confirmed"),
-            durable_path=str(directory / "durable"),
+            directory=str(directory),
             segment_bytes=64 << 10,
             slot_retries=slot_retries,
             **settings,
@@ -133,7 +128,7 @@ def test_an_idle_table_pins_no_wal(db: Database, start: Callable[..., Running]) 
         db.execute("insert into other select generate_series(1, 5000)")
         target = run.position()
         wait_until(lambda: run.confirmed() >= target, "the slot follows")  # noqa: B023 - used at once
-    noted = read_confirmation(Path(run.settings.confirmed_path))
+    noted = read_confirmation(run.settings.confirmed_path)
     assert noted is not None
     assert noted.position >= run.confirmed()
     assert noted.durable == run.settings.position, "the lake stood still"
@@ -220,7 +215,7 @@ def test_a_held_capture_lets_go_of_the_slot_and_misses_nothing(
     run = start(db)
     db.execute("insert into t values (1, 'before')")
     run.wait_seen(run.position())
-    hold = Path(run.settings.hold_path)
+    hold = run.settings.hold_path
     hold.touch()
     wait_until(
         lambda: not db.value("select active from pg_replication_slots where slot_name = 's'"), "it lets go"
@@ -309,10 +304,7 @@ def test_capture_works_over_tls_and_scram(
 
 def test_settings_with_the_connection_string_are_for_us_alone(db: Database, tmp_path: Path) -> None:
     """The file that carries the settings to the planner is readable by its owner only, and reads back the same."""
-    settings = CaptureSettings(
-        dsn=db.dsn, slot="s", publication="p", position=7, tables_path="t", stage_dir="a", report_path="b",
-        hold_path="c", confirmed_path="d", durable_path="e",
-    )  # fmt: skip
+    settings = CaptureSettings(dsn=db.dsn, slot="s", publication="p", position=7, directory="d")
     file = tmp_path / "settings.json"
     settings.save(file)
     replace(settings, position=8).save(file)

@@ -57,11 +57,7 @@ class Script:
 
 def captured(directory: Path, *frames: bytes) -> tuple[EventsStage, Script, AqueduckError]:
     """What a capture makes of the frames, and the error with which it ends."""
-    capture = CaptureSettings(
-        dsn="", slot="s", publication="p", position=1, stage_dir=str(directory / "stage"),
-        report_path=str(directory / "report"), hold_path=str(directory / "hold"), confirmed_path=str(directory / "confirmed"),
-        durable_path=str(directory / "durable"),
-    )  # fmt: skip
+    capture = CaptureSettings(dsn="", slot="s", publication="p", position=1, directory=str(directory))
     stage = EventsStage(directory / "stage", segment_bytes=1 << 20, bytes_max=1 << 30, position=1)
     script = Script(*frames)
     thread = EventsCapture(EventsSettings(capture), stage, start=lambda _: script)

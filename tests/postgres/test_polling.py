@@ -275,7 +275,7 @@ def test_a_backlog_is_read_in_bulk_and_then_streamed(
     make_tables(db)
     settings = {"capture": "auto", "catchup_bytes": 1 << 20, "poll_step_bytes": 1 << 20}
     watched = watch(db, slot="polled", settings=settings)
-    hold = Path(watched.settings.capture.hold_path)
+    hold = watched.settings.capture.hold_path
 
     def active() -> Any:
         return db.value("select active from pg_replication_slots where slot_name = 'polled'")

@@ -151,18 +151,14 @@ class EventsService:
     def _settings(self) -> EventsSettings:
         assert self._source is not None
         assert self._sink is not None
-        c, s, d = self.config, self.config.source, self.directory
+        c, s = self.config, self.config.source
         most = self._sink.batch_bytes_max
         capture = CaptureSettings(
             dsn=self.dsn,
             slot=s.slot_name,
             publication=s.publication_name,
             position=self.position,
-            stage_dir=str(d / "stage"),
-            report_path=str(d / "capture.json"),
-            hold_path=str(d / "hold"),
-            confirmed_path=str(d / "confirmed"),
-            durable_path=str(d / "durable"),
+            directory=str(self.directory),
             segment_bytes=min(c.segment_bytes, most or c.segment_bytes),
             stage_bytes_max=c.stage_bytes_max,
             batch_bytes_max=min(c.batch_bytes_max, most or c.batch_bytes_max),

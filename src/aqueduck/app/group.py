@@ -92,11 +92,12 @@ class GroupRunner:
         self.parking = set(self.parked)
         """Tables of which something may be parked: also if a commit failed, and nobody knows whether it happened."""
         for oid, state in self.states.items():
-            if state.ready:  # a crash came between its landing and the end of its journal
-                forget_journal(self.directory, oid)
-            if (
-                state.ready and oid in self.parked
-            ):  # or before a state of ours was written, after which changes were parked
+            if not state.ready:
+                continue
+            # A crash came between its landing and the end of its journal.
+            forget_journal(self.directory, oid)
+            if oid in self.parked:
+                # Or before a state of ours was written, after which changes were parked.
                 why = CopyDisturbedError("parked changes are still to be applied", table=state.source)
                 self.states[oid] = replace(state, ready=False, error=str(why))
         writer = UnitWriter(
@@ -181,20 +182,15 @@ class GroupRunner:
         return stored.position
 
     def settings(self, position: int) -> CaptureSettings:
-        g, d = self.group, self.directory
+        g = self.group
         return CaptureSettings(
             dsn=self.config.source.dsn,
             slot=g.slot_name,
             publication=g.publication,
             position=position,
             first_ord=max(position, ord_after_parked(self.lake, g.name)),
-            tables_path=str(self._tables_note),
             lake=lake_mark(self.lake, g.name),
-            stage_dir=str(d / "stage"),
-            report_path=str(d / "capture.json"),
-            hold_path=str(d / "hold"),
-            confirmed_path=str(d / "confirmed"),
-            durable_path=str(d / "durable"),
+            directory=str(self.directory),
             segment_bytes=g.segment_bytes,
             stage_bytes_max=g.stage_bytes_max,
             max_queued_changes=g.max_queued_changes,

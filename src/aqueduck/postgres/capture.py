@@ -18,7 +18,6 @@ import os
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -32,7 +31,7 @@ from aqueduck.errors import (
     SourceUnreachableError,
     TableMissingError,
 )
-from aqueduck.notes import Confirmation, note_confirmation, note_mark, read_note, read_tables
+from aqueduck.notes import Confirmation, note_confirmation, note_mark, read_note, read_tables, write_note
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.decoder import Commit, Decoder, warm_up
@@ -120,7 +119,7 @@ class Capture(threading.Thread):
                 self._stage.changed.notify_all()
 
     def _is_held(self) -> bool:
-        self._held = Path(self._settings.hold_path).exists()
+        self._held = self._settings.hold_path.exists()
         return self._held
 
     def _try_session(self) -> None:
@@ -171,7 +170,7 @@ class Capture(threading.Thread):
         )
 
     def _tables(self) -> dict[int, TableSchema]:
-        path = Path(self._settings.tables_path)
+        path = self._settings.tables_path
         self._tables_mark = note_mark(path)  # first: if another note comes meanwhile, that is read once more
         return {oid: schema for oid, (schema, _) in read_tables(path).items()}
 
@@ -184,7 +183,7 @@ class Capture(threading.Thread):
         its copy is taken.  What may be decoded without it (transactions that had committed, and those that were streamed before
         their end, for which such a snapshot waits) is in the copy.
         """
-        if self._tables_mark is not None and self._tables_mark != note_mark(Path(self._settings.tables_path)):
+        if self._tables_mark is not None and self._tables_mark != note_mark(self._settings.tables_path):
             decoder.know(self._tables())
 
     def _resolve(self, column: Column) -> Column:
@@ -254,7 +253,7 @@ class Capture(threading.Thread):
 
     def _note(self, confirm: int) -> None:
         noted = Confirmation(confirm, self._stage.durable, self._settings.lake)
-        note_confirmation(Path(self._settings.confirmed_path), noted)
+        note_confirmation(self._settings.confirmed_path, noted)
 
     def _confirm_last(self, stream: ReplicationStream) -> None:
         """Whoever only catches up may be done before a second has passed: what is durable by now is told."""
@@ -269,7 +268,7 @@ class Capture(threading.Thread):
         if now - self._durable_asked_at < 0.05:
             return
         self._durable_asked_at = now
-        durable = read_note(Path(self._settings.durable_path))
+        durable = read_note(self._settings.durable_path)
         if durable is not None and durable > self._stage.durable:
             self._stage.release(durable)
 
@@ -312,9 +311,8 @@ class Capture(threading.Thread):
         self._fill = rest
         self._frame_bytes = 0
         refuse_garbage(self._buf, rest)
-        if rest >= 5 and self._buf[0] == ord(
-            "d"
-        ):  # a row may be larger than what one read wants, or the buffer
+        if rest >= 5 and self._buf[0] == ord("d"):
+            # A row may be larger than what one read wants, or the buffer.
             need = self._frame_bytes = 1 + int.from_bytes(bytes(self._buf[1:5]), "big")
             if need > self._buf.size:
                 self._buf = np.concatenate([self._buf[:rest], np.empty(need + READ_BYTES - rest, np.uint8)])
@@ -343,30 +341,22 @@ class Capture(threading.Thread):
             return
         self._reported_at = now
         stage = self._stage
-        unfinished, unfinished_bytes = stage.unfinished
+        _, unfinished_bytes = stage.unfinished
         report = {
-            "time": time.time(),
             "pid": os.getpid(),
             "seen": self._seen,
             "pending": stage.pending,
-            "confirmed": self._confirmed,
-            "durable": stage.durable,
             "staged_bytes": stage.staged_bytes,
             "streams_in_progress": self._in_progress,
-            "unfinished": unfinished,
             "unfinished_bytes": unfinished_bytes,
             "oldest_us": stage.oldest_us,
             "queued": stage.queued(),
             "rows": stage.rows,
             "transactions": stage.transactions,
-            "segment_bytes": stage.bytes,
             "received_bytes": self._received_bytes,
             "decode_seconds": round(self._decode_seconds, 3),
             "paused": self._paused,
             "held": self._held,
             "trouble": None if self._trouble is None else str(self._trouble),
         }
-        path = Path(self._settings.report_path)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(report))
-        temporary.replace(path)
+        write_note(self._settings.report_path, json.dumps(report))

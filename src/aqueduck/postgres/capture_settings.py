@@ -10,8 +10,9 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-__all__ = ["CaptureSettings"]
+__all__ = ["CaptureSettings", "save_settings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +23,12 @@ class CaptureSettings:
     slot: str
     publication: str
     position: int
-    stage_dir: str
-    report_path: str
-    hold_path: str
-    confirmed_path: str
-    durable_path: str
-    tables_path: str = ""
-    """The group's tables, see `notes`; read again when it is another."""
+    directory: str
+    """Where the stage is, and the files by which driver and capture speak: see `notes`."""
     first_ord: int = 0
     """The number of the first change, if not the position: larger than those of earlier captures whose changes still wait."""
     lake: str = ""
-    """Which lake the position is of; goes into the note at `confirmed_path`."""
+    """Which lake the position is of; goes into the note `confirmed`."""
     segment_bytes: int = 32 << 20
     stage_bytes_max: int = 1 << 30
     max_queued_changes: int = 10_000_000
@@ -52,12 +48,45 @@ class CaptureSettings:
     catchup_bytes: int = 64 << 20
     """With `auto`, a backlog above this is read by SQL first."""
 
+    @property
+    def stage_dir(self) -> Path:
+        return Path(self.directory) / "stage"
+
+    @property
+    def tables_path(self) -> Path:
+        """The group's tables; read again when it is another."""
+        return Path(self.directory) / "tables.json"
+
+    @property
+    def report_path(self) -> Path:
+        """How the capture fares."""
+        return Path(self.directory) / "capture.json"
+
+    @property
+    def hold_path(self) -> Path:
+        """While it is there, the capture lets go of the slot."""
+        return Path(self.directory) / "hold"
+
+    @property
+    def confirmed_path(self) -> Path:
+        """What the server was told while nothing was on its way."""
+        return Path(self.directory) / "confirmed"
+
+    @property
+    def durable_path(self) -> Path:
+        """What the lake has."""
+        return Path(self.directory) / "durable"
+
     def save(self, path: Path) -> None:
-        """Write the settings where only we can read them: they hold the connection string."""
-        path.unlink(missing_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-            json.dump(asdict(self), out)
+        save_settings(asdict(self), path)
 
     @classmethod
     def load(cls, path: Path) -> CaptureSettings:
         return cls(**json.loads(path.read_text()))
+
+
+def save_settings(settings: dict[str, Any], path: Path) -> None:
+    """Write settings where only we can read them: they hold the connection string."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+        json.dump(settings, out)

@@ -190,7 +190,7 @@ class CdcCapture(Capture):
 
     def _open(self, position: int) -> ReplicationStream:
         stream = super()._open(position)
-        _remove_old_stages(Path(self._settings.stage_dir))
+        _remove_old_stages(Path(self._settings.directory))
         return stream
 
     def _new_decoder(self) -> Decoder:

@@ -9,7 +9,6 @@ connection.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from aqueduck.errors import TransactionTooLargeError
 from aqueduck.postgres import pgoutput as wireformat
 from aqueduck.postgres import pgoutput_messages as messages
 from aqueduck.postgres.capture import Capture
-from aqueduck.postgres.capture_settings import CaptureSettings
+from aqueduck.postgres.capture_settings import CaptureSettings, save_settings
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.decoder import Commit, Decoder, Place, Rows, Run, Truncate
 from aqueduck.postgres.published import Newcomer, newcomers
@@ -57,10 +56,7 @@ class EventsSettings:
     """Tables, as schema.name, whose changes are nobody's events: our own.  So are those of partitions that they get later."""
 
     def save(self, path: Path) -> None:
-        """Write the settings where only we can read them: they hold the connection string."""
-        path.unlink(missing_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-            json.dump(asdict(self), out)
+        save_settings(asdict(self), path)
 
     @classmethod
     def load(cls, path: Path) -> EventsSettings:

@@ -8,8 +8,6 @@ is where the one before them stopped, so the switch leaves no gap and doubles no
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from aqueduck.errors import SlotLimitError
@@ -54,7 +52,7 @@ def _polled(s: CaptureSettings, position: int, *, bulk: bool = False) -> PolledS
     plan, rows = pgoutput_step(s.publication), None
     if s.plugin == "test_decoding":
         published = PublishedTables(s.dsn, s.publication)
-        plan, rows = TEXT_STEP, TextRows(position, published, Path(s.stage_dir))
+        plan, rows = TEXT_STEP, TextRows(position, published, s.stage_dir)
     return PolledStream(
         s.dsn,
         s.slot,

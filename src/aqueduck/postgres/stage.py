@@ -65,7 +65,6 @@ class Stage:
         self.durable = position
         self.rows = 0
         self.transactions = 0
-        self.bytes = 0
 
     # -- the capture thread's side
 
@@ -84,10 +83,8 @@ class Stage:
 
     def _add_rows(self, run: Rows) -> None:
         bucket = self._spills.bucket(run.stream, run.layout) if run.stream else self._open
-        size = bucket.draft(run.layout).add(run)
-        bucket.memory_bytes += size
+        bucket.memory_bytes += bucket.draft(run.layout).add(run)
         self.rows += run.batch.num_rows
-        self.bytes += size
         if run.stream:
             self._spills.make_room()
         elif bucket.memory_bytes >= self._segment_bytes:

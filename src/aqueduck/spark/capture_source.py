@@ -74,7 +74,7 @@ class CaptureReader(SlotReader["Stage", "Capture"]):
 
         s = self._settings
         stage = Stage(
-            Path(s.stage_dir),
+            s.stage_dir,
             segment_bytes=s.segment_bytes,
             bytes_max=s.stage_bytes_max,
             rows_max=s.max_queued_changes,

@@ -195,17 +195,12 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
     @property
     def _capture_settings(self) -> CaptureSettings:
         o, position = self._options, 0 if self._source is None else self._source.position
-        nowhere = str(Path(self._directory) / "none")
         return CaptureSettings(
             dsn=o.dsn,
             slot=o.slot,
             publication=o.publication,
             position=position,
-            stage_dir=self._directory,
-            report_path=nowhere,
-            hold_path=nowhere,
-            confirmed_path=nowhere,
-            durable_path=nowhere,
+            directory=self._directory,
             segment_bytes=min(32 << 20, max(o.bytes_max, 1 << 20)),
             stage_bytes_max=o.stage_bytes_max,
             stream_in_progress=False,
@@ -227,7 +222,7 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
         self._directory = str(home / uuid.uuid4().hex)
         s = self._capture_settings
         stage = CdcStage(
-            Path(self._directory),
+            s.stage_dir,
             segment_bytes=s.segment_bytes,
             bytes_max=s.stage_bytes_max,
             position=source.position,

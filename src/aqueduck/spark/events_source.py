@@ -80,7 +80,7 @@ class EventsReader(SlotReader["EventsStage", "EventsCapture"]):
 
         s, c = self._settings, self._settings.capture
         stage = EventsStage(
-            Path(c.stage_dir),
+            c.stage_dir,
             segment_bytes=c.segment_bytes,
             bytes_max=c.stage_bytes_max,
             position=c.position,
