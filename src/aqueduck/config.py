@@ -27,12 +27,14 @@ from pydantic import (
 
 from aqueduck.errors import ConfigError
 from aqueduck.modes import TableMode
-from aqueduck.object_store import VARIABLE, Properties, read_properties, refuse_secrets
+from aqueduck.object_store import VARIABLE, Properties, VariableName, read_properties
 from aqueduck.projection import Mask, Projection
 from aqueduck.schema import TableName, parse_table_name
 from aqueduck.sections import (
     MIB,
     SCHEME,
+    LakeTable,
+    PostgresTable,
     Section,
     Sections,
     SlotName,
@@ -103,11 +105,6 @@ class LakeConfig(Section):
             raise ValueError("must be postgres:…, sqlite:PATH or the path of a DuckDB file")
         return value
 
-    @field_validator("properties")
-    @classmethod
-    def _hold_no_secrets(cls, values: dict[str, str]) -> dict[str, str]:
-        return refuse_secrets(values)
-
 
 class ConstantMask(Section):
     """The same value for every row."""
@@ -118,8 +115,8 @@ class ConstantMask(Section):
 class TableConfig(Section):
     """One source table and where it goes; names are kept as `TableName` writes them."""
 
-    source: str
-    target: str = ""
+    source: PostgresTable
+    target: LakeTable = ""
     """By default the source's name in the schema `main`."""
     mode: Literal["upsert", "append", "history", "soft_delete"] = "upsert"
     source_column: Text | None = None
@@ -166,16 +163,6 @@ class TableConfig(Section):
                 if name in self.exclude or (self.columns and name not in self.columns):
                     raise ValueError(f"{key} names {name}, which is not among the lake's columns")
         return self
-
-    @field_validator("source")
-    @classmethod
-    def _is_a_source_name(cls, value: str) -> str:
-        return str(parse_table_name(value, default_schema="public"))
-
-    @field_validator("target")
-    @classmethod
-    def _is_a_target_name(cls, value: str) -> str:
-        return str(parse_table_name(value, default_schema="main", fold_case=False))
 
     @model_validator(mode="before")
     @classmethod
@@ -291,7 +278,7 @@ class ServerConfig(Section):
     enabled: bool = True
     host: Text = "127.0.0.1"
     port: int = Field(default=8642, ge=0, le=65535)
-    token_env: str | None = None
+    token_env: VariableName | None = None
     """Name of the variable that holds the token; the token itself is never in here."""
     tls_cert: Text | None = None
     tls_key: Text | None = None
@@ -304,13 +291,6 @@ class ServerConfig(Section):
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
             return self.host == "localhost"
-
-    @field_validator("token_env")
-    @classmethod
-    def _is_a_variable(cls, value: str | None) -> str | None:
-        if value is not None and not VARIABLE.fullmatch(value):  # it may be a token: never show it
-            raise ValueError("must be the name of an environment variable")
-        return value
 
     @model_validator(mode="after")
     def _is_whole_and_safe(self) -> ServerConfig:
@@ -359,15 +339,8 @@ class SyncConfig(Section):
     maintenance: MaintenanceConfig = MaintenanceConfig()
     tracing: TracingConfig = TracingConfig()
     state_dir: Text = ".aqueduck"
-    mask_salt_env: str | None = None
+    mask_salt_env: VariableName | None = None
     """Name of the variable that holds the salt of masks by hash; the salt itself is never in here."""
-
-    @field_validator("mask_salt_env")
-    @classmethod
-    def _is_a_variable(cls, value: str | None) -> str | None:
-        if value is not None and not VARIABLE.fullmatch(value):  # it may be a salt: never show it
-            raise ValueError("must be the name of an environment variable")
-        return value
 
     @model_validator(mode="after")
     def _has_groups_and_nothing_twice(self) -> SyncConfig:

@@ -13,8 +13,8 @@ from pydantic import BeforeValidator, ByteSize, Field, field_validator, model_va
 
 from aqueduck.config import LakeConfig
 from aqueduck.envelope import Envelope
-from aqueduck.schema import parse_lsn, parse_table_name
-from aqueduck.sections import MIB, Bytes, Section, SlotName, Text
+from aqueduck.schema import parse_lsn
+from aqueduck.sections import MIB, Bytes, LakeTable, PostgresTable, Section, SlotName, Text
 
 __all__ = [
     "DuckLakeSinkConfig",
@@ -172,23 +172,13 @@ class PostgresSinkConfig(Section):
     connection_url: str | None = Field(default=None, repr=False)
     """By default the source's."""
     connection_url_env: str | None = None
-    table: str
-
-    @field_validator("table")
-    @classmethod
-    def _is_a_table(cls, value: str) -> str:
-        return str(parse_table_name(value, default_schema="public"))
+    table: PostgresTable
 
 
 class DuckLakeSinkConfig(LakeConfig):
     """A table of a DuckLake, which keeps the bookmark too."""
 
-    table: str
-
-    @field_validator("table")
-    @classmethod
-    def _is_a_table(cls, value: str) -> str:
-        return str(parse_table_name(value, default_schema="main", fold_case=False))
+    table: LakeTable
 
 
 class FileStateConfig(Section):
@@ -203,12 +193,7 @@ class PostgresStateConfig(Section):
     connection_url: str | None = Field(default=None, repr=False)
     """By default the source's."""
     connection_url_env: str | None = None
-    table: str = "aqueduck_bookmarks"
-
-    @field_validator("table")
-    @classmethod
-    def _is_a_table(cls, value: str) -> str:
-        return str(parse_table_name(value, default_schema="public"))
+    table: PostgresTable = "aqueduck_bookmarks"
 
 
 class LakeStateConfig(LakeConfig):

@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from aqueduck.config import MaintenanceConfig, ServerConfig, SparkConfig
 from aqueduck.errors import ConfigError
 from aqueduck.lake_place import LakeKeys, LakePlace, PlainText, lake_address, resolve
-from aqueduck.object_store import Properties, refuse_secrets
+from aqueduck.object_store import Properties
 from aqueduck.schema import TableName, parse_table_name
 from aqueduck.sections import (
     Section,
@@ -148,11 +148,6 @@ class DefaultsConfig(Section):
     """What all destinations have in common."""
 
     properties: Properties = Field(default_factory=dict, repr=False)
-
-    @field_validator("properties")
-    @classmethod
-    def _hold_no_secrets(cls, values: dict[str, str]) -> dict[str, str]:
-        return refuse_secrets(values)
 
 
 class PollConfig(Section):

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from aqueduck.object_store import (
     VARIABLE,
@@ -21,7 +21,6 @@ from aqueduck.object_store import (
     plain_text,
     read_properties,
     read_variable,
-    refuse_secrets,
 )
 from aqueduck.sections import Section, Text
 
@@ -70,11 +69,6 @@ class LakeKeys(Section):
                 "catalog has a password: put the text into a variable and name it in catalog_env"
             )
         return self
-
-    @field_validator("properties")
-    @classmethod
-    def _hold_no_secrets(cls, values: dict[str, str]) -> dict[str, str]:
-        return refuse_secrets(values)
 
 
 def resolve(

@@ -13,11 +13,11 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from aqueduck.errors import ConfigError
 
-__all__ = ["Properties", "plain_text", "read_properties", "read_variable", "refuse_secrets"]
+__all__ = ["VARIABLE", "Properties", "VariableName", "plain_text", "read_properties", "read_variable"]
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(r"(access_key|secret|token|password)", re.IGNORECASE)
@@ -32,15 +32,24 @@ def plain_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) else value
 
 
-Properties = dict[str, Annotated[str, BeforeValidator(plain_text)]]
-
-
-def refuse_secrets(values: dict[str, str]) -> dict[str, str]:
-    """Properties whose credentials are all named by variables; raises `ValueError` for others."""
+def _refuse_secrets(values: dict[str, str]) -> dict[str, str]:
     for key in values:
         if _SECRET.search(key) and not key.endswith("_env"):
             raise ValueError(f"{key} is a credential: use {key}_env with the name of a variable")
     return values
+
+
+def _variable_name(value: str) -> str:
+    if not VARIABLE.fullmatch(value):  # it may be the secret itself: never show it
+        raise ValueError("must be the name of an environment variable")
+    return value
+
+
+Properties = Annotated[
+    dict[str, Annotated[str, BeforeValidator(plain_text)]], AfterValidator(_refuse_secrets)
+]
+"""Of an object store; its credentials are all named by variables."""
+VariableName = Annotated[str, AfterValidator(_variable_name)]
 
 
 def read_properties(properties: Mapping[str, str], env: Mapping[str, str], where: str) -> dict[str, str]:

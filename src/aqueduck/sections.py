@@ -20,11 +20,14 @@ from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, Val
 from pydantic_core import ErrorDetails
 
 from aqueduck.errors import ConfigError, system_reason
+from aqueduck.schema import parse_table_name
 
 __all__ = [
     "MIB",
     "SCHEME",
     "Bytes",
+    "LakeTable",
+    "PostgresTable",
     "Section",
     "Sections",
     "SlotName",
@@ -51,9 +54,21 @@ def _slot_name(value: str) -> str:
     return value
 
 
+def _postgres_table(value: str) -> str:
+    return str(parse_table_name(value, default_schema="public"))
+
+
+def _lake_table(value: str) -> str:
+    return str(parse_table_name(value, default_schema="main", fold_case=False))
+
+
 Text = Annotated[str, Field(min_length=1)]
 Bytes = Annotated[ByteSize, Field(gt=0)]
 SlotName = Annotated[str, AfterValidator(_slot_name)]
+PostgresTable = Annotated[str, AfterValidator(_postgres_table)]
+"""The name of a table as `TableName` writes it; without a schema it is one of `public`."""
+LakeTable = Annotated[str, AfterValidator(_lake_table)]
+"""The same for a table of a lake: one of `main`, its case kept."""
 
 
 class Section(BaseModel):
@@ -76,8 +91,9 @@ def read_file(path: str | os.PathLike[str]) -> str:
     except UnicodeDecodeError as exc:
         raise ConfigError(f"{path} is not a text file in UTF-8") from exc
     except OSError as exc:
-        reason = system_reason(exc)
-        raise ConfigError(f"{path} cannot be read: {reason}", hint="check the path after -c") from exc
+        raise ConfigError(
+            f"{path} cannot be read: {system_reason(exc)}", hint="check the path after -c"
+        ) from exc
 
 
 class _StrictLoader(yaml.SafeLoader):
