@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aqueduck.config import LakeConfig
 from aqueduck.errors import AqueduckError, CatalogUnreachableError, ConfigError, DataPathError, system_reason
-from aqueduck.lake.catalog import open_lake
+from aqueduck.lake.catalog import catalog_file, open_lake
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.quoting import identifier
 
@@ -48,16 +48,12 @@ def check_state_dir(state_dir: str) -> str:
 
 def check_catalog(lake: LakeConfig) -> str:
     """Whether the catalog can be opened, or made where there is none yet."""
-    if lake.catalog.startswith(("postgres:", "postgresql:")):
-        return _check_postgres_catalog(lake)
-    return _check_file_catalog(lake)
+    path = catalog_file(lake.catalog)
+    return _check_postgres_catalog(lake) if path is None else _check_file_catalog(lake, path)
 
 
-def _check_file_catalog(lake: LakeConfig) -> str:
-    path = Path(lake.catalog.removeprefix("sqlite:"))
-    problem = folder_problem(path.parent)
-    if not problem and path.exists():
-        problem = _file_problem(path)
+def _check_file_catalog(lake: LakeConfig, path: Path) -> str:
+    problem = file_catalog_problem(path)
     if problem:
         raise CatalogUnreachableError(f"the catalog file {path} {problem}", hint=repair(path.parent))
     if not path.exists() or path.stat().st_size == 0:

@@ -19,7 +19,7 @@ from aqueduck.app.fanout_status import state_path
 from aqueduck.errors import AqueduckError, CatalogUnreachableError, DataPathError, LakeWriteError, own_error
 from aqueduck.fanout_config import FanoutConfig
 from aqueduck.fanout_plan import Destination
-from aqueduck.lake.catalog import catalog_kind, catalog_place
+from aqueduck.lake.catalog import catalog_file, catalog_place
 from aqueduck.lake.destination import make_tables, read_state
 from aqueduck.lake.engine import is_remote
 from aqueduck.lake.pool import LakePool
@@ -119,9 +119,9 @@ def _check_data_path(pool: LakePool, place: LakePlace) -> None:
 
 def _has_catalog(place: LakePlace) -> bool:
     """Whether there is a lake already; raises if it can neither be opened nor made."""
-    if catalog_kind(place.catalog) == "postgres":
+    path = catalog_file(place.catalog)
+    if path is None:
         return _has_postgres_catalog(place)
-    path = Path(place.catalog.removeprefix("sqlite:"))
     problem = file_catalog_problem(path)
     if problem:
         raise CatalogUnreachableError(f"the catalog file {problem}", hint=repair(path.parent))

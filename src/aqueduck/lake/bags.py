@@ -3,7 +3,7 @@ Tables without a key: the whole row is all that tells one from another, and rows
 
 Such a table is a bag of rows.  PostgreSQL sends the full old row with each update and delete (REPLICA IDENTITY FULL), so a run
 adds some rows and takes as many equal ones away as it says, whichever they are.  `net_rows` is the fold, `delete_rows`
-takes rows out of the target; `fold` and `apply` call them where there is no key.
+takes rows out of the target; `fold_modes` and `apply` call them where there is no key.
 """
 
 from __future__ import annotations

@@ -34,8 +34,11 @@ __all__ = [
     "OWN_SCHEMA",
     "LakeSession",
     "SessionMemory",
+    "access_options",
+    "catalog_file",
     "catalog_kind",
     "catalog_place",
+    "extensions_for",
     "open_lake",
 ]
 
@@ -219,7 +222,7 @@ def _attached(session: LakeSession) -> duckdb.DuckDBPyConnection:
     con = new_connection(threads=session.threads, memory_limit=session.memory_limit)
     kind = session.kind
     try:
-        for name in ("ducklake", *([_SCANNERS[kind]] if kind in _SCANNERS else [])):
+        for name in extensions_for(kind):
             load_extension(con, name)
         if is_remote(session.config.data_path):
             know_store(session.config.data_path, session.config.properties)
@@ -237,15 +240,19 @@ def _attached(session: LakeSession) -> duckdb.DuckDBPyConnection:
 
 def _attach_statement(cfg: LakeConfig, *, read_only: bool) -> str:
     kind = catalog_kind(cfg.catalog)
-    options = [f"data_path {literal(cfg.data_path)}"]
+    options = [f"data_path {literal(cfg.data_path)}", *access_options(kind, read_only=read_only)]
+    place = "ducklake:" + catalog_place(cfg.catalog)
+    return f"attach {literal(place)} as {ident(LAKE)} ({', '.join(options)})"
+
+
+def access_options(kind: str, *, read_only: bool) -> list[str]:
+    """Options with which DuckLake attaches a catalog of this kind."""
+    options = ["read_only"] if read_only else []
     if kind == "sqlite":
         # With the write-ahead log, people who read the lake do not block commits.
         options += [] if read_only else ["meta_journal_mode 'WAL'"]
         options.append("meta_busy_timeout 5000")
-    if read_only:
-        options.append("read_only")
-    place = "ducklake:" + catalog_place(cfg.catalog)
-    return f"attach {literal(place)} as {ident(LAKE)} ({', '.join(options)})"
+    return options
 
 
 def _inline_statement(rows: int) -> str:
@@ -260,6 +267,11 @@ def catalog_kind(catalog: str) -> str:
     return "sqlite" if catalog.startswith("sqlite:") else "duckdb"
 
 
+def extensions_for(kind: str) -> list[str]:
+    """What DuckDB has to load for a lake with a catalog of this kind."""
+    return ["ducklake", *([_SCANNERS[kind]] if kind in _SCANNERS else [])]
+
+
 def catalog_place(catalog: str) -> str:
     """The catalog as DuckLake wants to see it."""
     if catalog_kind(catalog) != "postgres":
@@ -272,15 +284,15 @@ def catalog_place(catalog: str) -> str:
     return "postgres:" + make_conninfo("", **{**_PATIENCE, **parts})
 
 
-def _catalog_file(catalog: str) -> Path | None:
-    kind = catalog_kind(catalog)
-    return None if kind == "postgres" else Path(catalog.removeprefix("sqlite:"))
+def catalog_file(catalog: str) -> Path | None:
+    """The file that a catalog is in; None for one in PostgreSQL."""
+    return None if catalog_kind(catalog) == "postgres" else Path(catalog.removeprefix("sqlite:"))
 
 
 @contextlib.contextmanager
 def _removing_what_is_new(cfg: LakeConfig) -> Iterator[None]:
     """After a failure, neither the catalog's file nor directories stay that were not there before."""
-    file = _catalog_file(cfg.catalog)
+    file = catalog_file(cfg.catalog)
     new_file = file if file is not None and not file.exists() else None
     paths = [] if file is None else [file.parent]
     paths += [] if is_remote(cfg.data_path) else [Path(cfg.data_path)]
@@ -303,10 +315,9 @@ def _make_directory(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        reason = system_reason(exc)
         hint = "check the path in lake.catalog and the rights on it"
         raise CatalogUnreachableError(
-            f"the directory of lake.catalog cannot be made: {reason}", hint=hint
+            f"the directory of lake.catalog cannot be made: {system_reason(exc)}", hint=hint
         ) from exc
 
 
@@ -321,6 +332,5 @@ def _check_data_path(data_path: str) -> None:
         probe.touch()
         probe.unlink()
     except OSError as exc:
-        reason = system_reason(exc)
         hint = f"make {directory} a directory that this user may write, or set another lake.data_path"
-        raise DataPathError(f"lake.data_path cannot be written: {reason}", hint=hint) from exc
+        raise DataPathError(f"lake.data_path cannot be written: {system_reason(exc)}", hint=hint) from exc

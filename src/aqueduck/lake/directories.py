@@ -15,10 +15,11 @@ from typing import Any
 from aqueduck.errors import SchemaChangeError
 from aqueduck.lake.catalog import METADATA, LakeSession
 from aqueduck.lake.storage import join
+from aqueduck.lake.upkeep import Lake, table_id
 from aqueduck.modes import UPSERT, TableMode
 from aqueduck.schema import TableName
 
-__all__ = ["Directories", "read_directories", "table_directory"]
+__all__ = ["Directories", "read_directories", "stored_directory", "table_directory"]
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]+")
 _TABLES = (
@@ -91,3 +92,18 @@ def _table_directory(session: LakeSession, row: Sequence[Any]) -> str:
 
 def _schema_directory(session: LakeSession, path: str, relative: bool) -> str:
     return str(join(session.config.data_path, path) if relative else path).rstrip("/")
+
+
+def stored_directory(lake: Lake, table: TableName) -> str | None:
+    """Where the files of a table are by the data path that the catalog itself has; None if there is no such table."""
+    number = table_id(lake, table)
+    if number is None:
+        return None
+    [[base]] = lake.execute(f"select value from {lake.metadata}.ducklake_metadata where key = 'data_path'")
+    [[schema_path, schema_relative, path, relative]] = lake.execute(
+        f"select s.path, s.path_is_relative, t.path, t.path_is_relative from {lake.metadata}.ducklake_table t"
+        f" join {lake.metadata}.ducklake_schema s using (schema_id)"
+        f" where t.table_id = {number} and t.end_snapshot is null and s.end_snapshot is null"
+    )
+    above = join(base, schema_path) if schema_relative else schema_path
+    return str(join(above, path) if relative else path).rstrip("/")

@@ -16,7 +16,7 @@ from typing import Literal
 from aqueduck.column_numbers import UNCLEAR
 from aqueduck.errors import ResyncNeededError, SchemaChangeError
 from aqueduck.lake.catalog import LakeSession
-from aqueduck.lake.sql import ident, lake_table
+from aqueduck.lake.sql import ident, lake_table, literal
 from aqueduck.schema import Column, TableName, TableSchema
 from aqueduck.typemap import cast_sql, lake_type
 
@@ -265,7 +265,7 @@ def literal_value(session: LakeSession, column: Column, text: str) -> str:
     [[value]] = session.execute(
         f"select {cast_sql(column, 'x')}::varchar from (select ? as x)", [text], doing="reading a default"
     )
-    return "null" if value is None else "'" + str(value).replace("'", "''") + "'"
+    return literal(None if value is None else str(value))
 
 
 def alter(session: LakeSession, target: TableName, change: str) -> None:

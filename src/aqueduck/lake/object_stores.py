@@ -19,7 +19,7 @@ import pyarrow.fs
 from aqueduck.lake.sql import ident, literal
 from aqueduck.object_store import read_properties
 
-__all__ = ["create_secret", "know_store", "remote_filesystem", "store_of", "tune_uploads"]
+__all__ = ["as_directory", "create_secret", "know_store", "remote_filesystem", "store_of", "tune_uploads"]
 
 _SECRET_KEYS = {
     "s3_access_key_id": "key_id",
@@ -40,12 +40,12 @@ def know_store(data_path: str, properties: Mapping[str, str]) -> None:
     """Files below the data path are in this store; variables are those of this process."""
     if properties:
         found = read_properties(properties, os.environ, "lake: properties.")
-        _known[_directory(data_path)] = tuple(sorted(found.items()))
+        _known[as_directory(data_path)] = tuple(sorted(found.items()))
 
 
 def store_of(path: str) -> tuple[tuple[str, str], ...]:
     """The store that a path is in; empty where nothing was said about it."""
-    below = [prefix for prefix in _known if _directory(path).startswith(prefix)]
+    below = [prefix for prefix in _known if as_directory(path).startswith(prefix)]
     return _known[max(below, key=len)] if below else ()
 
 
@@ -58,7 +58,7 @@ def create_secret(con: duckdb.DuckDBPyConnection, data_path: str, store: Iterabl
     name = f"store_{hashlib.sha256(data_path.encode()).hexdigest()[:32]}"
     settings = ["type s3"]
     if data_path:
-        settings.append(f"scope {literal(_directory(data_path))}")
+        settings.append(f"scope {literal(as_directory(data_path))}")
     settings += [f"{_SECRET_KEYS[key]} {literal(value)}" for key, value in store if key in _SECRET_KEYS]
     con.execute(f"create or replace secret {ident(name)} ({', '.join(settings)})")
 
@@ -91,5 +91,6 @@ def _s3(store: tuple[tuple[str, str], ...]) -> pyarrow.fs.FileSystem:
     )
 
 
-def _directory(path: str) -> str:
+def as_directory(path: str) -> str:
+    """The path with a slash at its end, as prefixes and scopes need it."""
     return path if path.endswith("/") else path + "/"

@@ -11,10 +11,10 @@ from collections.abc import Callable, Container, Iterable
 from datetime import datetime
 
 from aqueduck.lake.catalog import METADATA, LakeSession
-from aqueduck.lake.directories import read_directories
+from aqueduck.lake.directories import read_directories, stored_directory
 from aqueduck.lake.files import file_prefix
 from aqueduck.lake.storage import join, list_files, list_times, remove_file
-from aqueduck.lake.upkeep import Lake, table_id
+from aqueduck.lake.upkeep import Lake
 from aqueduck.schema import TableName
 
 __all__ = ["remove_old_orphans", "remove_orphans"]
@@ -71,7 +71,7 @@ def remove_old_orphans(
     prefixes = ("ducklake-", *map(file_prefix, groups))
     found: dict[str, str] = {}
     for table in tables:
-        directory = _directory(lake, table)
+        directory = stored_directory(lake, table)
         for name, written in () if directory is None else list_times(directory):
             if name.startswith(prefixes) and written < older_than and not keep(name):
                 found[name] = join(directory or "", name)
@@ -93,18 +93,3 @@ def remove_old_orphans(
     for path in found.values():
         remove_file(path)
     return len(found)
-
-
-def _directory(lake: Lake, table: TableName) -> str | None:
-    """Where DuckLake keeps a table's files."""
-    number = table_id(lake, table)
-    if number is None:
-        return None
-    [[base]] = lake.execute(f"select value from {lake.metadata}.ducklake_metadata where key = 'data_path'")
-    [[schema_path, schema_relative, path, relative]] = lake.execute(
-        f"select s.path, s.path_is_relative, t.path, t.path_is_relative from {lake.metadata}.ducklake_table t"
-        f" join {lake.metadata}.ducklake_schema s using (schema_id)"
-        f" where t.table_id = {number} and t.end_snapshot is null and s.end_snapshot is null"
-    )
-    above = join(base, schema_path) if schema_relative else schema_path
-    return (join(above, path) if relative else path).rstrip("/")

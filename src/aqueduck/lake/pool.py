@@ -22,18 +22,15 @@ from typing import Any
 import duckdb
 
 from aqueduck.errors import AqueduckError, CatalogUnreachableError, DataPathError, system_reason
-from aqueduck.lake.catalog import catalog_kind, catalog_place
+from aqueduck.lake.catalog import access_options, catalog_file, catalog_kind, catalog_place, extensions_for
 from aqueduck.lake.engine import is_remote, load_extension, new_connection
 from aqueduck.lake.failures import classify_attach, lake_errors
-from aqueduck.lake.object_stores import create_secret, tune_uploads
+from aqueduck.lake.object_stores import as_directory, create_secret, tune_uploads
 from aqueduck.lake.sql import ident, literal, qualified
 from aqueduck.lake_place import LakePlace
 from aqueduck.schema import TableName
 
-__all__ = ["LakePool", "PooledLake", "attach_options"]
-
-_SCANNERS = {"postgres": "postgres_scanner", "sqlite": "sqlite_scanner"}
-
+__all__ = ["LakePool", "PooledLake"]
 
 LOCK_SECONDS = 10.0
 
@@ -128,7 +125,7 @@ class LakePool:
             with self._lock:
                 self._load("httpfs")
                 self._allow(place, con)
-            pattern = _directory(place.data_path) + "*"
+            pattern = as_directory(place.data_path) + "*"
             con.execute(f"select count(*) from glob({literal(pattern)})").fetchall()
         except duckdb.Error as exc:
             status = re.search(r"HTTP (?:code|error)?:? ?(\d{3})", str(exc), re.IGNORECASE)
@@ -174,7 +171,7 @@ class LakePool:
         kind = catalog_kind(place.catalog)
         with self._lock:
             alias = f"lake_{next(self._numbers)}"
-            self._load("ducklake", *([_SCANNERS[kind]] if kind in _SCANNERS else []))
+            self._load(*extensions_for(kind))
             if _may_be_remote(place):
                 self._load("httpfs")
         if not read_only:
@@ -184,7 +181,7 @@ class LakePool:
             con.execute("set TimeZone = 'UTC'")
             with self._lock:
                 self._allow(place, con)
-            options = ", ".join(attach_options(place, read_only=read_only))
+            options = ", ".join(_attach_options(place, read_only=read_only))
             address = "ducklake:" + catalog_place(place.catalog)
             _execute_patiently(con, f"attach {literal(address)} as {ident(alias)} ({options})")
         except duckdb.Error as exc:
@@ -230,36 +227,27 @@ def _execute_patiently(con: duckdb.DuckDBPyConnection, statement: str) -> None:
             return
 
 
-def attach_options(place: LakePlace, *, read_only: bool) -> list[str]:
+def _attach_options(place: LakePlace, *, read_only: bool) -> list[str]:
     """The options with which DuckLake attaches a lake."""
-    options = [f"data_path {literal(_directory(place.data_path))}"] if place.data_path else []
+    options = [f"data_path {literal(as_directory(place.data_path))}"] if place.data_path else []
     if place.metadata_schema is not None:
         options.append(f"metadata_schema {literal(place.metadata_schema)}")
-    if catalog_kind(place.catalog) == "sqlite":
-        options += [] if read_only else ["meta_journal_mode 'WAL'"]
-        options.append("meta_busy_timeout 5000")
-    if read_only:
-        options.append("read_only")
-    else:
-        options.append("data_inlining_row_limit 1000")
-    return options
+    options += access_options(catalog_kind(place.catalog), read_only=read_only)
+    return options if read_only else [*options, "data_inlining_row_limit 1000"]
 
 
 def _may_be_remote(place: LakePlace) -> bool:
     return not place.data_path or is_remote(place.data_path)
 
 
-def _directory(path: str) -> str:
-    return path if path.endswith("/") else path + "/"
-
-
 def _make_directories(place: LakePlace) -> None:
     paths = [] if _may_be_remote(place) else [Path(place.data_path)]
-    if catalog_kind(place.catalog) != "postgres":
-        paths.append(Path(place.catalog.removeprefix("sqlite:")).parent)
+    if (file := catalog_file(place.catalog)) is not None:
+        paths.append(file.parent)
     for path in paths:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
-            reason = system_reason(exc)
-            raise CatalogUnreachableError(f"a directory of the lake cannot be made: {reason}") from exc
+            raise CatalogUnreachableError(
+                f"a directory of the lake cannot be made: {system_reason(exc)}"
+            ) from exc

@@ -17,12 +17,12 @@ import duckdb
 import pyarrow as pa
 
 from aqueduck.errors import ConfigError, SchemaChangeError
+from aqueduck.lake.directories import stored_directory
 from aqueduck.lake.engine import is_remote, new_connection
-from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.feed import is_nested, spark_type
 from aqueduck.lake.pool import LakePool, PooledLake
 from aqueduck.lake.sql import ident, literal
-from aqueduck.lake.storage import join
+from aqueduck.lake.upkeep import table_id
 from aqueduck.lake_place import LakePlace
 from aqueduck.schema import TableName
 
@@ -196,29 +196,15 @@ def _fits(source: str, target: str) -> bool:
 
 def _directory(lake: PooledLake, table: TableName) -> str:
     """Where the table's files are."""
-    meta = lake.metadata
-    [[base]] = lake.execute(f"select value from {meta}.ducklake_metadata where key = 'data_path'")
-    [[schema, schema_relative, path, relative]] = lake.execute(
-        f"select s.path, s.path_is_relative, t.path, t.path_is_relative from {meta}.ducklake_table t"
-        f" join {meta}.ducklake_schema s using (schema_id)"
-        " where lower(s.schema_name) = lower(?) and lower(t.table_name) = lower(?)"
-        " and t.end_snapshot is null and s.end_snapshot is null",
-        (table.schema, table.name),
-        doing="looking for the table's directory",
-    )
-    place = join(str(base), schema) if schema_relative else schema
-    place = (join(place, path) if relative else path).rstrip("/")
+    place = stored_directory(lake, table)
+    assert place is not None, "it was made"
     return place if is_remote(place) else os.path.abspath(place)  # noqa: PTH100 - the text, not the file
 
 
 def _is_partitioned(lake: PooledLake, table: TableName) -> bool:
-    meta = lake.metadata
-    with lake_errors("looking at the table's partitions"):
-        rows = lake.con.execute(
-            f"select 1 from {meta}.ducklake_partition_info p join {meta}.ducklake_table t using (table_id)"
-            f" join {meta}.ducklake_schema s using (schema_id) where lower(s.schema_name) = lower(?)"
-            " and lower(t.table_name) = lower(?) and p.end_snapshot is null and t.end_snapshot is null"
-            " and s.end_snapshot is null",
-            [table.schema, table.name],
-        ).fetchall()
+    rows = lake.execute(
+        f"select 1 from {lake.metadata}.ducklake_partition_info where table_id = ? and end_snapshot is null",
+        (table_id(lake, table),),
+        doing="looking at the table's partitions",
+    )
     return bool(rows)
