@@ -227,7 +227,6 @@ def maintain(config: ConfigFile, as_json: Json = False, log_format: Log = "conso
     configure_logs(log_format)
     if file_is_fanout(config):
         from aqueduck.app.maintenance_fanout import maintain_fanout
-        from aqueduck.fanout_config import load_fanout
 
         reports = maintain_fanout(load_fanout(config))
     else:

@@ -323,7 +323,7 @@ class Copier:
                 self.lake.config.properties, self.task_memory,
             )  # fmt: skip
             files = self._read(job, copies)
-            again = {copy.state.oid: [] for copy in copies}  # type: dict[int, list[ChunkFile]]
+            again: dict[int, list[ChunkFile]] = {copy.state.oid: [] for copy in copies}
             for (copy, item), file in zip(items, files, strict=True):
                 if item.note is None:
                     again[copy.state.oid].append(file)

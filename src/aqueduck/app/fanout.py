@@ -146,11 +146,10 @@ class FanoutService:
 
     @property
     def workers(self) -> Workers:
-        cores = int(self.spark.sparkContext.defaultParallelism)
         return Workers(
             self.config.instance.id,
             # A task writes several destinations at a time, and keeps their sessions for the next cycle.
-            tasks=max(1, cores // 4),
+            tasks=max(1, self._cores // 4),
             max_open=self.config.pool.max_open,
         )
 

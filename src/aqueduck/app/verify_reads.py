@@ -111,9 +111,8 @@ class Sides:
             so_far = counts[part // 2]
             so_far[0] += count
             w = wanted[part // 2]
-            if (
-                w.keys is None or w.pair.work.keys is not None
-            ):  # the part in motion of a table is a moment's work
+            # The part in motion of a table is a moment's work.
+            if w.keys is None or w.pair.work.keys is not None:
                 self.progress(w.pair.work.state.source, doing, so_far[0] / so_far[1])
 
         found = self.reader.read(reads, keys, done)

@@ -100,10 +100,8 @@ def published_tables(conn: Connection, publication: str) -> tuple[TableSchema, .
     for schema, name in rows:
         try:
             found.append(describe_table(conn, str(TableName(schema, name)), need_key=False))
-        except (
-            TableMissingError,
-            PublicationError,
-        ):  # dropped a moment ago, or of a kind that we do not know
+        except (TableMissingError, PublicationError):
+            # Dropped a moment ago, or of a kind that we do not know.
             log.warning("table not described, taken as the stream tells it", table=f"{schema}.{name}")
     return tuple(found)
 

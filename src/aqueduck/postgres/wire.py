@@ -364,9 +364,8 @@ class CopyOutStream:
                 try:
                     n = self._socket.recv_into(place[fill:], 0, socket.MSG_DONTWAIT)
                     fill += n
-                except (
-                    BlockingIOError
-                ):  # let the server get ahead: many small pieces cost more than they bring
+                except BlockingIOError:
+                    # Let the server get ahead: many small pieces cost more than they bring.
                     pauses += 1
                     time.sleep(0.001)
         except OSError as exc:
