@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aqueduck.errors import (
@@ -79,6 +79,7 @@ def test_a_pickled_protocol_error_keeps_its_offset() -> None:
 
 @pytest.mark.parametrize("cls", CLASSES)
 @given(message=sentences, hint=st.none() | sentences, table=st.none() | sentences)
+@settings(max_examples=10)  # for each of some sixty classes, which all share the way
 def test_every_error_comes_back_from_its_text(
     cls: type[AqueduckError], message: str, hint: str | None, table: str | None
 ) -> None:
