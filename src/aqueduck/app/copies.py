@@ -373,8 +373,9 @@ class Copier:
             xmin = snapshot_xmin(conn)
             columns = read_column_marks(conn, [state.oid for state in states])
             for state in states:
-                wanted = None if state.schema is None else state.schema.streamed.projection
-                described = describe_oid(conn, state.oid, need_key=state.mode.needs_key, projection=wanted)
+                described = describe_oid(
+                    conn, state.oid, need_key=state.mode.needs_key, projection=state.projection
+                )
                 refuse_without_columns(described)
                 schema = only_needed(described).in_lake
                 planned.append((state, schema, plan_chunks(conn, schema, chunk_bytes=self.chunk_bytes)))

@@ -67,14 +67,9 @@ def _with_salt(schema: TableSchema, wanted: Projection, salt_env: str | None) ->
 def known_projections(lake: LakeSession, group: GroupConfig) -> dict[int, Projection]:
     """What the lake's tables of a group were made with, by oid."""
     states = tables_at(lake, current_version(lake)).get(group.name, {})
-    found = {oid: projection_of(state) for oid, state in states.items()}
-    return {oid: projection for oid, projection in found.items() if projection is not None}
-
-
-def projection_of(state: TableState) -> Projection | None:
-    return None if state.schema is None else state.schema.streamed.projection
+    return {oid: state.projection for oid, state in states.items() if state.projection is not None}
 
 
 def is_other(state: TableState, schema: TableSchema) -> bool:
     """Whether the lake's table was made with other options than the source table has now."""
-    return projection_of(state) != schema.projection
+    return state.projection != schema.projection

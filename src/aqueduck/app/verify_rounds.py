@@ -132,9 +132,8 @@ class Round:
             return None
         work.state = state
         try:
-            wanted = None if state.schema is None else state.schema.streamed.projection
             described = describe_oid(
-                self.sides.conn, state.oid, need_key=state.mode.needs_key, projection=wanted
+                self.sides.conn, state.oid, need_key=state.mode.needs_key, projection=state.projection
             )
             in_lake = only_needed(described).in_lake
             if state.schema is not None and not same_columns(state.schema, in_lake):

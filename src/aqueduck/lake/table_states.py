@@ -14,6 +14,7 @@ from aqueduck.lake.catalog import OWN_SCHEMA, LakeSession
 from aqueduck.lake.progress import forget_position
 from aqueduck.lake.sql import LAKE, qualified
 from aqueduck.modes import UPSERT, TableMode
+from aqueduck.projection import Projection
 from aqueduck.schema import TableName, TableSchema
 
 __all__ = [
@@ -47,6 +48,11 @@ class TableState:
     @property
     def awaits_copy(self) -> bool:
         return not self.ready and self.error is None
+
+    @property
+    def projection(self) -> Projection | None:
+        """What of the source table the target was made for; None if all of it as it is."""
+        return None if self.schema is None else self.schema.streamed.projection
 
 
 def ensure_table_states(session: LakeSession) -> None:
