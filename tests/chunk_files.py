@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,4 +14,6 @@ from aqueduck.schema import TableSchema
 def written_chunk(batches: Iterable[pa.RecordBatch], schema: TableSchema, **options: Any) -> ChunkFile:
     """One chunk, written to its end."""
     with WriteBehind() as behind:
-        return behind.submit(write_chunk(batches, schema, behind=behind, **options)).result()
+        return behind.submit(
+            write_chunk(batches, schema, behind=behind, alone=threading.Lock(), **options)
+        ).result()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 
 import pyarrow as pa
@@ -51,13 +52,15 @@ def write_chunk(
     name: str,
     chunk: int,
     behind: WriteBehind,
+    alone: AbstractContextManager[object],
     more: str = "",
     task_memory: int = TASK_MEMORY,
 ) -> Callable[[], ChunkFile]:
     """
     Cast and write the rows of one chunk, a batch at a time; `more` are columns that all of them have besides.
 
-    What it returns is to be submitted to `behind`; the file is on disk afterwards.
+    What it returns is to be submitted to `behind`; the file is on disk afterwards.  `alone` is what those share who
+    share the task's memory: one of them has DuckDB at a time.
     """
     first, rest = _peek(batches)
     if first is None:
@@ -70,7 +73,7 @@ def write_chunk(
         finish = write_arrow(rest, names, directory, f"{name}.parquet", behind, table=schema.qualified)
         return lambda: ChunkFile(chunk, (file := finish()).path, file.rows)
     typed = ", ".join(f"{cell} as {ident(c.name)}" for cell, c in zip(cells, schema.columns, strict=True))
-    with task_engine(data_path, len(schema.columns), task_memory) as con:
+    with alone, task_engine(data_path, len(schema.columns), task_memory) as con:
         con.register("aqueduck_chunk", pa.RecordBatchReader.from_batches(first.schema, rest))
         query = f"select {typed}{more} from {project_rows(con, schema, 'aqueduck_chunk')}"
         files = write_files(

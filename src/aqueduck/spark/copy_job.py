@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +36,7 @@ __all__ = ["CopyItem", "CopyJob", "cancel_copies", "run_copy"]
 
 POOL = "copy"
 TASK_BYTES_MIN, TASK_BYTES_MAX = 32 << 20, 128 << 20
+READERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +67,29 @@ class CopyJob:
     """What DuckDB may use in a task, in bytes."""
 
     def run(self, numbers: Sequence[int]) -> list[ChunkFile]:
-        """Copy these items: the next one is read while the last one is still written."""
+        """Copy these items, two at a time: where one waits, for the server or the disk, the other goes on."""
         know_store(self.data_path, self.properties)
-        with ChunkReader(self.dsn, self.snapshot) as reader, WriteBehind() as behind:
-            files = [self._start(self.items[number], reader, behind) for number in numbers]
-            return [file.result() for file in files]
+        left, readers, alone = deque(numbers), min(READERS, len(numbers)), threading.Lock()
+        with ThreadPoolExecutor(readers) as pool:
+            parts = [pool.submit(self._copy, left, alone) for _ in range(readers)]
+        done = {number: file for part in parts for number, file in part.result().items()}
+        return [done[number] for number in numbers]
 
-    def _start(self, item: CopyItem, reader: ChunkReader, behind: WriteBehind) -> Future[ChunkFile]:
+    def _copy(self, left: deque[int], alone: threading.Lock) -> dict[int, ChunkFile]:
+        """Copy items as long as some are left: the next one is read while the last one is still written."""
+        try:
+            with ChunkReader(self.dsn, self.snapshot) as reader, WriteBehind() as behind:
+                files = {
+                    number: self._start(self.items[number], reader, behind, alone) for number in _taken(left)
+                }
+                return {number: file.result() for number, file in files.items()}
+        except BaseException:
+            left.clear()  # the task fails: the other reader need not go on
+            raise
+
+    def _start(
+        self, item: CopyItem, reader: ChunkReader, behind: WriteBehind, alone: threading.Lock
+    ) -> Future[ChunkFile]:
         read = reader.rows if copies_cells(item.schema) else reader.texts
         finish = write_chunk(
             read(item.schema.streamed, item.chunk),
@@ -80,6 +99,7 @@ class CopyJob:
             name=item.name,
             chunk=item.chunk.number,
             behind=behind,
+            alone=alone,
             more=item.more,
             task_memory=self.task_memory,
         )
@@ -87,7 +107,7 @@ class CopyJob:
 
     def tasks(self, cores: int) -> list[list[int]]:
         """
-        Which items share a task: in order, a good part of what is left, so that all cores are busy until the end.
+        Which items share a task: in order, a core's share of what is left, so that all are busy until the end.
 
         A task costs as much as some megabytes do.  One that takes long keeps others waiting, such as those of a stream.
         """
@@ -97,7 +117,7 @@ class CopyJob:
         for number, item in enumerate(self.items):
             if not tasks or size + item.chunk.bytes // 2 > limit:
                 tasks.append([])
-                size, limit = 0, min(max(left // (2 * cores), TASK_BYTES_MIN), TASK_BYTES_MAX)
+                size, limit = 0, min(max(left // cores, TASK_BYTES_MIN), TASK_BYTES_MAX)
             tasks[-1].append(number)
             size += item.chunk.bytes
             left -= item.chunk.bytes
@@ -136,6 +156,14 @@ def _copy_task(job: CopyJob, numbers: Sequence[int]) -> list[tuple[int, ChunkFil
         raise own_error(exc) from None
     _settle()
     return list(zip(numbers, done, strict=True))
+
+
+def _taken(left: deque[int]) -> Iterator[int]:
+    while True:
+        try:
+            yield left.popleft()
+        except IndexError:
+            return
 
 
 def _note(item: CopyItem, finish: Callable[[], ChunkFile]) -> ChunkFile:
