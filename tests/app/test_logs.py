@@ -5,21 +5,23 @@ from __future__ import annotations
 import io
 import json
 import logging
+import threading
 from collections.abc import Iterator
 
 import pytest
 import structlog
 
-from aqueduck.app.logs import configure_logs
+from aqueduck.app.logs import LogFormat, configure_logs
 
 
 @pytest.fixture(autouse=True)
 def _leave_logs_alone() -> Iterator[None]:
     root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
+    handlers, level, hook = list(root.handlers), root.level, threading.excepthook
     yield
     structlog.reset_defaults()
     root.handlers[:], root.level = handlers, level
+    threading.excepthook = hook
 
 
 def test_json_lines_have_time_level_event_and_keys() -> None:
@@ -28,11 +30,7 @@ def test_json_lines_have_time_level_event_and_keys() -> None:
     configure_logs("json", stream=stream)
     structlog.get_logger().info("group started", group="shop", tables=3)
     logging.getLogger("py4j").warning("gateway %s", "closed")
-    try:
-        raise ValueError("secret")
-    except ValueError:
-        structlog.get_logger().exception("failed")
-    first, second, third = map(json.loads, stream.getvalue().splitlines())
+    first, second = map(json.loads, stream.getvalue().splitlines())
     assert (first["event"], first["level"], first["group"], first["tables"]) == (
         "group started",
         "info",
@@ -41,7 +39,6 @@ def test_json_lines_have_time_level_event_and_keys() -> None:
     )
     assert first["timestamp"].endswith("Z")
     assert (second["event"], second["level"], second["logger"]) == ("gateway closed", "warning", "py4j")
-    assert third["exception"][0]["exc_type"] == "ValueError"
 
 
 def test_console_lines_are_for_people() -> None:
@@ -55,3 +52,36 @@ def test_console_lines_are_for_people() -> None:
     assert "group=shop" in line
     assert "\x1b" not in line
     assert line.count("\n") == 1
+
+
+def connects(dsn: str) -> None:
+    raise ValueError(f"cannot use {dsn}")
+
+
+@pytest.mark.parametrize("how", ["console", "json"])
+def test_an_exception_is_its_kind_and_place(how: LogFormat) -> None:
+    """Neither its message nor the local variables of its frames are shown, whoever logs it, or if nobody does."""
+    stream = io.StringIO()
+    configure_logs(how, stream=stream)
+    try:
+        connects("password=hunter2")
+    except ValueError:
+        structlog.get_logger().exception("failed")
+        logging.getLogger("asyncio").error("failed", exc_info=True)
+    thread = threading.Thread(target=connects, args=["password=hunter2"], name="reader")
+    thread.start()
+    thread.join()
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 3
+    assert all("ValueError in connects (line " in line for line in lines)
+    assert "hunter2" not in stream.getvalue()
+
+
+def test_colours_can_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NO_COLOR counts on a terminal too."""
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    configure_logs("console", stream=stream)
+    structlog.get_logger().info("group started")
+    assert "\x1b" not in stream.getvalue()
