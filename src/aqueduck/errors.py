@@ -67,6 +67,7 @@ elsewhere, at the boundary they come from.  Messages hold no cell values and no 
 from __future__ import annotations
 
 import enum
+import os
 import re
 import traceback
 from typing import Any, ClassVar
@@ -608,7 +609,7 @@ def _rebuild(cls: type[AqueduckError], message: str, keywords: dict[str, Any]) -
 
 
 def own_error(exc: BaseException) -> AqueduckError:
-    """The error itself if it is ours; for a bug, its kind and place: its message may hold anything."""
+    """The error itself if it is ours; else its kind and place, and the system's reason: its message may hold anything."""
     if isinstance(exc, AqueduckError):
         return exc
     frames = traceback.extract_tb(exc.__traceback__)
@@ -617,6 +618,9 @@ def own_error(exc: BaseException) -> AqueduckError:
         if frames
         else ""
     )
+    if isinstance(exc, OSError) and exc.errno is not None:
+        hint = "look at the disk, the rights and the network of this machine"
+        return AqueduckError(f"{os.strerror(exc.errno).lower()}: {type(exc).__name__}{place}", hint=hint)
     return AqueduckError(f"{type(exc).__name__}{place}", hint="this is a bug; please report it")
 
 

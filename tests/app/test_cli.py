@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from aqueduck.app import cli
 from aqueduck.postgres.embedded import EmbeddedPostgres
@@ -47,13 +50,30 @@ class Cli:
     def fails(self, *arguments: str | Path) -> tuple[int, str]:
         code, _, error = self(*arguments)
         assert code != 0
-        assert len(error.strip().splitlines()) == 1, f"one line, not: {error}"
-        return code, error
+        lines = [line for line in error.splitlines() if "[warning  ]" not in line]
+        assert len(lines) == 1, f"one line, not: {error}"
+        return code, lines[0]
 
 
 @pytest.fixture
-def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    return Cli(tmp_path, capsys, monkeypatch)
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
+    yield Cli(tmp_path, capsys, monkeypatch)
+    structlog.reset_defaults()
+
+
+def shell(command: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """A command line with `aqueduck` in it, as a shell runs it."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    env.pop("PYTHONUNBUFFERED", None)
+    aqueduck = f'aqueduck() {{ "{sys.executable}" -m aqueduck.app.cli "$@"; }}; '
+    return subprocess.run(
+        ["bash", "-c", aqueduck + command],
+        cwd=directory,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def leftovers(db: Database) -> list[tuple[Any, ...]]:
@@ -67,6 +87,38 @@ def test_an_unknown_key_is_refused_by_name(db: Database, run: Cli) -> None:
     """Exit code 2, the key, and what it should have been."""
     code, error = run.fails("init", "-c", run.config(db.dsn, "public.t", sorce={}))
     assert (code, "[config.invalid]" in error, "sorce" in error, "source" in error) == (2, True, True, True)
+
+
+def test_a_bug_is_one_line_too(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kind and place, without a traceback, and without its message: that may hold anything."""
+
+    def broken(*_: Any) -> None:
+        raise KeyError("hunter2")
+
+    monkeypatch.setattr("aqueduck.config.load_config", broken)
+    code, error = run.fails("check", "-c", run.config("host=127.0.0.1"))
+    assert code == 1
+    assert "[aqueduck.error] KeyError in broken (line " in error
+    assert "hunter2" not in error
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        ("aqueduck --version > /dev/full", 1, "[aqueduck.error] no space left on device"),
+        ("aqueduck --version >&-", 0, ""),
+        ("aqueduck --version | true; exit ${PIPESTATUS[0]}", 1, ""),
+        ("PYTHONIOENCODING=ascii aqueduck check -c ä.yaml", 2, "cannot be read"),
+    ],
+)
+def test_an_output_that_takes_nothing_is_no_traceback(
+    tmp_path: Path, command: str, code: int, words: str
+) -> None:
+    """A full disk is said in one line, a closed stream or pipe needs no words."""
+    ended = shell(command, tmp_path)
+    assert ended.returncode == code
+    assert words in ended.stderr
+    assert len(ended.stderr.splitlines()) == bool(words)
 
 
 def test_an_unreachable_server_is_named(run: Cli) -> None:
@@ -107,6 +159,17 @@ def test_missing_rights_name_the_grant(db: Database, role: str, run: Cli) -> Non
     assert "[pg.privilege]" in error
     assert role in error
     assert leftovers(db) == []
+
+
+def test_warnings_do_not_mix_with_json(db: Database, role: str, run: Cli) -> None:
+    """What a command has to say besides is on stderr: stdout has one JSON document."""
+    db.execute(f'create table t (id int primary key); alter table t owner to "{role}"')
+    db.execute(f'alter role "{role}" replication')
+    config = run.config(db.dsn_for(role), "public.t", groups=[{"name": "test", "publication_by": "user"}])
+    db.execute("create publication aqueduck_test for table t")
+    code, out, error = run("init", "-c", config, "--json")
+    assert (code, json.loads(out)["prepared"][0]) == (0, "registry: none, the file alone is used"), error
+    assert "no registry in the source database" in error
 
 
 def test_a_table_without_a_key_is_refused(db: Database, run: Cli) -> None:

@@ -2,11 +2,13 @@
 The command line: parses, calls, prints.  What a command does is in the module it calls.
 
 Commands that come in families are beside it: `registry_cli` (tables, groups, settings) and `events_cli` (tail, slots).
-Every error of ours is one line on stderr and an exit code: 2 for configuration, 1 for the rest.
+Every error is one line on stderr and an exit code: 2 for configuration, 1 for the rest; also with `--json`, which is
+about what stdout has.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +21,7 @@ from aqueduck import __version__
 from aqueduck.app.cli_options import ConfigFile, Json, Log, out
 from aqueduck.app.events_cli import add_events_commands
 from aqueduck.app.registry_cli import add_registry_commands, show_rows
-from aqueduck.errors import AqueduckError
+from aqueduck.errors import own_error
 from aqueduck.fanout_config import file_is_fanout, load_fanout
 
 __all__ = ["app", "main"]
@@ -40,6 +42,9 @@ add_registry_commands(app)
 def _common(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
+    from aqueduck.app.logs import configure_logs
+
+    configure_logs()
     if version:
         out.print(f"aqueduck {__version__}", highlight=False)
         raise typer.Exit
@@ -278,15 +283,30 @@ def bench(
     run_bench(name, as_json=as_json, rows=rows, capture=capture)
 
 
+def _flush() -> None:
+    """What cannot be written is said here, not by the interpreter when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+
+
 def main() -> None:
     """The console script."""
     try:
-        app()
-    except AqueduckError as exc:
-        print(f"aqueduck: {exc}", file=sys.stderr)
-        sys.exit(exc.exit_code)
+        try:
+            app()
+        finally:
+            _flush()
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(1)
+    except Exception as exc:  # noqa: BLE001 - whatever it is, people see one line, without values
+        error = own_error(exc)
+        print(f"aqueduck: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

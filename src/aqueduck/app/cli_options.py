@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,6 +13,18 @@ from rich.console import Console
 
 __all__ = ["ConfigFile", "Json", "Log", "out"]
 
+
+def _make_printable() -> None:
+    """A stream that is closed takes anything, and one of a small character set what it cannot show as a question mark."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace" if name == "stdout" else "backslashreplace")
+
+
+_make_printable()
 out = Console(width=None if sys.stdout.isatty() else 200)
 
 Log = Annotated[
