@@ -63,6 +63,7 @@ __all__ = [
     "parse_config",
 ]
 
+
 _GROUP_NAME = re.compile(r"[a-z0-9_]{1,40}")
 _MASTER = re.compile(r"local(\[(\d+|\*)(,\d+)?\])?|local-cluster\[[\d,]+\]|spark://.+|k8s://.+|yarn")
 _TABLE_OPTIONS = {"columns", "exclude", "rename", "mask", "where"}
@@ -112,6 +113,18 @@ class ConstantMask(Section):
     constant: Annotated[str, BeforeValidator(_spark_value)]
 
 
+def _mask(value: Any) -> Any:
+    """One mistake for one value, not one for each form that it might have had."""
+    constant = value.get("constant") if isinstance(value, dict) and len(value) == 1 else None
+    if (
+        value in ("hash", "redact")
+        or isinstance(value, ConstantMask)
+        or isinstance(constant, str | int | float)
+    ):
+        return value
+    raise ValueError("must be hash, redact or {constant: a value}")
+
+
 class TableConfig(Section):
     """One source table and where it goes; names are kept as `TableName` writes them."""
 
@@ -128,7 +141,9 @@ class TableConfig(Section):
     """Only these; all of them if it is empty."""
     exclude: tuple[Text, ...] = ()
     rename: dict[Text, Text] = Field(default_factory=dict)
-    mask: dict[Text, Literal["hash", "redact"] | ConstantMask] = Field(default_factory=dict)
+    mask: dict[Text, Annotated[Literal["hash", "redact"] | ConstantMask, BeforeValidator(_mask)]] = Field(
+        default_factory=dict
+    )
     where: str = ""
 
     @property

@@ -41,6 +41,7 @@ __all__ = [
     "read_file",
     "read_yaml",
     "refuse_repeated",
+    "slot_name",
 ]
 
 MIB = 1 << 20
@@ -48,14 +49,20 @@ SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 
 
-def _slot_name(value: str) -> str:
+NAME_BYTES_MAX = 63
+
+
+def slot_name(value: str) -> str:
     if not _SLOT_NAME.fullmatch(value):
         raise ValueError("must be 1 to 63 of the characters a-z, 0-9 and _")
     return value
 
 
 def _postgres_table(value: str) -> str:
-    return str(parse_table_name(value, default_schema="public"))
+    name = parse_table_name(value, default_schema="public")
+    if max(len(part.encode()) for part in (name.schema, name.name)) > NAME_BYTES_MAX:
+        raise ValueError(f"has more than the {NAME_BYTES_MAX} bytes that PostgreSQL keeps of a name")
+    return str(name)
 
 
 def _lake_table(value: str) -> str:
@@ -64,7 +71,7 @@ def _lake_table(value: str) -> str:
 
 Text = Annotated[str, Field(min_length=1)]
 Bytes = Annotated[ByteSize, Field(gt=0)]
-SlotName = Annotated[str, AfterValidator(_slot_name)]
+SlotName = Annotated[str, AfterValidator(slot_name)]
 PostgresTable = Annotated[str, AfterValidator(_postgres_table)]
 """The name of a table as `TableName` writes it; without a schema it is one of `public`."""
 LakeTable = Annotated[str, AfterValidator(_lake_table)]
@@ -100,6 +107,9 @@ class _StrictLoader(yaml.SafeLoader):
     """A loader that refuses a key which stands twice in one mapping."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key is no text", problem_mark=key.start_mark)
         keys = Counter(key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge")
         for key, count in keys.items():
             if count > 1:
@@ -143,6 +153,17 @@ def absolute_catalog(catalog: str, base_dir: Path) -> str:
 
 # -- mistakes
 
+_WORDS = {
+    "tuple_type": "must be a list, one entry a line after a dash",
+    "dict_type": "must hold keys",
+    "string_type": "must be text: put it in quotes",
+    "string_too_short": "must not be empty",
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+}
+"""Of pydantic's kinds of mistakes, what its own words for them say only to programmers."""
+
 
 def refuse_repeated(what: str, names: Iterable[str], where: str = "") -> None:
     for name, count in Counter(names).items():
@@ -170,6 +191,10 @@ def describe(problem: ErrorDetails, sections: Sections) -> str:
             text = f"must be {problem['ctx']['expected']}"
         case "value_error":
             text = str(problem["ctx"]["error"])
+        case "model_type":
+            text = "must hold keys" + _example(location, sections)
+        case kind if kind in _WORDS:
+            text = _WORDS[kind]
         case _:
             text = problem["msg"][:1].lower() + problem["msg"][1:]
     return f"{_path(location)}: {text}" if location else text
@@ -182,10 +207,20 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 def _suggestion(location: tuple[int | str, ...], sections: Sections) -> str:
     *path, key = location
-    section = sections.get(tuple(part for part in path if isinstance(part, str)))
-    known = [key_of(section, field) for field in section.model_fields] if section else []
+    known = _known(path, sections)
     close = difflib.get_close_matches(str(key), known, n=1)
     return f" (did you mean {close[0]}?)" if close else f" (known here: {', '.join(known)})"
+
+
+def _example(location: tuple[int | str, ...], sections: Sections) -> str:
+    known = _known(location, sections)
+    return f", such as {known[0]}" if known else ""
+
+
+def _known(path: Iterable[int | str], sections: Sections) -> list[str]:
+    """The keys of the section at a path; none if it is no section."""
+    section = sections.get(tuple(part for part in path if isinstance(part, str)))
+    return [key_of(section, field) for field in section.model_fields] if section else []
 
 
 def key_of(section: type[Section], field: str) -> str:

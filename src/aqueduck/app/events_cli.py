@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from aqueduck.app.cli_options import Json
+from aqueduck.app.cli_options import Json, out
 
 __all__ = ["add_events_commands"]
 
@@ -53,6 +51,7 @@ def tail(
 @slots_app.command("list")
 def slots_list(dsn: Dsn, as_json: Json = False) -> None:
     """Show the server's slots and the WAL that each one keeps."""
+    from aqueduck.app.show import print_json
     from aqueduck.postgres.connection import connect
     from aqueduck.postgres.slots import list_slots
     from aqueduck.schema import lsn_text
@@ -73,12 +72,12 @@ def slots_list(dsn: Dsn, as_json: Json = False) -> None:
         for s in slots
     ]
     if as_json:
-        print(json.dumps(rows))
+        print_json(rows)
         return
     shown = Table(*(rows[0] if rows else ()))
     for row in rows:
         shown.add_row(*("" if value is None else str(value) for value in row.values()))
-    Console().print(shown if rows else "no slots")
+    out.print(shown if rows else "no slots")
 
 
 @slots_app.command("create")
@@ -88,25 +87,42 @@ def slots_create(
     plugin: Annotated[
         Literal["pgoutput", "test_decoding"], typer.Option(help="What decodes WAL on the server.")
     ] = "pgoutput",
+    as_json: Json = False,
 ) -> None:
     """Create a permanent slot; one that exists for the same plugin is left as it is."""
+    from aqueduck.app.show import print_json
     from aqueduck.postgres.connection import connect
     from aqueduck.postgres.slots import create_slot
     from aqueduck.schema import lsn_text
 
+    _check_name(name)
     with connect(dsn) as conn:
-        position = create_slot(conn, name, plugin)
-    print(
-        f"slot {name} at {lsn_text(position)}: the server keeps all WAL from there until it is read or dropped"
-    )
+        position = lsn_text(create_slot(conn, name, plugin))
+    if as_json:
+        print_json({"name": name, "plugin": plugin, "position": position})
+    else:
+        print(f"slot {name} at {position}: the server keeps all WAL from there until it is read or dropped")
 
 
 @slots_app.command("drop")
-def slots_drop(name: SlotName, dsn: Dsn) -> None:
+def slots_drop(name: SlotName, dsn: Dsn, as_json: Json = False) -> None:
     """Drop a slot; an absent one is fine, one that is being read is not."""
+    from aqueduck.app.show import print_json
     from aqueduck.postgres.connection import connect
     from aqueduck.postgres.slots import drop_slot
 
+    _check_name(name)
     with connect(dsn) as conn:
         drop_slot(conn, name)
-    print(f"slot {name} is gone")
+    print_json({"name": name, "dropped": True}) if as_json else print(f"slot {name} is gone")
+
+
+def _check_name(name: str) -> None:
+    """The server would cut a name that is too long, and mean another slot."""
+    from aqueduck.errors import ConfigError
+    from aqueduck.sections import slot_name
+
+    try:
+        slot_name(name)
+    except ValueError as exc:
+        raise ConfigError(f"the slot name {name!r} is not valid", hint=f"it {exc}") from None
