@@ -78,6 +78,37 @@ def test_the_string_wins_over_our_defaults(pg: EmbeddedPostgres) -> None:
         assert conn.execute("show application_name").fetchone() == ("mine",)
 
 
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1", "KLINGON"])
+def test_texts_are_read_in_utf8_whatever_the_string_says(pg: EmbeddedPostgres, encoding: str) -> None:
+    """Values and names go on as they are read: in another encoding they would be other ones."""
+    with connect(f"{pg.dsn} client_encoding={encoding}") as conn:
+        assert conn.execute("select 'ä', current_setting('client_encoding')").fetchone() == ("ä", "UTF8")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("connect_timeout=hunter2", "a value in the connection string is not valid"),
+        ("options='-c hunter=2'", "does not take the connection string: unrecognized"),
+        ("options='-c work_mem=hunter'", 'invalid value for parameter "work_mem"'),
+        ("service=hunter", 'definition of service "hunter" not found'),
+    ],
+)
+def test_what_is_wrong_in_the_string_is_no_server_out_of_reach(
+    pg: EmbeddedPostgres, wrong: str, words: str
+) -> None:
+    """Trying again would not help: the key is to be corrected."""
+    with pytest.raises(ConfigError, match=words) as caught:
+        connect(f"{pg.dsn} {wrong}")
+    assert "hunter2" not in shown(caught.value)
+
+
+def test_a_server_of_the_other_kind_says_what_was_asked_for(pg: EmbeddedPostgres) -> None:
+    """After a failover the next try may find it: it is retried."""
+    with pytest.raises(SourceUnreachableError, match="target_session_attrs"):
+        connect(f"{pg.dsn} target_session_attrs=standby")
+
+
 def test_text_is_utf8_whatever_the_environment_says(
     pg: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,6 @@ __all__ = [
 
 _DEFAULTS: dict[str, Any] = {
     "connect_timeout": 10,
-    "client_encoding": "UTF8",
     # A peer that vanished is noticed within a minute, not after the system's two hours.
     "keepalives_idle": 30,
     "keepalives_interval": 10,
@@ -43,14 +42,14 @@ def connect(
     """
     Connect with a libpq string of either form, keywords or URI.
 
-    What the string says wins over our defaults.  Statements are not prepared behind the scenes,
-    so that poolers which share server connections work.
+    What the string says wins over our defaults, but for the encoding: what we read is UTF-8.
+    Statements are not prepared behind the scenes, so that poolers which share server connections work.
     """
     given = connection_parameters(dsn)
     defaults = {**_DEFAULTS, "application_name": application_name, "prepare_threshold": None}
     missing = {name: value for name, value in defaults.items() if name not in given}
     try:
-        return psycopg.connect(dsn, autocommit=autocommit, **{**missing, **keywords})
+        return psycopg.connect(dsn, autocommit=autocommit, client_encoding="UTF8", **{**missing, **keywords})
     except psycopg.Error as exc:
         # Not as a cause: it repeats the host, which in a mistyped URI is a part of the password.
         raise classify_connect_failure(str(exc), role=given.get("user")) from None

@@ -155,7 +155,28 @@ _MORE_CONNECTIONS = "close other connections or raise max_connections on the ser
 
 def _not_valid(reason: str, place: str, role: str) -> AqueduckError:
     # No reason: libpq quotes what it does not understand, which may be a part of a password.
-    return ConfigError("a value in the connection string is not valid", hint="check its port and sslmode")
+    hint = "check its numbers, such as port and connect_timeout, and words such as sslmode"
+    return ConfigError("a value in the connection string is not valid", hint=hint)
+
+
+def _no_option(reason: str, place: str, role: str) -> AqueduckError:
+    return ConfigError(
+        f"the PostgreSQL server{place} does not take the connection string: {reason}",
+        hint="correct options in the connection string",
+    )
+
+
+def _no_service(reason: str, place: str, role: str) -> AqueduckError:
+    return ConfigError(
+        reason, hint="correct service in the connection string, or the file PGSERVICEFILE names"
+    )
+
+
+def _other_kind(reason: str, place: str, role: str) -> AqueduckError:
+    return SourceUnreachableError(
+        f"the PostgreSQL server{place} is not what target_session_attrs asks for: {reason}",
+        hint="name the primary among the hosts, and set target_session_attrs=read-write",
+    )
 
 
 def _no_tls(reason: str, place: str, role: str) -> AqueduckError:
@@ -190,7 +211,13 @@ _LOGIN_REFUSED = (
     r'|role "[^"]*" does not exist|valid client certificate|SASL|SCRAM'
 )
 _CONNECT_RULES: tuple[tuple[re.Pattern[str], Callable[[str, str, str], AqueduckError]], ...] = (
-    (re.compile(r"invalid \S+ value|invalid (integer|port)|Servname not supported"), _not_valid),
+    (re.compile(r'unrecognized configuration parameter|invalid value for parameter "'), _no_option),
+    (
+        re.compile(r"invalid \S+ value|invalid (integer|port)|bad value for|Servname not supported"),
+        _not_valid,
+    ),
+    (re.compile(r"definition of service|service file"), _no_service),
+    (re.compile(r"in hot standby mode|session is (not )?read-only"), _other_kind),
     (re.compile(_LOGIN_REFUSED), _no_login),
     (re.compile(r"does not support SSL|certificate|signature failure|sslmode|tlsv1\S* alert"), _no_tls),
     (re.compile(r'database "[^"]*" does not exist'), _no_database),
