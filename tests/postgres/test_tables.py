@@ -237,6 +237,14 @@ def test_what_is_no_table_is_refused(any_db: Database, conn: Connection, definit
         describe_table(conn, "t")
 
 
+@pytest.mark.parametrize("source", ["pg_catalog.pg_class", "information_schema.sql_features", "aqueduck.t"])
+def test_a_table_that_is_not_the_users_is_refused(db: Database, source: str) -> None:
+    """Those of the server cannot be published, and the registry's would make changes by being followed."""
+    db.execute("create schema aqueduck; create table aqueduck.t (id int primary key)")
+    with db.connect() as conn, pytest.raises(TableMissingError, match=f"{source} belongs to"):
+        describe_table(conn, source, need_key=False)
+
+
 def test_an_unlogged_table_is_refused_with_the_repair(any_db: Database, conn: Connection) -> None:
     """Its changes are not in WAL; the printed statement puts them there."""
     any_db.execute("create unlogged table t (id int primary key)")

@@ -35,6 +35,9 @@ _KINDS = {
     "c": "a type",
 }
 
+_FIRST_OWN_OID = 16384
+"""Tables with lower ones came with the server, and cannot be published."""
+
 
 def describe_table(
     conn: Connection, source: str, *, need_key: bool = True, publication: str = ""
@@ -118,6 +121,15 @@ def _described(row: dict[str, Any], need_key: bool, *, generated: bool = False) 
         raise TableMissingError(
             f"{table.qualified} is {kind}: only ordinary and partitioned tables have changes to follow",
             hint="name a table instead",
+            table=table.qualified,
+        )
+    if table.oid < _FIRST_OWN_OID or table.schema == "aqueduck":
+        whose = (
+            "PostgreSQL itself" if table.oid < _FIRST_OWN_OID else "Aqueduck, which changes it all the time"
+        )
+        raise TableMissingError(
+            f"{table.qualified} belongs to {whose}",
+            hint="name a table of yours instead",
             table=table.qualified,
         )
     if row["persistence"] != "p":

@@ -18,7 +18,8 @@ begin
             and (m.source_oid is null or not aqueduck._exists(m.source_oid))));
     if ids is null then
         perform aqueduck._refuse(format('%I.%I is not synced%s', parts[1], parts[2], ' in the group ' || group_name),
-            format('select aqueduck.add_table(%L)', format('%I.%I', parts[1], parts[2])));
+            format('select source from aqueduck.tables() lists what is; to add it: select aqueduck.add_table(%L)',
+                format('%I.%I', parts[1], parts[2])));
     elsif cardinality(ids) > 1 then
         perform aqueduck._refuse(format('%I.%I is in the groups %s', parts[1], parts[2], names),
             'say which with group_name');
