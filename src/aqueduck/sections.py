@@ -47,8 +47,6 @@ __all__ = [
 MIB = 1 << 20
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
-
-
 NAME_BYTES_MAX = 63
 
 

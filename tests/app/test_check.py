@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from aqueduck.app.check import run_checks
 from aqueduck.app.check_server import CheckResult
+from aqueduck.app.prepare import prepare
 from aqueduck.config import SyncConfig, parse_config
 from aqueduck.errors import (
     AuthenticationError,
@@ -26,7 +29,7 @@ from aqueduck.errors import (
 from aqueduck.lake.catalog import open_lake
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.embedded import EmbeddedPostgres
-from aqueduck.postgres.registry import call, install, manage_grants, rows_of
+from aqueduck.postgres.registry import call, install, manage_grants, reconcile_file, rows_of
 from aqueduck.postgres.slots import create_slot, ensure_publication
 from aqueduck.postgres.tables import describe_table
 from tests.fix_postgres import Database
@@ -378,6 +381,55 @@ def test_a_file_that_is_no_catalog_is_reported(pg: EmbeddedPostgres, tmp_path: P
     assert "thesis" in file.read_text()
 
 
+def test_a_file_of_sqlite_without_a_lake_gets_one(pg: EmbeddedPostgres, tmp_path: Path) -> None:
+    """What the service would do is no failure."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "lake.sqlite")) as file:
+        file.execute("create table mine (id int)")
+    config = config_for(pg.dsn, tmp_path, catalog="sqlite:lake.sqlite")
+    assert failures(config) == {}
+    open_lake(config.lake).close()
+    assert failures(config) == {}
+
+
+@pytest.mark.parametrize("version", ["99.0", "0.3"])
+def test_a_catalog_of_another_version_says_which(pg: EmbeddedPostgres, tmp_path: Path, version: str) -> None:
+    """Newer or older: both versions are named."""
+    config = config_for(pg.dsn, tmp_path, catalog="sqlite:lake.sqlite")
+    open_lake(config.lake).close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "lake.sqlite")) as file:
+        file.execute("update ducklake_metadata set value = ? where key = 'version'", [version])
+        file.commit()
+    assert f"is of DuckLake {version}, and this is DuckLake 1." in failures(config)["catalog"].detail
+
+
+def test_another_data_path_is_told_the_one_of_the_lake(pg: EmbeddedPostgres, tmp_path: Path) -> None:
+    """What to put back stands in the message."""
+    open_lake(config_for(pg.dsn, tmp_path, data_path="first").lake).close()
+    fix = failures(config_for(pg.dsn, tmp_path, data_path="second"))["catalog"].fix
+    assert fix is not None
+    assert fix.endswith(f"{tmp_path}/first/")
+
+
+def test_a_file_in_the_way_is_not_repaired_by_making_a_folder(pg: EmbeddedPostgres, tmp_path: Path) -> None:
+    """The repair says what is in the way."""
+    (tmp_path / "file").touch()
+    failed = failures(config_for(pg.dsn, tmp_path, data_path="file/data"))
+    assert failed["data path"].fix == f"choose another path, or move the file {tmp_path}/file away"
+
+
+def test_a_group_that_fills_another_lake_is_reported(shop: Database, tmp_path: Path) -> None:
+    """The service would refuse it: one group, one lake."""
+    first = config_for(shop.dsn, tmp_path, "orders", catalog="sqlite:a.sqlite", data_path="a")
+    with connect(shop.dsn) as conn:
+        install(conn)
+        reconcile_file(conn, first)
+    assert failures(first) == {}
+    second = config_for(shop.dsn, tmp_path, "orders", catalog="sqlite:b.sqlite", data_path="b")
+    failed = failures(second)
+    assert failed["group g"].detail == f"the group g fills another lake, {tmp_path}/a"
+    assert str(failed["group g"].fix).endswith("select aqueduck.release_group('g')")
+
+
 def test_a_catalog_server_that_is_not_there_is_reported(pg: EmbeddedPostgres, tmp_path: Path) -> None:
     """The catalog's own error code, and no password."""
     config = config_for(pg.dsn, tmp_path, catalog="postgres:host=127.0.0.1 port=1 user=a password=hunter2")
@@ -391,3 +443,5 @@ def test_a_state_directory_that_cannot_be_written_is_reported(pg: EmbeddedPostgr
     (tmp_path / "file").touch()
     config = config_for(pg.dsn, tmp_path).model_copy(update={"state_dir": str(tmp_path / "file" / "state")})
     assert isinstance(failures(config)["state directory"].error, ConfigError)
+    with pytest.raises(ConfigError, match=r"the state directory .* cannot be made: not a directory"):
+        list(prepare(config))

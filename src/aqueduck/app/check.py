@@ -17,6 +17,7 @@ from aqueduck.app.options import with_projection
 from aqueduck.config import GroupConfig, SyncConfig, TableConfig
 from aqueduck.errors import (
     AqueduckError,
+    ConfigError,
     PrivilegeError,
     SlotLimitError,
 )
@@ -30,8 +31,8 @@ from aqueduck.postgres.publications import (
     refuse_without_key,
 )
 from aqueduck.postgres.published import refuse_narrowed
-from aqueduck.postgres.quoting import identifier, table_identifier
-from aqueduck.postgres.registry import check_registry
+from aqueduck.postgres.quoting import identifier, literal, table_identifier
+from aqueduck.postgres.registry import check_registry, lake_of
 from aqueduck.postgres.server import ServerInfo, read_server
 from aqueduck.postgres.slots import check_slot, slot_info
 from aqueduck.postgres.tables import describe_table
@@ -120,6 +121,7 @@ def _registry_check(conn: Connection) -> CheckResult:
 def _group_checks(
     conn: Connection, server: ServerInfo, config: SyncConfig, group: GroupConfig
 ) -> Iterator[CheckResult]:
+    yield result_of(f"group {group.name}", _check_group, conn, config, group)
     yield result_of(f"slot {group.slot_name}", _check_slot, conn, server, group)
     tables: list[TableSchema] = []
     for table in group.tables:
@@ -134,6 +136,17 @@ def _group_checks(
     yield result_of(name, _check_publication, conn, server, group)
     for found in tables:
         yield result_of(f"ownership of {found.qualified}", _check_owner, conn, server, group, found)
+
+
+def _check_group(conn: Connection, config: SyncConfig, group: GroupConfig) -> str:
+    lake = lake_of(conn, group.name)
+    if lake is not None and lake != config.lake.data_path:
+        raise ConfigError(
+            f"the group {group.name} fills another lake, {lake}",
+            hint="choose another name for the group; if it is the same lake in a new place:"
+            f" select aqueduck.release_group({literal(group.name)})",
+        )
+    return "its name is free" if lake is None else "fills this lake"
 
 
 def _check_slot(conn: Connection, server: ServerInfo, group: GroupConfig) -> str:

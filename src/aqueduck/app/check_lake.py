@@ -6,7 +6,9 @@ Nothing is created: a file that does not exist yet is judged by the folder it wo
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import sqlite3
 import tempfile
 from pathlib import Path
 
@@ -55,11 +57,24 @@ def check_catalog(lake: LakeConfig) -> str:
 def _check_file_catalog(lake: LakeConfig, path: Path) -> str:
     problem = file_catalog_problem(path)
     if problem:
-        raise CatalogUnreachableError(f"the catalog file {path} {problem}", hint=repair(path.parent))
-    if not path.exists() or path.stat().st_size == 0:
+        hint = "let lake.catalog name a file" if path.is_dir() else repair(path.parent)
+        raise CatalogUnreachableError(f"the catalog file {path} {problem}", hint=hint)
+    if not path.exists():
         return f"{path} can be created"
+    if lake.catalog.startswith("sqlite:") and not _holds_a_lake(path):
+        return f"{path} has no lake yet; one can be created in it"
     _open(lake)
     return f"{path} can be opened"
+
+
+def _holds_a_lake(path: Path) -> bool:
+    """Whether a file of SQLite has DuckLake's tables; of another file, opening it says what is wrong."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as file:
+            found = file.execute("select 1 from sqlite_master where name = 'ducklake_metadata'").fetchall()
+    except sqlite3.Error:
+        return True
+    return bool(found)
 
 
 def _check_postgres_catalog(lake: LakeConfig) -> str:
@@ -124,5 +139,8 @@ def _file_problem(path: Path) -> str | None:
 
 
 def repair(folder: Path) -> str:
-    """The command that makes a folder ours."""
+    """The command that makes a folder ours; where a file is in its place, only another path helps."""
+    in_the_way = next((path for path in (folder, *folder.parents) if path.is_file()), None)
+    if in_the_way is not None:
+        return f"choose another path, or move the file {in_the_way} away"
     return f'sudo install -d -o "$(id -un)" {shlex.quote(str(folder))}'

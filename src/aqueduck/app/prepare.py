@@ -23,6 +23,7 @@ from aqueduck.app.options import is_other, known_projections, with_projection
 from aqueduck.config import GroupConfig, SyncConfig, TableConfig
 from aqueduck.errors import (
     AqueduckError,
+    ConfigError,
     ConnectionLostError,
     LakeError,
     LakeWriteError,
@@ -155,8 +156,7 @@ def prepare_group(
 
     `renew` are sources that somebody wants copied again, whatever they are by now.
     """
-    directory = group_dir(config, group)
-    directory.mkdir(parents=True, exist_ok=True)
+    directory = _made(group_dir(config, group))
     with connect(config.source.dsn) as conn:
         server = read_server(conn)
         require_logical_wal(server)
@@ -186,6 +186,16 @@ def prepare_group(
                 first = Position(group.name, position, None, server.system_identifier, server.timeline)
                 _begin_at(lake, group, tables, first)
     return PreparedGroup(group, tables, position, server.system_identifier, server.timeline, refused)
+
+
+def _made(directory: Path) -> Path:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        reason = (exc.strerror or "unknown reason").lower()
+        hint = "let state_dir name a directory that this user may write"
+        raise ConfigError(f"the state directory {directory} cannot be made: {reason}", hint=hint) from exc
+    return directory
 
 
 def publish(conn: psycopg.Connection[Any], group: GroupConfig, tables: Sequence[TableSchema]) -> None:

@@ -53,6 +53,8 @@ _STORAGE = (
     "disk quota",
 )
 _VALUES = (duckdb.ConversionException, duckdb.OutOfRangeException)
+_KNOWN_PATH = re.compile(r'data path in the catalog "([^"]+)"')
+_OTHER_VERSION = re.compile(r"catalog version is (\S+), but the extension requires version ([\d.]+\d)")
 _SHOWN = re.compile(r"^[^'\"\n`$]*")
 
 _REASONS = (
@@ -115,8 +117,15 @@ def classify_attach(exc: duckdb.Error, kind: str) -> AqueduckError:
     """Why a lake could not be attached; `kind` is postgres, sqlite or duckdb."""
     text = str(exc).lower()
     if "data_path parameter" in text:
-        hint = "set lake.data_path to the path with which this lake was created"
+        known = _KNOWN_PATH.search(str(exc))
+        hint = f"set lake.data_path to the path with which this lake was created{f', {known[1]}' if known else ''}"
         return DataPathError("lake.data_path is not the one that the lake's catalog knows", hint=hint)
+    if other := _OTHER_VERSION.search(str(exc)):
+        return CatalogUnreachableError(
+            f"the lake's catalog is of DuckLake {other[1]}, and this is DuckLake {other[2]}",
+            hint="a newer catalog needs a newer Aqueduck; an older one is brought up to date by DuckDB:"
+            " attach it once with the option automatic_migration",
+        )
     reason = next((reason for words, reason in _REASONS if words in text), type(exc).__name__)
     hint = "check lake.catalog"
     if kind == "duckdb" and "open" in reason:

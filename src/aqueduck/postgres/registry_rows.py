@@ -28,6 +28,7 @@ __all__ = [
     "TableRow",
     "claim_group",
     "delete_removed",
+    "lake_of",
     "read_desired",
     "write_group_observed",
     "write_observed",
@@ -225,6 +226,19 @@ def claim_group(conn: Connection, name: str, lake: str) -> bool:
         )
         query = "select from aqueduck.sync_groups where name = %s and lake = %s and removed_at is null"
         return conn.execute(query, (name, lake)).fetchone() is not None
+
+
+def lake_of(conn: Connection, name: str) -> str | None:
+    """Which lake a group fills; nothing if no service has taken it, or there is no registry that the role may read."""
+    with registry_errors(f"look for the group {name}", conn):
+        readable = conn.execute(
+            "select coalesce(has_schema_privilege(to_regnamespace('aqueduck'), 'usage')"
+            " and has_table_privilege(to_regclass('aqueduck.sync_groups'), 'select'), false)"
+        ).fetchone()
+        if readable != (True,):
+            return None
+        row = conn.execute("select lake from aqueduck.sync_groups where name = %s", (name,)).fetchone()
+    return None if row is None else row[0]
 
 
 def delete_removed(conn: Connection, *, tables: Sequence[int] = (), groups: Sequence[int] = ()) -> set[str]:
