@@ -54,6 +54,13 @@ def test_a_position_and_a_time_lead_to_the_snapshot_that_shows_them(service: Sma
     assert json.loads(result.stdout)["snapshot"] == asof(service, lsn=moments[0][1]).snapshot
 
 
+def test_a_group_that_is_not_in_the_file_is_told_those_that_are(service: SmallService) -> None:
+    """A misspelt name is found at once."""
+    with pytest.raises(NoSnapshotError) as caught:
+        find_snapshot(service.config, lsn="0/1", time=None, group="nonsense")
+    assert caught.value.hint == f"groups of the file: {service.config.groups[0].name}"
+
+
 def test_what_cannot_be_found_is_said(service: SmallService) -> None:
     with pytest.raises(NoSnapshotError):
         asof(service, lsn="0/1")

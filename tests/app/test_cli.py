@@ -89,6 +89,12 @@ def test_an_unknown_key_is_refused_by_name(db: Database, run: Cli) -> None:
     assert (code, "[config.invalid]" in error, "sorce" in error, "source" in error) == (2, True, True, True)
 
 
+def test_an_option_of_another_flow_is_refused(run: Cli) -> None:
+    """Nothing that was asked for is left out in silence."""
+    code, error = run.fails("verify", "-c", run.config("host=127.0.0.1"), "--destination", "acme")
+    assert (code, "--destination is for the file of a fan-out" in error) == (2, True)
+
+
 def test_a_bug_is_one_line_too(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kind and place, without a traceback, and without its message: that may hold anything."""
 

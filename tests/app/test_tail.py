@@ -127,6 +127,7 @@ def run(db: Database, *arguments: str) -> Any:
         (("--from", "yesterday", "--publication", "p"), ConfigError),
         (("--from", "slot", "--slot", "none", "--publication", "p"), SlotLostError),
         (("--from", "0/1", "--publication", "p"), SlotLostError),
+        (("--from", "yesterday"), ConfigError),
         (("--from", "0/1"), ConfigError),
         (("--table", "a.b.c"), AqueduckError),
     ],
@@ -163,5 +164,14 @@ def test_slots_are_listed_created_and_dropped(db: Database) -> None:
         reader.terminate()
     wait_until(lambda: not db.query(f"{SLOTS} and active"), "it is free", 60)
     for _ in range(2):
-        assert run(db, "slots", "drop", "mine").exit_code == 0
+        assert json.loads(run(db, "slots", "drop", "mine", "--json").output)["dropped"]
     assert db.query(SLOTS) == []
+
+
+@pytest.mark.parametrize("name", ["", "Mine", "m" * 64])
+def test_a_slot_name_that_the_server_would_change_is_refused(db: Database, name: str) -> None:
+    """PostgreSQL cuts long names: another slot would be made or dropped than the one that is said."""
+    db.execute(f"select pg_create_logical_replication_slot('{'m' * 63}', 'pgoutput')")
+    for command in ("create", "drop"):
+        assert isinstance(run(db, "slots", command, name).exception, ConfigError)
+    assert db.query(SLOTS) == [("m" * 63,)]

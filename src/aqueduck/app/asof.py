@@ -6,7 +6,7 @@ import contextlib
 from datetime import UTC, datetime
 
 from aqueduck.config import SyncConfig
-from aqueduck.errors import ConfigError
+from aqueduck.errors import ConfigError, NoSnapshotError
 from aqueduck.lake.catalog import open_lake
 from aqueduck.lake.lineage import SourceState, source_state_at
 from aqueduck.schema import parse_lsn
@@ -21,10 +21,14 @@ def find_snapshot(config: SyncConfig, *, lsn: str | None, time: str | None, grou
     names = [g.name for g in config.groups]
     if group is None and len(names) > 1:
         raise ConfigError("the file has several groups", hint=f"add --group, one of: {', '.join(names)}")
+    position, moment = _position(lsn), None if time is None else _time(time)
     with contextlib.closing(open_lake(config.lake, read_only=True)) as lake:
-        return source_state_at(
-            lake, group or names[0], position=_position(lsn), time=None if time is None else _time(time)
-        )
+        try:
+            return source_state_at(lake, group or names[0], position=position, time=moment)
+        except NoSnapshotError as exc:
+            if group is None or group in names:
+                raise
+            raise NoSnapshotError(exc.message, hint=f"groups of the file: {', '.join(names)}") from exc
 
 
 def _position(text: str | None) -> int | None:

@@ -21,7 +21,7 @@ from aqueduck import __version__
 from aqueduck.app.cli_options import ConfigFile, Json, Log, out
 from aqueduck.app.events_cli import add_events_commands
 from aqueduck.app.registry_cli import add_registry_commands, show_rows
-from aqueduck.errors import own_error
+from aqueduck.errors import ConfigError, own_error
 from aqueduck.fanout_config import file_is_fanout, load_fanout
 
 __all__ = ["app", "main"]
@@ -52,7 +52,7 @@ def _common(
 
 @app.command()
 def demo(
-    seconds: Annotated[float, typer.Option(help="How long the shop is busy.")] = 20.0,
+    seconds: Annotated[float, typer.Option(min=1, help="How long the shop is busy.")] = 20.0,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the server's and the lake's files.")] = False,
 ) -> None:
     """Watch a small shop flow from an embedded PostgreSQL into a lake."""
@@ -174,7 +174,7 @@ def verify(
     destination: Annotated[
         list[str] | None, typer.Option(help="Of a fan-out, only this destination; may be given again.")
     ] = None,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for the lake to catch up.")] = 60.0,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the lake to catch up.")] = 60.0,
     no_spark: Annotated[bool, typer.Option("--no-spark", help="Read in this process: small tables.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -182,8 +182,14 @@ def verify(
     from aqueduck.app import show
 
     if file_is_fanout(config):
+        if table:
+            raise ConfigError(
+                "--table is for files with groups; this one is a fan-out", hint="use --destination"
+            )
         _verify_fanout(config, destination or (), as_json)
         return
+    if destination:
+        raise ConfigError("--destination is for the file of a fan-out", hint="use --table")
     from aqueduck.app.verify import verify_tables
     from aqueduck.config import load_config
     from aqueduck.spark.session import build_session
@@ -272,7 +278,7 @@ def bench(
         str, typer.Argument(help="drain, mixed, big, copy, freshness, events, fanout or tenants.")
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
-    rows: Annotated[int | None, typer.Option(help="Fewer or more rows than the standard run.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Fewer or more rows than the standard run.")] = None,
     capture: Annotated[
         str | None, typer.Option(help="stream, poll or auto, for drain, mixed, big and events.")
     ] = None,

@@ -65,6 +65,7 @@ class TailOptions:
 
 def run_tail(options: TailOptions) -> None:
     """Print until ctrl-C, SIGTERM or `count` events."""
+    _check_begin(options)
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
@@ -217,14 +218,23 @@ def _settings(
     return EventsSettings(capture, tables=known, temporary=True, copy_of=copy_of, excluded=others)
 
 
-def _begin(conn: psycopg.Connection[Any], options: TailOptions) -> tuple[int, str | None]:
-    """The position to begin at, and the slot that still has the WAL from there."""
-    if options.begin == "now":
-        return read_server(conn).current_lsn, None
+def _check_begin(options: TailOptions) -> None:
+    """Refuse what is no place to begin at, before anything else is said about it."""
     if options.begin == "slot" and options.slot is None:
         raise ConfigError(
             "--from slot needs the name of a slot", hint="add --slot NAME; see: aqueduck slots list"
         )
+    try:
+        if options.begin not in ("now", "slot"):
+            parse_lsn(options.begin)
+    except ValueError:
+        raise ConfigError("--from must be now, slot or an LSN such as 0/16A4F88") from None
+
+
+def _begin(conn: psycopg.Connection[Any], options: TailOptions) -> tuple[int, str | None]:
+    """The position to begin at, and the slot that still has the WAL from there."""
+    if options.begin == "now":
+        return read_server(conn).current_lsn, None
     slot = options.slot
     if options.begin == "slot":
         assert slot is not None
@@ -232,10 +242,7 @@ def _begin(conn: psycopg.Connection[Any], options: TailOptions) -> tuple[int, st
         if info is None or info.confirmed_flush_lsn is None:
             raise SlotLostError(f"the slot {slot} does not exist", hint="see: aqueduck slots list")
         return info.confirmed_flush_lsn, slot
-    try:
-        position = parse_lsn(options.begin)
-    except ValueError:
-        raise ConfigError("--from must be now, slot or an LSN such as 0/16A4F88") from None
+    position = parse_lsn(options.begin)
     with translate_errors("look for a slot", conn=conn):
         row = conn.execute(
             "select slot_name::text from pg_replication_slots where plugin = 'pgoutput' and not temporary"
