@@ -127,6 +127,26 @@ def test_an_output_that_takes_nothing_is_no_traceback(
     assert len(ended.stderr.splitlines()) == bool(words)
 
 
+INTERRUPTED = """
+import sys
+from aqueduck.app.__main__ import main
+
+class Interrupt:
+    def find_spec(self, *_):
+        raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+main()
+"""
+
+
+def test_an_interrupt_while_the_command_line_loads_is_no_traceback() -> None:
+    """An impatient ctrl-C ends it as a later one does."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED], env=env, capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, b"")
+
+
 def test_an_unreachable_server_is_named(run: Cli) -> None:
     """Exit code 1 and pg.unreachable."""
     code, error = run.fails("init", "-c", run.config("host=127.0.0.1 port=1 dbname=x user=y", "public.t"))
