@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from aqueduck.errors import AqueduckError, SparkStartError
+from aqueduck.spark.quiet_worker import quiet_worker
 from aqueduck.spark.session import prepare_environment, session_settings
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
@@ -101,3 +104,13 @@ def test_a_session_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> Non
     assert result.stderr == ""
     assert isinstance(AqueduckError.from_text(result.stdout), SparkStartError)
     assert 'For input string: "x"' in result.stdout
+
+
+def test_a_worker_whose_spark_is_gone_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at a stop: what the daemon prints then looks like a failure, and is none."""
+    monkeypatch.setenv("PYTHON_WORKER_FACTORY_SECRET", "secret")
+    ours, sparks = socket.socketpair()
+    with ours:
+        with sparks:
+            sparks.sendall(struct.pack("!i", 6) + b"secret")
+        assert quiet_worker(ours, authenticated=False) == 1

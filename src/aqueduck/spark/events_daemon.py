@@ -13,8 +13,10 @@ from pyspark import daemon
 import aqueduck.spark.events_source
 import aqueduck.spark.part_writer  # noqa: F401 - imported for the workers
 from aqueduck.lake.json_events import warm_up
+from aqueduck.spark.quiet_worker import quiet_worker
 
 if __name__ == "__main__":
     warm_up()
     gc.freeze()
+    daemon.worker = quiet_worker
     daemon.manager()

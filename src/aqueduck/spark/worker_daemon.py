@@ -19,7 +19,9 @@ from pyspark import daemon
 import aqueduck.lake.units
 import aqueduck.spark.capture_source
 import aqueduck.spark.fanout_query  # noqa: F401 - imported for the workers
+from aqueduck.spark.quiet_worker import quiet_worker
 
 if __name__ == "__main__":
     gc.freeze()
+    daemon.worker = quiet_worker
     daemon.manager()
