@@ -4,6 +4,7 @@ import sqlite3
 import threading
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from aqueduck.config import LakeConfig
@@ -14,8 +15,10 @@ from aqueduck.errors import (
     DataPathError,
     LakeBusyError,
     LakeError,
+    LakeWriteError,
 )
 from aqueduck.lake.catalog import open_lake
+from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.sql import ident, literal, qualified
 from tests.fix_lake import Lake
 
@@ -193,3 +196,14 @@ def test_names_and_values_are_quoted() -> None:
     for bad in ("", "a\x00"):
         with pytest.raises(ValueError, match="DuckDB"):
             ident(bad)
+
+
+def test_a_file_of_the_lake_that_is_gone_is_said_with_the_way_out(tmp_path: Path) -> None:
+    """Retried, as the files may come back; the message has no path, and the hint both ways."""
+    with (
+        pytest.raises(LakeWriteError, match="reading did not find a file of the lake") as caught,
+        lake_errors("reading", table="main.t"),
+    ):
+        duckdb.sql(f"from read_parquet('{tmp_path}/gone.parquet')")
+    assert str(tmp_path) not in str(caught.value)
+    assert "--drop-target" in str(caught.value.hint)

@@ -52,6 +52,7 @@ _STORAGE = (
     "could not write",
     "disk quota",
 )
+_GONE = ("no such file or directory", "no files found that match", "404 (not found)")
 _VALUES = (duckdb.ConversionException, duckdb.OutOfRangeException)
 _KNOWN_PATH = re.compile(r'data path in the catalog "([^"]+)"')
 _OTHER_VERSION = re.compile(r"catalog version is (\S+), but the extension requires version ([\d.]+\d)")
@@ -107,6 +108,12 @@ def classify(exc: duckdb.Error, doing: str, *, table: str | None = None) -> Aque
     ):
         hint = "check free space and the rights on lake.data_path"
         return DataPathError(f"{doing} could not write to the lake's storage", hint=hint, table=table)
+    if isinstance(exc, duckdb.IOException) and any(words in text for words in _GONE):
+        hint = (
+            "put the files below lake.data_path back; if they are lost, copy the table into a new one:"
+            " aqueduck tables remove -c FILE TABLE --drop-target, then tables add"
+        )
+        return LakeWriteError(f"{doing} did not find a file of the lake", hint=hint, table=table)
     if isinstance(exc, duckdb.OutOfMemoryException):
         hint = "give the group a larger task_memory, or the machine more memory"
         return LakeWriteError(f"{doing} ran out of memory", hint=hint, table=table)
