@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from aqueduck.errors import ResyncNeededError
 from aqueduck.lake.apply import ensure_target
 from aqueduck.lake.evolve import evolve, plan_changes, same_columns, widen, wider_columns
 from aqueduck.schema import Column, TableName, TableSchema
+from aqueduck.typemap import lake_type
 from tests.fix_lake import Lake
 
 INT2, INT4, INT8, TEXT, NUMERIC, FLOAT4, FLOAT8 = 21, 23, 20, 25, 1700, 700, 701
@@ -151,3 +153,12 @@ def test_columns_that_become_wider_on_the_way_are_found_by_their_first_name() ->
     assert start.columns == (ID, col("a", INT8, 2))
     assert [v.columns[1].type_oid for v in between] == [INT8, INT8]
     assert wider_columns(first, [first]) == (first, [first])
+
+
+def test_a_wider_type_may_be_a_domain() -> None:
+    """P-S12: such a column became text on its way, which the lake refused for good."""
+    plain, domain = col("a", INT4, 2), col("a", 90_001, 2, base_oid=INT8)
+    for was, now in ((plain, domain), (replace(domain, base_oid=INT4), col("a", INT8, 2))):
+        start, [version] = wider_columns(schema(ID, was), [schema(ID, now)])
+        assert [lake_type(c) for c in start.columns] == ["INTEGER", "BIGINT"]
+        assert same_columns(start, version)

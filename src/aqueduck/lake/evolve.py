@@ -204,11 +204,20 @@ def wider_columns(old: TableSchema, versions: Sequence[TableSchema]) -> tuple[Ta
 
 
 def _with_types(schema: TableSchema, wider: Mapping[str, Column]) -> TableSchema:
-    columns = tuple(
-        replace(c, type_oid=wider[c.name].type_oid, typmod=wider[c.name].typmod) if c.name in wider else c
-        for c in schema.columns
-    )
+    columns = tuple(_with_type(c, wider[c.name]) if c.name in wider else c for c in schema.columns)
     return replace(schema, columns=columns)
+
+
+def _with_type(column: Column, other: Column) -> Column:
+    """A column with the type of another, down to what lies below a domain."""
+    return replace(
+        other,
+        name=column.name,
+        not_null=column.not_null,
+        number=column.number,
+        missing=column.missing,
+        computed=column.computed,
+    )
 
 
 def _last_name(renames: Sequence[tuple[str, str]], name: str) -> str:
