@@ -32,10 +32,10 @@ from aqueduck.lake.commit import BatchPlan, TableFailed, commit_batch, transact
 from aqueduck.lake.evolve import same_columns, widen, wider_columns
 from aqueduck.lake.parking import copy_to_parking
 from aqueduck.lake.progress import Position
-from aqueduck.lake.table_states import TableState, write_state
+from aqueduck.lake.table_states import TableState
 from aqueduck.lake.units import UnitFiles, parked_units, plan_batch, remove_scratch
 from aqueduck.notes import note_position
-from aqueduck.schema import TableName, TableSchema, lsn_text
+from aqueduck.schema import TableName, lsn_text
 
 if TYPE_CHECKING:  # a group hands its batches over
     from aqueduck.app.group import GroupRunner
@@ -159,7 +159,11 @@ def _isolate(runner: GroupRunner, failed: TableFailed) -> TableState:
 
 
 def _evolved(runner: GroupRunner, plan: BatchPlan) -> tuple[BatchPlan, list[TableState]]:
-    """The plan after wider types, which come first and by themselves; and states of tables whose columns change."""
+    """
+    The plan after wider types, which come first and by themselves; and states of tables whose columns change.
+
+    The table's state gets them with the batch: until then, what comes may be from before the change.
+    """
     tables, evolved = [], []
     for table in plan.tables:
         state, versions = runner.states[table.oid], [run.schema for run in table.runs]
@@ -168,24 +172,17 @@ def _evolved(runner: GroupRunner, plan: BatchPlan) -> tuple[BatchPlan, list[Tabl
             try:
                 wider, versions = wider_columns(old, versions)
                 if wider != old:
-                    state = replace(state, schema=wider)
-                    transact(runner.lake, functools.partial(_widen, runner, state, old))
-                    runner.states[table.oid] = state
+                    transact(runner.lake, functools.partial(widen, runner.lake, state.target, old, wider))
             except (LakeBusyError, CatalogUnreachableError, DataPathError):
                 raise  # not the table's fault
             except LakeError as exc:
                 raise TableFailed(table.oid, exc) from exc
             evolved.append(replace(state, schema=versions[-1]))
+            old = wider
             log.info("columns changed", group=runner.group.name, table=state.source)
         runs = tuple(replace(run, schema=v) for run, v in zip(table.runs, versions, strict=True))
-        tables.append(replace(table, schema=state.schema, runs=runs))
+        tables.append(replace(table, schema=old, runs=runs))
     return replace(plan, tables=tuple(tables)), evolved
-
-
-def _widen(runner: GroupRunner, state: TableState, old: TableSchema) -> None:
-    assert state.schema is not None
-    widen(runner.lake, state.target, old, state.schema)
-    write_state(runner.lake, runner.group.name, [state])
 
 
 def _count(runner: GroupRunner, units: Units, position: int, time_us: int) -> None:

@@ -73,16 +73,16 @@ def check_target(
     """
     Raise if the target's columns are not the source's and the mode's; asked once per session and schema.
 
-    Where more is kept than the source has, or by several sources, there may be others, and wider ones.
+    They may be wider: types become so before the batch that calls for it.  Where more is kept than the source has, or by several
+    sources, there may be others.
     """
     if session.memory.targets.get(target) == (schema, mode):
         return
     stored = stored_columns(session, target)
-    expected = {c.name.lower(): lake_type(c) for c in schema.columns}
-    expected |= {name.lower(): kind for name, kind in mode.columns}
-    differing = sorted({name for name, _ in stored.items() ^ expected.items()})
-    if not mode.plain:
-        differing = [n for n in expected if n not in stored or not holds(stored[n], expected[n])]
+    expected = _expected(schema, mode)
+    differing = [n for n in expected if n not in stored or not holds(stored[n], expected[n])]
+    if mode.plain:
+        differing = sorted([*differing, *(stored.keys() - expected.keys())])
     if differing:
         raise SchemaChangeError(
             f"the columns of {schema.qualified} do not fit the lake table: {', '.join(differing)}",
@@ -90,6 +90,12 @@ def check_target(
             table=target.qualified,
         )
     session.memory.targets[target] = (schema, mode)
+
+
+def _expected(schema: TableSchema, mode: TableMode) -> dict[str, str]:
+    """Types of the target's columns, by their names in lower case."""
+    own = {name.lower(): kind for name, kind in mode.columns}
+    return {c.name.lower(): lake_type(c) for c in schema.columns} | own
 
 
 def refuse_names(target: TableName, schema: TableSchema, mode: TableMode = UPSERT) -> None:
@@ -124,10 +130,9 @@ def _refuse_names_that_differ_by_case(target: TableName, schema: TableSchema) ->
 
 def empty_target(session: LakeSession, target: TableName, schema: TableSchema) -> None:
     """The target without rows and with these columns, for a new copy; made anew if its columns are others."""
-    try:
-        check_target(session, target, schema)
-    except SchemaChangeError:
+    if stored_columns(session, target) != _expected(schema, UPSERT):
         session.execute(f"drop table {lake_table(target)}", doing="making the target", table=target.qualified)
+        session.memory.targets.pop(target, None)
         ensure_target(session, target, schema)
     else:
         session.execute(
