@@ -19,7 +19,7 @@ from aqueduck import casts
 from aqueduck.casts import Json
 from aqueduck.schema import Column
 
-__all__ = ["ARRAY_LAKE_TYPE", "TABLE", "TypeRow", "cast_sql", "decimal_digits", "lake_type"]
+__all__ = ["ARRAY_LAKE_TYPE", "TABLE", "TypeRow", "cast_sql", "decimal_digits", "keeps_values", "lake_type"]
 
 NUMERIC = 1700
 TEXT = "VARCHAR"
@@ -97,6 +97,8 @@ _ROWS = {oid: row for row in TABLE for oid, _ in row.oids.values()}
 _ELEMENTS = {array: oid for row in TABLE for oid, array in row.oids.values()}
 _OTHER = TypeRow(TEXT, "string", Json.STRING, {})
 _BOX = 603
+_STRINGS = {25, 1043}  # text, character varying
+_BOUNDED = {1043, 1562, 1083, 1114, 1184, 1266}  # lengths, digits of a second: a higher bound changes no value
 
 
 def lake_type(col: Column) -> str:
@@ -108,6 +110,23 @@ def lake_type(col: Column) -> str:
         return _ROWS.get(oid, _OTHER).lake
     digits = decimal_digits(col)
     return f"DECIMAL({digits[0]},{digits[1]})" if digits else TEXT
+
+
+def keeps_values(was: Column, now: Column) -> bool:
+    """
+    Whether a column that got another type still has the values that it had, as the lake shows them.
+
+    PostgreSQL tells nothing of rows that it wrote anew for it.  False where that is not sure: `char(5)` as `char(10)` or
+    `text` has other spaces, `timestamp(0)` is rounded, `jsonb` orders its keys.
+    """
+    one, other = _element_oid(was) or _stored_oid(was), _element_oid(now) or _stored_oid(now)
+    if bool(_element_oid(was)) != bool(_element_oid(now)):
+        return False
+    if one != other and not {one, other} <= _STRINGS:
+        return False
+    if now.typmod == was.typmod or now.typmod == -1:
+        return True
+    return other in _BOUNDED and -1 < was.typmod <= now.typmod
 
 
 def cast_sql(col: Column, expr: str) -> str:

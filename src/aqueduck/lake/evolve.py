@@ -18,7 +18,7 @@ from aqueduck.errors import ResyncNeededError, SchemaChangeError
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.sql import ident, lake_table, literal
 from aqueduck.schema import Column, TableName, TableSchema
-from aqueduck.typemap import cast_sql, lake_type
+from aqueduck.typemap import cast_sql, keeps_values, lake_type
 
 __all__ = [
     "Step",
@@ -51,7 +51,11 @@ class Step:
 
 
 def same_columns(one: TableSchema, other: TableSchema) -> bool:
-    """Whether a target made for the one fits the other; order does not matter, numbers do where both are known."""
+    """
+    Whether a target made for the one fits the other, which is later, with the rows that it has.
+
+    Order does not matter, numbers do where both are known.
+    """
     if len(one.columns) != len(other.columns):
         return False
     theirs = {c.name: c for c in other.columns}
@@ -59,7 +63,8 @@ def same_columns(one: TableSchema, other: TableSchema) -> bool:
 
 
 def _same(one: Column, other: Column) -> bool:
-    return lake_type(one) == lake_type(other) and _maybe_same_number(one, other)
+    same_type = lake_type(one) == lake_type(other) and keeps_values(one, other)
+    return same_type and _maybe_same_number(one, other)
 
 
 def _maybe_same_number(one: Column, other: Column) -> bool:
@@ -98,6 +103,11 @@ def plan_changes(old: TableSchema, new: TableSchema) -> list[Step]:
             if lake_type(was) != lake_type(column):
                 _refuse_narrowing(new, was, column)
                 steps.append(Step("widen", column, was.name))
+            elif not keeps_values(was, column):
+                raise ResyncNeededError(
+                    f"the type of {column.name} changed, and its values may have changed with it",
+                    table=new.qualified,
+                )
     return steps
 
 

@@ -50,7 +50,7 @@ def land_copy(
     moment = sessions[-1].moment
     for segment in parked:
         known = columns_of(segment)
-        if not same_columns(known, schema) and _has_unseen(segment, moment):
+        if not same_columns(schema, known) and _has_unseen(segment, moment):
             raise CopyDisturbedError(
                 "the table's columns changed while it was copied", table=schema.qualified
             )
