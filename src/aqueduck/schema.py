@@ -113,8 +113,10 @@ class TableSchema:
         )  # fmt: skip
         if found is None:
             return replace(self, columns=tuple(replace(c, number=UNCLEAR) for c in self.columns))
+        # A column that was there and not sent, because it was a generated one, has values in rows from before.
+        hidden = {n for n in found if n <= newest and n not in known}
         columns = tuple(
-            _numbered(column, number, current.get(number) or known.get(number))
+            _numbered(column, number, current.get(number) or known.get(number), hidden=number in hidden)
             for column, number in zip(self.columns, found, strict=True)
         )
         return replace(self, columns=columns, newest=max(newest, *found) if found else newest)
@@ -224,10 +226,10 @@ def _plain(table: TableSchema) -> dict[str, Any]:
     return values
 
 
-def _numbered(column: Column, number: int, known: Column | None) -> Column:
+def _numbered(column: Column, number: int, known: Column | None, *, hidden: bool = False) -> Column:
     if known is None:  # gone: what rows from before it have does not matter any more
         return replace(column, number=number, missing=None, computed=False)
-    return replace(column, number=number, missing=known.missing, computed=known.computed)
+    return replace(column, number=number, missing=known.missing, computed=known.computed or hidden)
 
 
 def _shape(column: Column) -> tuple[str, int]:

@@ -98,7 +98,14 @@ _ELEMENTS = {array: oid for row in TABLE for oid, array in row.oids.values()}
 _OTHER = TypeRow(TEXT, "string", Json.STRING, {})
 _BOX = 603
 _STRINGS = {25, 1043}  # text, character varying
-_BOUNDED = {1043, 1562, 1083, 1114, 1184, 1266}  # lengths, digits of a second: a higher bound changes no value
+_BOUNDED = {
+    1043,
+    1562,
+    1083,
+    1114,
+    1184,
+    1266,
+}  # lengths, digits of a second: a higher bound changes no value
 
 
 def lake_type(col: Column) -> str:

@@ -245,9 +245,14 @@ _KEY_QUERY = b"""
 # The key has to be in the old image of updates and deletes.  With the identity USING INDEX only
 # that index's columns are, not those of another primary key; with FULL any unique index over not-null
 # columns will do.  A deferrable one counts for nothing: within a transaction two rows may have the same key.
+#
+# Rows from before a column have its missing value, or NULL if there is none.  They have others, which nothing tells, if there
+# is a default all the same; a partitioned table itself has no missing values, but its partitions do; and whoever writes the
+# table anew forgets them, after which a column that is not null must have had a default.
 _QUERY = """
     with target as (
-        select c.oid, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident, c.relnatts
+        select c.oid, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident, c.relnatts,
+               c.relfilenode not in (0, c.oid) as rewritten
         from pg_class c join pg_namespace n on n.oid = c.relnamespace
         where {condition}
     ), indexes as (
@@ -272,7 +277,10 @@ _QUERY = """
                    'type_name', format_type(base.oid, base.typmod), 'not_null', a.attnotnull or base.not_null,
                    'base_oid', base.base_oid, 'element_oid', element.oid, 'delimiter', element.delimiter,
                    'number', a.attnum, 'missing', (a.attmissingval::text::text[])[1],
-                   'computed', (a.atthasdef or a.attidentity <> '') and not a.atthasmissing,
+                   'computed', not a.atthasmissing and (a.atthasdef or a.attidentity <> ''
+                       or t.rewritten and (a.attnotnull or base.not_null) or exists (
+                           select from pg_partition_tree(t.oid) p join pg_attribute l on l.attrelid = p.relid
+                           where t.relkind = 'p' and l.attname = a.attname and l.atthasmissing)),
                    'generated', a.attgenerated <> '')
                from pg_attribute a
                cross join lateral (select a.atttypid as oid, a.atttypmod as typmod) given
