@@ -54,6 +54,7 @@ from aqueduck.postgres.publications import (
     drop_publication,
     ensure_publication,
     give_identity,
+    published_since,
     refuse_foreign,
     refuse_without_columns,
     refuse_without_identity,
@@ -171,13 +172,15 @@ def prepare_group(
             log.warning("the slot was lost: all tables are copied again", group=group.name, reason=str(lost))
             drop_slot(conn, group.slot_name)
             stored = None
+        sent = published_since(conn, group.publication)
+        unsent = set() if group.users_publication else tables.keys() - sent.keys()
         with _undo_on_failure(conn, group):
             publish(conn, group, [t.schema for t in tables.values()])
             start = create_slot(conn, group.slot_name, group.plugin)
             position = start if stored is None else stored.position
             if stored is None:  # a new beginning, maybe in another cluster
                 renew = [table.source for table in group.tables]
-            for oid in _prepare_lake(lake, group, tables, refused, renew):
+            for oid in _prepare_lake(lake, group, tables, refused, renew, unsent):
                 forget_journal(directory, oid)
             if stored is None:
                 (directory / "confirmed").unlink(missing_ok=True)
@@ -355,11 +358,12 @@ def _prepare_lake(
     tables: dict[int, PreparedTable],
     refused: dict[str, AqueduckError],
     renew: Collection[str],
+    unsent: Collection[int],
 ) -> list[int]:
     """
     The lake's states are exactly those of the group's tables; what changed meanwhile waits for a new copy.
 
-    Returns the tables that the lake did not know, or knows no more.
+    So do tables in `unsent`, whose changes nobody has.  Returns the tables that the lake did not know, or knows no more.
     """
     ensure_table_states(lake)
     ensure_parking(lake)
@@ -373,7 +377,12 @@ def _prepare_lake(
     other = [
         known[oid] for oid, table in tables.items() if oid in known and is_other(known[oid], table.schema)
     ]
-    again = {state.oid for state in other}
+    missed = [
+        known[oid]
+        for oid, table in tables.items()
+        if oid in known and oid in unsent and table.initial_copy and known[oid] not in other
+    ]
+    again = {state.oid for state in (*other, *missed)}
     broken = [
         _broken(lake, known[oid], table) for oid, table in tables.items() if oid in known and oid not in again
     ]
@@ -382,6 +391,9 @@ def _prepare_lake(
         log.warning("table is copied again: its options changed", group=group.name, table=state.source)
         in_lake = tables[state.oid].schema.in_lake
         changed.append(replace(state, ready=False, copy_position=0, error=None, schema=in_lake))
+    for state in missed:
+        log.warning("table is copied again: it was not published", group=group.name, table=state.source)
+        changed.append(replace(state, ready=False, copy_position=0, error=None))
 
     def write() -> None:
         oids = [state.oid for state in gone]

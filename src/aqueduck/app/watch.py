@@ -1,8 +1,9 @@
 """
-Watch the source for what the stream does not tell: tables that are dropped, partitions that come and go with rows.
+Watch the source for what the stream does not tell: tables that are dropped or not sent, partitions that come and go with rows.
 
 `SourceWatch.look` reads the catalog and acts: a dropped table leaves the group, a table whose rows came or
-went with a partition is copied again, unless `on_partition_change` says to keep what the lake has.
+went with a partition is copied again, unless `on_partition_change` says to keep what the lake has.  One that somebody took
+out of our publication is published again, and copied.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import structlog
 
 from aqueduck.app.group import GroupRunner
 from aqueduck.app.group_tables import leave_table
+from aqueduck.app.prepare import publish
 from aqueduck.lake.commit import transact
 from aqueduck.lake.partition_marks import Marks, read_marks, write_marks
 from aqueduck.postgres.connection import connect
+from aqueduck.postgres.publications import published_since
 from aqueduck.postgres.server import flushed_position
 from aqueduck.postgres.structure import (
     Leaf,
@@ -43,6 +46,8 @@ class SourceWatch:
         """Tables that seem to have been truncated as a whole, and the position by which the stream must have told."""
         self._horizons: dict[int, int] = {}
         """When tables last were as their marks say: which transactions had ended by then."""
+        self._sent: dict[str, dict[int, int]] = {}
+        """What each group's publication sent at the last look."""
 
     def look(self, runner: GroupRunner) -> None:
         """Once; raises when the source cannot be asked."""
@@ -57,10 +62,33 @@ class SourceWatch:
                 if oid in runner.states and runner.states[oid].ready:  # otherwise its copy makes the marks
                     before = marks.get(oid) or marks_of(leaves, 0)
                     news[oid] = self._news(conn, oid, before, leaves)
+            sent = published_since(conn, runner.group.publication)
         _leave_dropped(runner, structure)
         for oid, found in news.items():
             if oid in runner.states and runner.states[oid].ready:
                 self._act(runner, oid, found, marks_of(structure.leaves[oid], horizon), marks.get(oid))
+        if not runner.group.users_publication:
+            self._publish_again(runner, sent)
+
+    def _publish_again(self, runner: GroupRunner, sent: dict[int, int]) -> None:
+        """Tables that were not sent for a while are sent, and copied; one that is being copied, once more after that."""
+        group, before = runner.group, self._sent.get(runner.group.name, {})
+        missed = [o for o in list(runner.tables) if o not in sent or before.get(o, sent[o]) != sent[o]]
+        if missed:
+            with connect(runner.config.source.dsn) as conn:
+                publish(conn, group, [t.schema for t in runner.tables.values()])
+                sent = published_since(conn, group.publication)
+        self._sent[group.name] = sent
+        for oid in missed:
+            if oid not in runner.tables:  # another group has it by now
+                continue
+            if runner.copier.is_copying(oid):
+                sent[oid] = 0
+                continue
+            table = runner.tables[oid].schema.qualified
+            log.warning("table is copied again: it was not published", group=group.name, table=table)
+            runner.copier.unsettled.add(oid)
+            runner.resync(oid)
 
     def _news(self, conn: psycopg.Connection[Any], oid: int, before: Marks, leaves: dict[int, Leaf]) -> News:
         """What matters of it: partitions that came with rows, went, or may have been emptied."""

@@ -27,6 +27,7 @@ __all__ = [
     "drop_publication",
     "ensure_publication",
     "give_identity",
+    "published_since",
     "publishes_exactly",
     "refuse_foreign",
     "refuse_without_columns",
@@ -80,6 +81,24 @@ def publishes_exactly(conn: Connection, name: str, tables: Sequence[TableSchema]
     with translate_errors(f"read the publication {name}", conn=conn):
         found = _read(conn, name)
     return found is not None and not found.all_tables and found.options_fit and _has_exactly(found, tables)
+
+
+def published_since(conn: Connection, name: str) -> dict[int, int]:
+    """
+    The tables that the publication sends whole, by OID, each with a mark that is another one once it was out of it.
+
+    Empty where there is no such publication, or one that does not send every kind of change.
+    """
+    with translate_errors(f"read the publication {name}", conn=conn):
+        found = _read(conn, name)
+        if found is None or found.all_tables or not found.options_fit or found.narrowed:
+            return {}
+        rows = conn.execute(
+            "select r.prrelid::int8, r.oid::int8 from pg_publication_rel r"
+            " join pg_publication p on p.oid = r.prpubid where p.pubname = %s",
+            (name,),
+        ).fetchall()
+    return dict(rows)
 
 
 def create_publication_sql(name: str, tables: Sequence[TableSchema]) -> str:
