@@ -48,7 +48,7 @@ from aqueduck.lake.table_states import (
     write_state,
 )
 from aqueduck.modes import UPSERT, TableMode
-from aqueduck.notes import read_confirmation
+from aqueduck.notes import Confirmation, note_confirmation, read_confirmation
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.publications import (
     drop_publication,
@@ -62,7 +62,7 @@ from aqueduck.postgres.publications import (
 )
 from aqueduck.postgres.published import publication_exists, refuse_narrowed
 from aqueduck.postgres.server import ServerInfo, read_server, require_logical_wal
-from aqueduck.postgres.slots import check_slot, create_slot, drop_slot, slot_info
+from aqueduck.postgres.slots import check_history, check_slot, create_slot, drop_slot, slot_info
 from aqueduck.postgres.tables import describe_table
 from aqueduck.projection import Projection
 from aqueduck.schema import TableName, TableSchema, lsn_text
@@ -172,6 +172,8 @@ def prepare_group(
             log.warning("the slot was lost: all tables are copied again", group=group.name, reason=str(lost))
             drop_slot(conn, group.slot_name)
             stored = None
+        if trust_slot and stored is not None:
+            _note_trusted(conn, group, directory / "confirmed", stored, lake_mark(lake, group.name))
         sent = published_since(conn, group.publication)
         unsent = set() if group.users_publication else tables.keys() - sent.keys()
         with _undo_on_failure(conn, group):
@@ -352,6 +354,16 @@ def _lost_slot(
     return None
 
 
+def _note_trusted(
+    conn: psycopg.Connection[Any], group: GroupConfig, note: Path, stored: Position, lake: str
+) -> None:
+    """Where the slot stands is as good as noted by ourselves: the capture looks at it again."""
+    info = slot_info(conn, group.slot_name)
+    stands = None if info is None else info.confirmed_flush_lsn
+    if stands is not None and stands > stored.position:
+        note_confirmation(note, Confirmation(stands, stored.position, lake))
+
+
 def _prepare_lake(
     lake: LakeSession,
     group: GroupConfig,
@@ -454,12 +466,7 @@ def _check_same_history(stored: Position | None, server: ServerInfo, group: Grou
             hint="point source.dsn to that cluster, use another group name or another lake,"
             " or set on_slot_loss: resync to copy all tables from this one",
         )
-    if stored.position > server.current_lsn and not server.in_recovery:
-        raise SlotLostError(
-            f"the server is at {lsn_text(server.current_lsn)}, behind the lake's {lsn_text(stored.position)}:"
-            " it was restored from an older backup",
-            hint="changes after the backup are in the lake, but not in the source: the tables need a new copy",
-        )
+    check_history(stored.position, server)
 
 
 @contextlib.contextmanager

@@ -31,11 +31,21 @@ from aqueduck.errors import (
     SourceUnreachableError,
     TableMissingError,
 )
-from aqueduck.notes import Confirmation, note_confirmation, note_mark, read_note, read_tables, write_note
+from aqueduck.notes import (
+    Confirmation,
+    note_confirmation,
+    note_mark,
+    read_confirmation,
+    read_note,
+    read_tables,
+    write_note,
+)
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.decoder import Commit, Decoder, warm_up
 from aqueduck.postgres.readers import open_reader
+from aqueduck.postgres.server import read_server
+from aqueduck.postgres.slots import check_history, check_slot, slot_info
 from aqueduck.postgres.stage import Stage
 from aqueduck.postgres.tables import describe_oid, has_key, resolve_type
 from aqueduck.postgres.wire import READ_BYTES, ReplicationStream, other_message_error, refuse_garbage
@@ -149,6 +159,8 @@ class Capture(threading.Thread):
         stream = self._acquire(max(self._committed, self._confirmed, self._seen))
         decoder = self._new_decoder()
         try:
+            if self._settings.lake:
+                self._refuse_another()
             self._read(stream, decoder)
         finally:
             self._next_ord, self._next_version = decoder.next_ord, decoder.next_version
@@ -216,6 +228,26 @@ class Capture(threading.Thread):
                     raise
                 delay = min(delay * 2, 4.0)
         raise AssertionError("unreachable")
+
+    def _refuse_another(self) -> None:
+        """
+        Raise if the slot, or the server, is not the one that we had before.
+
+        While nobody read it, a slot may have been made again, and another server may have taken over.  Looked at when the slot is ours.
+        """
+        s = self._settings
+        with connect(s.dsn) as conn:
+            server, info = read_server(conn), slot_info(conn, s.slot)
+        check_history(s.position, server)
+        check_slot(
+            info,
+            name=s.slot,
+            database=server.database,
+            position=max(s.position, self._confirmed),
+            lake=s.lake,
+            noted=read_confirmation(s.confirmed_path),
+            plugin=s.plugin,
+        )
 
     def _read(self, stream: ReplicationStream, decoder: Decoder) -> None:
         self._fill = self._frame_bytes = 0

@@ -1,7 +1,7 @@
 """
 Slots: read, create, drop, and the decision whether one still fits the lake.
 
-Everything is idempotent.  `check_slot` is pure.  Publications are in `publications`, the server
+Everything is idempotent.  `check_slot` and `check_history` are pure.  Publications are in `publications`, the server
 around both in `server`; what is read through a slot is the matter of `wire` and `capture`.
 """
 
@@ -26,6 +26,7 @@ __all__ = [
     "ServerInfo",
     "SlotInfo",
     "announced_slot",
+    "check_history",
     "check_slot",
     "create_slot",
     "drop_publication",
@@ -191,6 +192,16 @@ def check_slot(
         " it was re-created or moved by another",
         "; if nobody touched it and only state_dir was lost: aqueduck run --trust-slot",
     )
+
+
+def check_history(position: int, server: ServerInfo) -> None:
+    """Raise if the lake's `position` is none that this server has come by."""
+    if position > server.current_lsn and not server.in_recovery:
+        raise SlotLostError(
+            f"the server is at {lsn_text(server.current_lsn)}, behind the lake's {lsn_text(position)}:"
+            " it was restored from an older backup, or took over from one that was ahead of it",
+            hint="changes that the source lost are in the lake: the tables need a new copy (on_slot_loss: resync)",
+        )
 
 
 def _slot_query(version: int) -> str:
