@@ -110,3 +110,16 @@ def test_a_table_that_a_start_refused(db: Database, tmp_path: Path) -> None:
         db.execute("alter table t add primary key (id)")
         group.restart(TABLES)
         check(group)
+
+
+def test_a_table_whose_name_another_one_has_by_now(db: Database, tmp_path: Path) -> None:
+    """P-S13: a table that is added published the other one instead, and ours was not sent any more."""
+    db.execute(SETUP)
+    with whole_group(db, tmp_path, {"t": {}}) as group:
+        [oid] = group.runner.tables
+        db.execute("alter table t rename to t_before; create table t (id int primary key, v int)")
+        group.add("other")
+        db.execute("update t_before set v = 7; insert into t values (9, 9); insert into other values (1)")
+        group.apply()
+        assert db.value("select array_agg(prrelid::int8) @> array[%s::int8] from pg_publication_rel", (oid,))
+        assert group.read("select v from lake.main.t order by id") == [(7,), (7,)]

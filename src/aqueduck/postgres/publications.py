@@ -15,7 +15,7 @@ import psycopg
 import structlog
 from psycopg.rows import class_row
 
-from aqueduck.errors import NoKeyError, PrivilegeError, PublicationError
+from aqueduck.errors import NoKeyError, PrivilegeError, PublicationError, TableMissingError
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.quoting import identifier, table_identifier
 from aqueduck.postgres.tables import describe_oid
@@ -61,6 +61,7 @@ def ensure_publication(conn: Connection, name: str, tables: Sequence[TableSchema
         refuse_without_identity(table)
     with translate_errors(f"set up the publication {name}", conn=conn), conn.transaction():
         found = _read(conn, name)
+        tables = _as_named_now(conn, tables)
         if found is None:
             conn.execute(create_publication_sql(name, tables).encode())
             return
@@ -210,6 +211,22 @@ _PUBLISHED = """
     join pg_publication_tables p on p.pubname = %s and (p.schemaname, p.tablename) = (s.nspname, r.relname)
     where n.nspname = %s and c.relname = %s order by 2 desc limit 1
 """
+
+
+def _as_named_now(conn: Connection, tables: Sequence[TableSchema]) -> list[TableSchema]:
+    """The tables under their names of now: another one may have taken the name that we know."""
+    rows = conn.execute(
+        "select c.oid::int8, n.nspname::text, c.relname::text from pg_class c"
+        " join pg_namespace n on n.oid = c.relnamespace where c.oid = any (%s::oid[])",
+        ([table.oid for table in tables],),
+    ).fetchall()
+    names = {oid: (schema, name) for oid, schema, name in rows}
+    for table in tables:
+        if table.oid not in names:
+            raise TableMissingError(
+                f"the table {table.qualified} does not exist any more", table=table.qualified
+            )
+    return [replace(t, schema=names[t.oid][0], name=names[t.oid][1]) for t in tables]
 
 
 def _has_exactly(found: _Publication, tables: Sequence[TableSchema]) -> bool:
