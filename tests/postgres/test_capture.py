@@ -22,6 +22,7 @@ from aqueduck.postgres.registry import emit_heartbeat
 from aqueduck.postgres.slots import create_slot
 from aqueduck.postgres.stage import Stage
 from aqueduck.postgres.tables import describe_table
+from aqueduck.postgres.wire import READ_BYTES
 from aqueduck.schema import TableSchema, parse_lsn
 from aqueduck.typemap import cast_sql, lake_type
 from tests.fix_postgres import Database, wait_until
@@ -132,6 +133,16 @@ def test_an_idle_table_pins_no_wal(db: Database, start: Callable[..., Running]) 
     assert noted is not None
     assert noted.position >= run.confirmed()
     assert noted.durable == run.settings.position, "the lake stood still"
+
+
+def test_a_large_row_leaves_no_large_buffer(db: Database, start: Callable[..., Running]) -> None:
+    """P-S32: the memory of the largest row that ever came was kept until the end."""
+    running = start(db)
+    for size in (30_000_000, 1):
+        db.execute(f"insert into t values ({size}, repeat('x', {size}))")
+        running.wait_seen(running.position())
+    assert running.rows() == 2
+    assert running.capture._buf.nbytes == 2 * READ_BYTES
 
 
 def test_a_full_stage_pauses_the_reader_and_loses_nothing(

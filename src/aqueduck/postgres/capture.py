@@ -343,11 +343,13 @@ class Capture(threading.Thread):
         self._fill = rest
         self._frame_bytes = 0
         refuse_garbage(self._buf, rest)
+        size = 2 * READ_BYTES  # also after a large row has passed
         if rest >= 5 and self._buf[0] == ord("d"):
             # A row may be larger than what one read wants, or the buffer.
             need = self._frame_bytes = 1 + int.from_bytes(bytes(self._buf[1:5]), "big")
-            if need > self._buf.size:
-                self._buf = np.concatenate([self._buf[:rest], np.empty(need + READ_BYTES - rest, np.uint8)])
+            size = max(size, need + READ_BYTES)
+        if self._buf.size < self._frame_bytes or rest <= size < self._buf.size:
+            self._buf = np.concatenate([self._buf[:rest], np.empty(size - rest, np.uint8)])
 
     def _other_message(self) -> None:
         error = other_message_error(self._buf, self._fill)
