@@ -98,14 +98,8 @@ _ELEMENTS = {array: oid for row in TABLE for oid, array in row.oids.values()}
 _OTHER = TypeRow(TEXT, "string", Json.STRING, {})
 _BOX = 603
 _STRINGS = {25, 1043}  # text, character varying
-_BOUNDED = {
-    1043,
-    1562,
-    1083,
-    1114,
-    1184,
-    1266,
-}  # lengths, digits of a second: a higher bound changes no value
+# varchar(n), varbit(n), time(n), timestamp(n), with and without time zone: a higher bound changes no value.
+_BOUNDED = {1043, 1562, 1083, 1266, 1114, 1184}
 
 
 def lake_type(col: Column) -> str:

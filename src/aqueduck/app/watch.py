@@ -51,10 +51,10 @@ class SourceWatch:
 
     def look(self, runner: GroupRunner) -> None:
         """Once; raises when the source cannot be asked."""
-        dsn = runner.config.source.dsn
+        dsn, tables = runner.config.source.dsn, list(runner.tables)
         with connect(dsn) as conn:
             horizon = read_horizon(conn)
-            structure = read_structure(conn, list(runner.tables))
+            structure = read_structure(conn, tables)
             with runner.commit_lock:
                 marks = read_marks(runner.lake, runner.group.name) if structure.leaves else {}
             news: dict[int, News] = {}
@@ -68,12 +68,12 @@ class SourceWatch:
             if oid in runner.states and runner.states[oid].ready:
                 self._act(runner, oid, found, marks_of(structure.leaves[oid], horizon), marks.get(oid))
         if not runner.group.users_publication:
-            self._publish_again(runner, sent)
+            self._publish_again(runner, tables, sent)
 
-    def _publish_again(self, runner: GroupRunner, sent: dict[int, int]) -> None:
+    def _publish_again(self, runner: GroupRunner, tables: list[int], sent: dict[int, int]) -> None:
         """Tables that were not sent for a while are sent, and copied; one that is being copied, once more after that."""
         group, before = runner.group, self._sent.get(runner.group.name, {})
-        missed = [o for o in list(runner.tables) if o not in sent or before.get(o, sent[o]) != sent[o]]
+        missed = [o for o in tables if o not in sent or before.get(o, sent[o]) != sent[o]]
         if missed:
             with connect(runner.config.source.dsn) as conn:
                 publish(conn, group, [t.schema for t in runner.tables.values()])
