@@ -63,7 +63,6 @@ __all__ = [
     "parse_config",
 ]
 
-
 _GROUP_NAME = re.compile(r"[a-z0-9_]{1,40}")
 _MASTER = re.compile(r"local(\[(\d+|\*)(,\d+)?\])?|local-cluster\[[\d,]+\]|spark://.+|k8s://.+|yarn")
 _TABLE_OPTIONS = {"columns", "exclude", "rename", "mask", "where"}

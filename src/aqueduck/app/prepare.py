@@ -32,6 +32,7 @@ from aqueduck.errors import (
     SlotLostError,
     SourceUnreachableError,
     TableRecreatedError,
+    system_reason,
 )
 from aqueduck.lake.apply import check_target, ensure_target, make_target, refuse_names
 from aqueduck.lake.catalog import LakeSession, open_lake
@@ -197,9 +198,10 @@ def _made(directory: Path) -> Path:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        reason = (exc.strerror or "unknown reason").lower()
         hint = "let state_dir name a directory that this user may write"
-        raise ConfigError(f"the state directory {directory} cannot be made: {reason}", hint=hint) from exc
+        raise ConfigError(
+            f"the state directory {directory} cannot be made: {system_reason(exc)}", hint=hint
+        ) from exc
     return directory
 
 
