@@ -409,7 +409,7 @@ def test_a_run_survives_whatever_happens(lake: Lake) -> None:
     work.exclusive = failing
     report = maintain(work, EAGER)
     assert [t.table for t in report.tables] == ["main.u"], "the other table had its turn"
-    assert str(report.error).startswith("[aqueduck.error] OSError in failing")
+    assert str(report.error).startswith("[aqueduck.error] stale file handle: OSError in failing")
     report = maintain(work, EAGER)
     assert "KeyError in fails" in str(report.error)
     assert "cell" not in str(report.error)
