@@ -35,7 +35,7 @@ from aqueduck.schema import TableSchema
 __all__ = ["CopyItem", "CopyJob", "cancel_copies", "run_copy"]
 
 POOL = "copy"
-TASK_BYTES_MIN, TASK_BYTES_MAX = 32 << 20, 128 << 20
+TASK_BYTES_MIN, TASK_BYTES_MAX = 32 << 20, 256 << 20
 READERS = 2
 
 
