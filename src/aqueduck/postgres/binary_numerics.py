@@ -18,7 +18,7 @@ from aqueduck.postgres.pgoutput import Bytes, Ints
 __all__ = ["decode_decimals"]
 
 _NAN, _NEGATIVE = 0xC000, 0x4000
-_IS_NAN, _IS_NONE = -2, -1
+_IS_NULL, _IS_NONE = -2, -1
 
 
 def decode_decimals(
@@ -40,16 +40,19 @@ def _short(buf, p):
 
 
 @njit(cache=True, nogil=True)
-def _head(buf, p, n):
-    """Groups of digits (or what it is instead), the power of the first, whether it is negative."""
+def _head(buf, p, n, whole, digits):
+    """Of a cell: groups of digits (or what it is instead), how many are before `digits` of one more, whether it is negative."""
+    if n == -1:
+        return _IS_NULL, 0, False
     if n < 8:
         return _IS_NONE, 0, False
     groups, weight, sign = _short(buf, p), _short(buf, p + 2), _short(buf, p + 4)
     if sign == _NAN:
-        return _IS_NAN, 0, False
-    if n != 8 + 2 * groups or (sign != 0 and sign != _NEGATIVE):
+        return _IS_NULL, 0, False
+    before = (weight - 0x10000 if weight >= 0x8000 else weight) + whole + 1
+    if n != 8 + 2 * groups or (sign != 0 and sign != _NEGATIVE) or groups > max(before + (digits > 0), 0):
         return _IS_NONE, 0, False
-    return groups, weight - 0x10000 if weight >= 0x8000 else weight, sign == _NEGATIVE
+    return groups, before, sign == _NEGATIVE
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -66,23 +69,19 @@ def _decimals(buf, off, length, scale, most, out, validity):
     for i in range(length.size):
         out[i] = 0
         p = off[i]
-        if length[i] == -1:
+        groups, before, negative = _head(buf, p, length[i], whole, digits)
+        if groups == _IS_NULL:
             nulls += 1
             continue
-        groups, weight, negative = _head(buf, p, length[i])
-        if groups == _IS_NAN:
-            nulls += 1
-            continue
-        last = weight + whole + 1
-        if groups == _IS_NONE or groups > max(last + (digits > 0), 0):
+        if groups == _IS_NONE:
             return -1
         value = np.int64(0)
-        for k in range(last):
+        for k in range(before):
             if value > most // 10_000:
                 return -1
             value = value * 10_000 + _group(buf, p, groups, k)
         if digits > 0:
-            four = _group(buf, p, groups, last)
+            four = _group(buf, p, groups, before)
             if value > most // power or four % cut != 0:
                 return -1
             value = value * power + four // cut
@@ -117,22 +116,18 @@ def _long_decimals(buf, off, length, scale, most, out, validity):
         out[2 * i] = 0
         out[2 * i + 1] = 0
         p = off[i]
-        if length[i] == -1:
+        groups, before, negative = _head(buf, p, length[i], whole, digits)
+        if groups == _IS_NULL:
             nulls += 1
             continue
-        groups, weight, negative = _head(buf, p, length[i])
-        if groups == _IS_NAN:
-            nulls += 1
-            continue
-        last = weight + whole + 1
-        if groups == _IS_NONE or groups > max(last + (digits > 0), 0):
+        if groups == _IS_NONE:
             return -1
         parts[:] = 0
-        for k in range(last):
+        for k in range(before):
             if not _times_plus(parts, 10_000, _group(buf, p, groups, k), most):
                 return -1
         if digits > 0:
-            four = _group(buf, p, groups, last)
+            four = _group(buf, p, groups, before)
             if four % cut != 0 or not _times_plus(parts, power, four // cut, most):
                 return -1
         low = parts[0] | (parts[1] << 32)
