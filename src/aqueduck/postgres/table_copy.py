@@ -29,13 +29,13 @@ from aqueduck.errors import AqueduckError, CopyDisturbedError
 from aqueduck.moments import Moment
 from aqueduck.postgres import copybinary, copytext
 from aqueduck.postgres.connection import connect, translate_errors
+from aqueduck.postgres.kept_streams import kept_streams
 from aqueduck.postgres.pgoutput import gather
 from aqueduck.postgres.quoting import identifier, literal, table_identifier
 from aqueduck.postgres.wire import (
     SET_LOCAL_OUTPUT,
     CopyOutStream,
     connect_replication,
-    connect_wire,
     raise_failed,
 )
 from aqueduck.projection import blank_columns
@@ -236,13 +236,14 @@ def copy_sql(columns: str, chunk: Chunk, condition: str | None = None, options: 
 
 class ChunkReader:
     """
-    Reads chunks under a snapshot, one after the other, on a connection of its own.
+    Reads chunks under a snapshot, one after the other, on a connection that nobody else has meanwhile.
 
     Each in a transaction of its own: who locks several tables never meets one that waits for the second and has the first.
     """
 
     def __init__(self, dsn: str, snapshot: str) -> None:
-        self._stream = CopyOutStream(connect_wire(dsn))
+        self._dsn = dsn
+        self._stream = kept_streams.take(dsn)
         self._begin = (
             "begin isolation level repeatable read read only;"
             f" set transaction snapshot {literal(snapshot)}; {SET_LOCAL_OUTPUT}"
@@ -289,7 +290,7 @@ class ChunkReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stream.close()
+        kept_streams.keep(self._dsn, self._stream)
 
 
 def _published(table: TableSchema, condition: str | None = None) -> str | None:

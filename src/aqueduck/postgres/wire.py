@@ -420,6 +420,12 @@ class CopyOutStream:
             raise error_of(bytes(buf[at + 5 : at + length]), _COPY)
         return kind == "Z"
 
+    def is_idle(self) -> bool:
+        """Whether it can be used again: it is in no transaction, and the server has not said anything since, such as goodbye."""
+        if self._pgconn.transaction_status != pq.TransactionStatus.IDLE:
+            return False
+        return not any(select.select([self._pgconn.socket], [], [], 0))
+
     def close(self) -> None:
         if self._socket is not None:
             self._socket.detach()
