@@ -82,15 +82,15 @@ def test_each_reader_has_a_connection(db: Database, tmp_path: Path, monkeypatch:
 def test_a_failure_of_one_ends_both(db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left is not read in vain."""
     started: list[int] = []
-    start = CopyJob._start
+    copy = CopyJob._copy_item
 
     def fail_first(job: CopyJob, item: CopyItem, *others: object) -> object:
         started.append(item.chunk.number)
         if item.chunk.number == 0:
             raise AqueduckError("the first one fails")
-        return start(job, item, *others)  # type: ignore[arg-type]
+        return copy(job, item, *others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(CopyJob, "_start", fail_first)
+    monkeypatch.setattr(CopyJob, "_copy_item", fail_first)
     with made_job(db, tmp_path, "text") as job, pytest.raises(AqueduckError, match="the first one fails"):
         job.run(range(len(job.items)))
     assert len(started) < len(job.items)

@@ -1,18 +1,9 @@
-"""
-Arrow batches to Parquet files while more is read: a thread compresses, writes and syncs behind the reader.
-
-For rows that are the lake's values already, on local storage: a third less work than by a query.  A `WriteBehind`
-serves all files of a task, so that the server goes on with the next chunk while the last one is still written.
-"""
+"""Arrow batches to Parquet files: for rows that are the lake's values already, on local storage, a third less work than by a query."""
 
 from __future__ import annotations
 
-import contextlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,36 +13,11 @@ import pyarrow.parquet as pq
 from aqueduck.lake.files import ROW_GROUP_BYTES, WrittenFile, written_or_removed
 from aqueduck.lake.storage import join, make_directory, sync_file
 
-__all__ = ["WriteBehind", "write_arrow"]
+__all__ = ["write_arrow"]
 
-AHEAD = 2
 # A dictionary pays where values come again: so often at least, in a sample of so many rows.
 REPEATS_MIN, SAMPLE_ROWS = 4, 8192
 _FEW = pa.array(np.sort(np.random.default_rng(0).choice(SAMPLE_ROWS, 256, replace=False)))
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-class WriteBehind:
-    """Work in one thread, in order; whoever brings more than it keeps up with waits, so that memory stays fixed."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="write-behind")
-        self._waiting: deque[Future[object]] = deque()
-
-    def submit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        while len(self._waiting) >= AHEAD:
-            wait([self._waiting.popleft()])
-        future = self._thread.submit(work, *args, **kwargs)
-        self._waiting.append(future)  # type: ignore[arg-type]
-        return future
-
-    def __enter__(self) -> WriteBehind:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.shutdown(wait=True)
 
 
 def write_arrow(
@@ -59,43 +25,23 @@ def write_arrow(
     names: list[str],
     directory: str,
     name: str,
-    behind: WriteBehind,
     *,
     table: str | None = None,
-) -> Callable[[], WrittenFile]:
-    """
-    Write batches (one at least) as a file.
-
-    What it returns is to be submitted to `behind` as well: it makes the file safe on disk.
-    """
+) -> WrittenFile:
+    """Write batches (one at least) as a file; memory holds one row group of them."""
     path = join(directory, name)
-    written: list[Future[None]] = []
-    rows = 0
-
-    def finish() -> WrittenFile:
-        with written_or_removed(path, table):
-            with writer:
-                for part in written:
-                    part.result()
-            sync_file(path)
-            return WrittenFile(path, rows, Path(path).stat().st_size)
-
     with written_or_removed(path, table):
         make_directory(directory)
         groups = _row_groups(batches, names)
         group = next(groups)
-        writer = _open_writer(path, group)
-        try:
+        rows = 0
+        with _open_writer(path, group) as writer:
             while group is not None:
-                written.append(behind.submit(writer.write_table, group, row_group_size=group.num_rows))
+                writer.write_table(group, row_group_size=group.num_rows)
                 rows += group.num_rows
                 group = next(groups, None)
-        except BaseException:
-            wait(written)
-            with contextlib.suppress(OSError):  # it is removed in any case
-                writer.close()
-            raise
-    return finish
+        sync_file(path)
+        return WrittenFile(path, rows, Path(path).stat().st_size)
 
 
 def _open_writer(path: str, first: pa.Table) -> pq.ParquetWriter:

@@ -8,13 +8,13 @@ the stream's.  Where nothing is to be cast, Arrow writes the file; otherwise Duc
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 
-from aqueduck.lake.arrow_files import WriteBehind, write_arrow
+from aqueduck.lake.arrow_files import write_arrow
 from aqueduck.lake.engine import is_remote
 from aqueduck.lake.files import write_files
 from aqueduck.lake.projected import project_rows
@@ -51,27 +51,25 @@ def write_chunk(
     directory: str,
     name: str,
     chunk: int,
-    behind: WriteBehind,
     alone: AbstractContextManager[object],
     more: str = "",
     task_memory: int = TASK_MEMORY,
-) -> Callable[[], ChunkFile]:
+) -> ChunkFile:
     """
     Cast and write the rows of one chunk, a batch at a time; `more` are columns that all of them have besides.
 
-    What it returns is to be submitted to `behind`; the file is on disk afterwards.  `alone` is what those share who
-    share the task's memory: one of them has DuckDB at a time.
+    `alone` is what those share who share the task's memory: one of them has DuckDB at a time.
     """
     first, rest = _peek(batches)
     if first is None:
-        return lambda: ChunkFile(chunk, None, 0)
+        return ChunkFile(chunk, None, 0)
     cells = [
         cast_sql(c, f"n{i}") if _is_text(first, schema, i) else f"n{i}" for i, c in enumerate(schema.columns)
     ]
     if cells == first.schema.names and not more and not is_remote(data_path) and copies_cells(schema):
         names = [c.name for c in schema.columns]
-        finish = write_arrow(rest, names, directory, f"{name}.parquet", behind, table=schema.qualified)
-        return lambda: ChunkFile(chunk, (file := finish()).path, file.rows)
+        file = write_arrow(rest, names, directory, f"{name}.parquet", table=schema.qualified)
+        return ChunkFile(chunk, file.path, file.rows)
     typed = ", ".join(f"{cell} as {ident(c.name)}" for cell, c in zip(cells, schema.columns, strict=True))
     with alone, task_engine(data_path, len(schema.columns), task_memory) as con:
         con.register("aqueduck_chunk", pa.RecordBatchReader.from_batches(first.schema, rest))
@@ -80,8 +78,8 @@ def write_chunk(
             con, query, directory, f"{name}.parquet", columns=len(schema.columns), table=schema.qualified
         )
     if not files:  # a row filter may leave none
-        return lambda: ChunkFile(chunk, None, 0)
-    return lambda: ChunkFile(chunk, files[0].path, files[0].rows)
+        return ChunkFile(chunk, None, 0)
+    return ChunkFile(chunk, files[0].path, files[0].rows)
 
 
 def _is_text(batch: pa.RecordBatch, schema: TableSchema, index: int) -> bool:

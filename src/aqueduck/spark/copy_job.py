@@ -12,8 +12,8 @@ import functools
 import gc
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from pyspark.sql import SparkSession
 
 from aqueduck import faults
 from aqueduck.errors import AqueduckError, CopyDisturbedError, own_error
-from aqueduck.lake.arrow_files import WriteBehind
 from aqueduck.lake.copy_files import ChunkFile, write_chunk
 from aqueduck.lake.object_stores import know_store
 from aqueduck.lake.units import TASK_MEMORY
@@ -67,7 +66,7 @@ class CopyJob:
     """What DuckDB may use in a task, in bytes."""
 
     def run(self, numbers: Sequence[int]) -> list[ChunkFile]:
-        """Copy these items, two at a time: where one waits, for the server or the disk, the other goes on."""
+        """Copy these items, two at a time: while one is compressed, written or waited for, the server sends the other."""
         know_store(self.data_path, self.properties)
         left, readers, alone = deque(numbers), min(READERS, len(numbers)), threading.Lock()
         with ThreadPoolExecutor(readers) as pool:
@@ -76,34 +75,31 @@ class CopyJob:
         return [done[number] for number in numbers]
 
     def _copy(self, left: deque[int], alone: threading.Lock) -> dict[int, ChunkFile]:
-        """Copy items as long as some are left: the next one is read while the last one is still written."""
+        """Copy items as long as some are left."""
         try:
-            with ChunkReader(self.dsn, self.snapshot) as reader, WriteBehind() as behind:
-                files = {
-                    number: self._start(self.items[number], reader, behind, alone) for number in _taken(left)
-                }
-                return {number: file.result() for number, file in files.items()}
+            with ChunkReader(self.dsn, self.snapshot) as reader:
+                return {number: self._copy_item(self.items[number], reader, alone) for number in _taken(left)}
         except BaseException:
             left.clear()  # the task fails: the other reader need not go on
             raise
 
-    def _start(
-        self, item: CopyItem, reader: ChunkReader, behind: WriteBehind, alone: threading.Lock
-    ) -> Future[ChunkFile]:
+    def _copy_item(self, item: CopyItem, reader: ChunkReader, alone: threading.Lock) -> ChunkFile:
         read = reader.rows if copies_cells(item.schema) else reader.texts
-        finish = write_chunk(
+        done = write_chunk(
             read(item.schema.streamed, item.chunk),
             item.schema,
             data_path=self.data_path,
             directory=item.directory,
             name=item.name,
             chunk=item.chunk.number,
-            behind=behind,
             alone=alone,
             more=item.more,
             task_memory=self.task_memory,
         )
-        return behind.submit(_note, item, finish)
+        if item.note is not None:
+            write_note(Path(item.note), done.to_json(), sync=True)
+        faults.point("copy.chunk_written")
+        return done
 
     def tasks(self, cores: int) -> list[list[int]]:
         """
@@ -164,14 +160,6 @@ def _taken(left: deque[int]) -> Iterator[int]:
             yield left.popleft()
         except IndexError:
             return
-
-
-def _note(item: CopyItem, finish: Callable[[], ChunkFile]) -> ChunkFile:
-    done = finish()
-    if item.note is not None:
-        write_note(Path(item.note), done.to_json(), sync=True)
-    faults.point("copy.chunk_written")
-    return done
 
 
 @functools.cache
