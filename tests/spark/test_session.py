@@ -7,12 +7,14 @@ import socket
 import struct
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from aqueduck.errors import AqueduckError, SparkStartError
-from aqueduck.spark.quiet_worker import quiet_worker
+from aqueduck.spark.quiet_worker import quiet_planning, quiet_worker
 from aqueduck.spark.session import prepare_environment, session_settings
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
@@ -34,6 +36,35 @@ try:
     spark.range(1).select(udf(lambda _: 1 / 0)("id")).collect()
 except Exception as failure:
     assert "division by zero" in str(failure)
+"""
+
+PLANS = """
+import contextlib, psutil
+from pyspark.sql.datasource import DataSource, DataSourceReader
+from aqueduck.spark.quiet_worker import quiet_planning
+from aqueduck.spark.session import build_session
+
+class Reader(DataSourceReader):
+    def read(self, partition):
+        yield (1,)
+
+class Source(DataSource):
+    def schema(self):
+        quiet_planning()
+        return "n int"
+
+    def reader(self, schema):
+        quiet_planning()
+        return Reader()
+
+spark = build_session("local[1]", {}, "test", driver_memory="512m")
+spark.dataSource.register(Source)
+assert spark.read.format("Source").load().collect() == [(1,)]
+planning = set()
+for process in psutil.Process().children(recursive=True):
+    with contextlib.suppress(psutil.Error):
+        planning |= {part for part in process.cmdline() if part.startswith("pyspark.sql.worker.")}
+print(*sorted(planning))
 """
 
 DOES_NOT_START = """
@@ -86,7 +117,7 @@ def test_workers_run_the_same_python() -> None:
     """An interpreter that the environment names for other programs is not used."""
     env = {**os.environ, "PYSPARK_PYTHON": "/usr/bin/python2"}
     prepare_environment(env, "local[1]")
-    assert env["PYSPARK_PYTHON"] == env["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    assert env["PYSPARK_PYTHON"] == sys.executable
 
 
 @pytest.mark.spark
@@ -95,6 +126,14 @@ def test_a_session_starts_quietly_with_our_settings(tmp_path: Path) -> None:
     result = run_python(STARTS, tmp_path)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.spark
+def test_spark_does_not_look_for_data_sources(tmp_path: Path) -> None:
+    """All of ours are registered; looking for others takes a process that stays.  Those that plan end without a word."""
+    result = run_python(PLANS, tmp_path)
+    planning = ("pyspark.sql.worker.create_data_source", "pyspark.sql.worker.plan_data_source_read")
+    assert (result.stdout.split(), result.stderr) == ([*planning], "")
 
 
 @pytest.mark.spark
@@ -114,3 +153,16 @@ def test_a_worker_whose_spark_is_gone_ends_without_a_traceback(monkeypatch: pyte
         with sparks:
             sparks.sendall(struct.pack("!i", 6) + b"secret")
         assert quiet_worker(ours, authenticated=False) == 1
+
+
+@pytest.mark.parametrize(("name", "quiet"), [("pyspark.daemon", True), ("aqueduck.app.cli", False)])
+def test_a_worker_that_plans_is_quiet_as_well(
+    monkeypatch: pytest.MonkeyPatch, name: str, quiet: bool
+) -> None:
+    """Its daemon is Spark's own, and calls what `worker` is there; nobody else's `worker` is touched."""
+    main = ModuleType("__main__")
+    main.__spec__ = ModuleSpec(name, None)
+    main.worker = other = object()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    quiet_planning()
+    assert main.worker is (quiet_worker if quiet else other)

@@ -27,6 +27,7 @@ __all__ = ["build_session", "prepare_environment", "session_settings"]
 
 _LOOPBACK = "127.0.0.1"
 _LOCAL = re.compile(r"local(\[.*\])?|local-cluster\[.*\]")
+_NO_COMMAND = "no-such-python"
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _JAVA_CAUSE = re.compile(r"^(?:: |Caused by: )?[\w.$]+(?:Exception|Error): (.+)$", re.MULTILINE)
@@ -113,7 +114,9 @@ def prepare_environment(env: MutableMapping[str, str], master: str) -> None:
     env.setdefault("MALLOC_TRIM_THRESHOLD_", str(64 << 20))
     env.setdefault("MALLOC_MMAP_THRESHOLD_", str(32 << 20))
     env.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-    env["PYSPARK_PYTHON"] = env["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    env["PYSPARK_PYTHON"] = sys.executable
+    # With a command that there is not, Spark does not look for packages with data sources: a process less, and a second.
+    env["PYSPARK_DRIVER_PYTHON"] = _NO_COMMAND
     env["JAVA_HOME"] = str(make_shim(find_java(env)))
     if _LOCAL.fullmatch(master):
         env["SPARK_LOCAL_IP"] = _LOOPBACK

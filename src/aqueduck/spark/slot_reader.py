@@ -19,6 +19,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 
 from aqueduck import faults
 from aqueduck.postgres.capture_settings import CaptureSettings
+from aqueduck.spark.quiet_worker import quiet_planning
 
 if TYPE_CHECKING:
     from aqueduck.postgres.capture import Capture
@@ -30,6 +31,8 @@ IDLE_SECONDS = 0.2  # how long a question for the latest offset may wait for an 
 
 S = TypeVar("S", bound="Stage")
 C = TypeVar("C", bound="Capture")
+
+quiet_planning()  # every worker that plans imports this module
 
 
 class SlotReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[S, C]):
