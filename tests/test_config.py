@@ -181,6 +181,11 @@ def test_the_connection_string_comes_from_the_environment() -> None:
         ({**SMALLEST, "groups": [{"name": "a"}, {"name": "a"}]}, "the group name a stands 2 times"),
         (lake(catalog="mysql:db"), "lake.catalog: must be postgres:"),
         (lake(data_path=""), "lake.data_path: must not be empty"),
+        (
+            lake(data_path="ftp://bucket/x"),
+            "lake.data_path: must be a directory, or a URL that begins with s3,",
+        ),
+        (lake(data_path="file:///srv/x"), "lake.data_path: must be a directory"),
         (lake(inline_rows=-1), "lake.inline_rows: input should be greater than or equal to 0"),
         ({**SMALLEST, "server": {"port": 99999}}, "server.port: input should be less than or equal to 65535"),
         ({**SMALLEST, "server": {"host": "0.0.0.0"}}, "server: host is not a loopback address, so token_env"),

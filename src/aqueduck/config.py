@@ -33,6 +33,7 @@ from aqueduck.schema import TableName, parse_table_name
 from aqueduck.sections import (
     MIB,
     SCHEME,
+    DataPath,
     LakeTable,
     PostgresTable,
     Section,
@@ -92,7 +93,7 @@ class LakeConfig(Section):
 
     catalog: Text = Field(repr=False)
     """`postgres:…`, `sqlite:PATH`, or the path of a DuckDB file."""
-    data_path: Text
+    data_path: DataPath
     inline_rows: int = Field(default=1000, ge=0, le=1_000_000)
     properties: Properties = Field(default_factory=dict)
     """Of the object store where `data_path` is one; credentials are names of variables."""

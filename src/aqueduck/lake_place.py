@@ -22,7 +22,7 @@ from aqueduck.object_store import (
     read_properties,
     read_variable,
 )
-from aqueduck.sections import Section, Text
+from aqueduck.sections import DataPath, Section, Text
 
 __all__ = ["LakeKeys", "LakePlace", "PlainText", "lake_address", "resolve"]
 
@@ -51,7 +51,7 @@ class LakeKeys(Section):
     catalog: Text | None = Field(default=None, repr=False)
     catalog_env: Text | None = None
     metadata_schema: Text | None = None
-    data_path: Text
+    data_path: DataPath
     name: Text | None = None
     """What users call the catalog; for people only."""
     properties: Properties = Field(default_factory=dict, repr=False)

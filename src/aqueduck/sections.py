@@ -26,6 +26,7 @@ __all__ = [
     "MIB",
     "SCHEME",
     "Bytes",
+    "DataPath",
     "LakeTable",
     "PostgresTable",
     "Section",
@@ -48,6 +49,8 @@ MIB = 1 << 20
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 NAME_BYTES_MAX = 63
+STORES = ("s3", "gs", "gcs", "r2")
+"""Object stores that DuckDB can write to."""
 
 
 def slot_name(value: str) -> str:
@@ -67,7 +70,15 @@ def _lake_table(value: str) -> str:
     return str(parse_table_name(value, default_schema="main", fold_case=False))
 
 
+def _data_path(value: str) -> str:
+    scheme, separator, _ = value.partition("://")
+    if separator and scheme not in STORES:
+        raise ValueError(f"must be a directory, or a URL that begins with {', '.join(STORES)} and ://")
+    return value
+
+
 Text = Annotated[str, Field(min_length=1)]
+DataPath = Annotated[str, Field(min_length=1), AfterValidator(_data_path)]
 Bytes = Annotated[ByteSize, Field(gt=0)]
 SlotName = Annotated[str, AfterValidator(slot_name)]
 PostgresTable = Annotated[str, AfterValidator(_postgres_table)]
