@@ -71,7 +71,7 @@ begin
 end
 $$;
 
--- Columns, masks and row filter: their form.  Whether they fit the table is for the service to say.
+-- Columns, masks and row filter: their form.
 create or replace function aqueduck._check_options(options jsonb) returns void
 language plpgsql as $$
 declare
@@ -91,6 +91,25 @@ begin
     end loop;
     if options ? 'columns' and options ? 'exclude' then
         perform aqueduck._refuse('options has both columns and exclude', 'keep one of them');
+    end if;
+end
+$$;
+
+-- Whether the table has the columns that its options name; all else about them is for the service to say.
+create or replace function aqueduck._check_columns(source_oid bigint, parts text[], options jsonb) returns void
+language plpgsql stable as $$
+declare
+    missing text;
+begin
+    select string_agg(quote_ident(named.name), ', ' order by named.name) into missing
+    from (select jsonb_array_elements_text(coalesce(options -> 'columns', options -> 'exclude', '[]'))
+          union select jsonb_object_keys(coalesce(options -> 'rename', '{}') || coalesce(options -> 'mask', '{}'))
+         ) named (name)
+    where not exists (select from pg_catalog.pg_attribute a where a.attrelid = source_oid::oid
+        and a.attname = named.name and a.attnum > 0 and not a.attisdropped);
+    if missing is not null then
+        perform aqueduck._refuse(format('%I.%I has no column %s', parts[1], parts[2], missing),
+            'correct the name in its options; capitals count', '42703');
     end if;
 end
 $$;
@@ -131,6 +150,7 @@ begin
         return old.id;
     end if;
     perform aqueduck._check_target(in_group, aim, mode, source_column, tag);
+    perform aqueduck._check_columns(found_oid, parts, options);
     insert into aqueduck.table_mappings as m (group_id, source_oid, source_schema, source_table, target_schema,
         target_table, mode, copy, source_column, source_value, options)
     values (in_group.id, found_oid, parts[1], parts[2], aim[1], aim[2], add_table.mode, add_table.copy,
