@@ -90,7 +90,7 @@ def test_a_resync_while_it_is_copied_is_that_copy(group: WholeGroup, before: boo
 
 @pytest.mark.parametrize("before", BEFORE, ids=["after the chunks", "before the chunks"])
 def test_a_table_that_is_removed_and_added_while_it_is_copied(group: WholeGroup, before: bool) -> None:
-    """The copy of before is worth nothing: it would land in the target of before, with its mode."""
+    """P-S03: a table gets no state by work for another one.  The copy of before would land in the target of before, with its mode."""
     oid = oid_of(group)
 
     def other_target() -> None:
