@@ -151,6 +151,7 @@ def test_many_small_tables_start_and_stream(shared: Sync) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_thousand_small_tables_start_and_stream(sync_of: Any, db: Database) -> None:
     """1 000 small tables in one group are copied, and stream; the catalog is PostgreSQL, as for any large lake."""
     sync = sync_of("public.t0", copy=True)
