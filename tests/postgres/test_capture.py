@@ -16,6 +16,7 @@ from aqueduck.errors import AqueduckError, SlotActiveError
 from aqueduck.notes import read_confirmation, write_tables
 from aqueduck.postgres.capture import Capture
 from aqueduck.postgres.capture_settings import CaptureSettings
+from aqueduck.postgres.decoder import Decoder
 from aqueduck.postgres.embedded import EmbeddedPostgres
 from aqueduck.postgres.readers import open_reader
 from aqueduck.postgres.registry import emit_heartbeat
@@ -133,6 +134,33 @@ def test_an_idle_table_pins_no_wal(db: Database, start: Callable[..., Running]) 
     assert noted is not None
     assert noted.position >= run.confirmed()
     assert noted.durable == run.settings.position, "the lake stood still"
+
+
+def test_a_server_that_asks_does_not_take_back_what_was_noted(
+    db: Database, start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Hazard 4: after a restart on an idle database, before the first second is over.
+
+    Whoever was killed then took its own slot for one that was made again: the note said less than the slot.
+    """
+    run = start(db)
+    db.execute("insert into other select generate_series(1, 5000)")
+    target = run.position()
+    wait_until(lambda: run.confirmed() >= target, "the slot follows")
+    run.capture.stop()
+    monkeypatch.setattr("aqueduck.postgres.capture.STATUS_SECONDS", 20.0)  # only the first of them is due
+    monkeypatch.setattr(Decoder, "take_reply_request", lambda _: True)
+    again = Capture(run.settings, run.stage)
+    again.start()
+    try:
+        wait_until(lambda: again.seen >= target, "the capture has seen it")
+        time.sleep(0.5)
+        noted = read_confirmation(run.settings.confirmed_path)
+        assert noted is not None
+        assert noted.position >= run.confirmed() >= target > run.settings.position
+    finally:
+        again.stop()
 
 
 def test_a_large_row_leaves_no_large_buffer(db: Database, start: Callable[..., Running]) -> None:

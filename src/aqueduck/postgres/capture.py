@@ -258,8 +258,8 @@ class Capture(threading.Thread):
             confirm = self._position_to_confirm(decoder)
             due = now - sent_at >= STATUS_SECONDS
             idle_step = confirm > self._stage.durable and confirm > self._confirmed
-            if idle_step and not due:
-                confirm = self._confirmed  # once a second is enough where the lake did not move
+            if idle_step and not due:  # once a second is enough where the lake did not move
+                confirm, idle_step = self._confirmed, False
             if due or decoder.take_reply_request() or self._ask_reply or confirm > self._confirmed:
                 ask, self._ask_reply = self._ask_reply, False
                 if idle_step:
