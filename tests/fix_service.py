@@ -197,8 +197,18 @@ class Sync:
         return self._on_lake(query, "read_only")
 
     def change_lake(self, statement: str) -> None:
-        """Do something to the lake behind the service's back."""
-        self._on_lake(statement, "")
+        """Do something to the lake behind the service's back, as soon as the service lets go of its catalog."""
+
+        def changed() -> bool:
+            try:
+                self._on_lake(statement, "")
+            except duckdb.TransactionException as exc:
+                if "locked" not in str(exc):
+                    raise
+                return False
+            return True
+
+        wait_until(changed, "the catalog is free")
 
     def _on_lake(self, query: str, options: str) -> list[tuple[Any, ...]]:
         con = duckdb.connect(":memory:")

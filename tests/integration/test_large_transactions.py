@@ -83,6 +83,7 @@ class Memory:
     def __init__(self, sync: Sync) -> None:
         self._root = psutil.Process(sync.processes[-1].pid)
         report = sync.directory / "state" / sync.group / "capture.json"
+        wait_until(report.exists, "the capture runs", log=sync.log)
         self._capture = json.loads(report.read_text())["pid"]
         self._stop = threading.Event()
         self.megabytes: dict[str, int] = {}
