@@ -115,7 +115,7 @@ def prepare_environment(env: MutableMapping[str, str], master: str) -> None:
     env.setdefault("MALLOC_MMAP_THRESHOLD_", str(32 << 20))
     env.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     env["PYSPARK_PYTHON"] = sys.executable
-    # With a command that there is not, Spark does not look for packages with data sources: a process less, and a second.
+    # With a command that there is not, Spark does not look for data sources in packages: a process less, and a traceback when it ends.
     env["PYSPARK_DRIVER_PYTHON"] = _NO_COMMAND
     env["JAVA_HOME"] = str(make_shim(find_java(env)))
     if _LOCAL.fullmatch(master):
