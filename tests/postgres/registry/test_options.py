@@ -62,6 +62,7 @@ def test_a_column_that_is_not_there_is_refused_by_name(conn: Connection, options
     conn.execute("alter table a add x int")
     error = refused(conn, "add_table", source="a", options=options)
     assert 'public.a has no column "X"' in str(error)
+    assert (error.code, error.hint) == ("config.invalid", "correct the name in its options; capitals count")
     conn.execute('alter table a rename x to "X"')
     call(conn, "add_table", source="a", options=options)
     conn.execute('alter table a rename "X" to z')

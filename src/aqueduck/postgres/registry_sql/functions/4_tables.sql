@@ -109,7 +109,7 @@ begin
         and a.attname = named.name and a.attnum > 0 and not a.attisdropped);
     if missing is not null then
         perform aqueduck._refuse(format('%I.%I has no column %s', parts[1], parts[2], missing),
-            'correct the name in its options; capitals count', '42703');
+            'correct the name in its options; capitals count');
     end if;
 end
 $$;
