@@ -60,16 +60,16 @@ def bench_copy(console: Console, rows: int | None) -> dict[str, Any]:
             meters.append(meter)
         _verify(bench)
         times = [meter.seconds for meter in meters]
-        alone, synced = ([pair[part] for pair in alternatives] for part in (0, 1))
+        unsynced, synced = (list(part) for part in zip(*alternatives, strict=True))
         return {
             "bench": "copy",
             "rows": n,
             "rounds": ROUNDS,
             "limit_rows_per_s": round(n / statistics.median(limits)),
-            "alternative_rows_per_s": round(n / statistics.median(alone)),
+            "alternative_rows_per_s": round(n / statistics.median(unsynced)),
             "rows_per_s": round(n / statistics.median(times)),
             "ratio": _ratio(limits, times),
-            "ratio_to_alternative": _ratio(alone, times),
+            "ratio_to_alternative": _ratio(unsynced, times),
             "ratio_to_synced_alternative": _ratio(synced, times),
             "cpu_s_per_million": round(statistics.median(m.cpu_seconds for m in meters) * 1e6 / n, 2),
             "peak_rss_mb": round(max(m.peak_python_bytes for m in meters) / 1e6),
