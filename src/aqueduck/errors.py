@@ -24,6 +24,7 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     ├── LakeError                    (family: DuckLake)
     │   ├── CatalogUnreachableError  lake.catalog
     │   ├── DataPathError            lake.data_path
+    │   ├── EncryptedLakeError       lake.encrypted
     │   ├── LakeBusyError            lake.conflict       retried
     │   ├── LakeWriteError           lake.write          retried
     │   ├── ValueCastError           lake.value
@@ -83,6 +84,7 @@ __all__ = [
     "CopyDisturbedError",
     "DataPathError",
     "DuplicateKeyError",
+    "EncryptedLakeError",
     "EventError",
     "EventValueError",
     "HttpError",
@@ -351,6 +353,12 @@ class DataPathError(LakeError):
     """The lake's data path cannot be written or is not the one the catalog knows."""
 
     code = "lake.data_path"
+
+
+class EncryptedLakeError(LakeError):
+    """The lake is encrypted: DuckLake could not read files that somebody else wrote."""
+
+    code = "lake.encrypted"
 
 
 class LakeBusyError(LakeError):

@@ -15,6 +15,7 @@ from pathlib import Path
 from aqueduck.config import LakeConfig
 from aqueduck.errors import AqueduckError, CatalogUnreachableError, ConfigError, DataPathError, system_reason
 from aqueduck.lake.catalog import catalog_file, open_lake
+from aqueduck.lake.encryption import refuse_encrypted
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.quoting import identifier
 
@@ -108,7 +109,8 @@ def _open(lake: LakeConfig) -> None:
 
     SQLite itself may leave its empty -wal and -shm files beside a catalog that it has read.
     """
-    open_lake(lake, read_only=True).close()
+    with open_lake(lake, read_only=True) as session:
+        refuse_encrypted(session.con, session.metadata)
 
 
 def file_catalog_problem(path: Path) -> str | None:

@@ -22,6 +22,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from aqueduck.config import LakeConfig
 from aqueduck.errors import CatalogUnreachableError, ConfigError, DataPathError, LakeWriteError, system_reason
+from aqueduck.lake.encryption import refuse_encrypted
 from aqueduck.lake.engine import is_remote, load_extension, new_connection, open_store
 from aqueduck.lake.failures import classify_attach, lake_errors
 from aqueduck.lake.object_stores import know_store
@@ -200,7 +201,7 @@ class LakeSession:
 def open_lake(
     cfg: LakeConfig, *, threads: int | None = None, memory_limit: str | None = None, read_only: bool = False
 ) -> LakeSession:
-    """Attach the lake, making it first unless it exists or `read_only` is asked for."""
+    """Attach the lake, making it first unless it exists or `read_only` is asked for; an encrypted one can only be read."""
     session = LakeSession(cfg, threads, memory_limit, read_only)
     if read_only:
         session.reopen()
@@ -229,6 +230,8 @@ def _attached(session: LakeSession) -> duckdb.DuckDBPyConnection:
             open_store(con, session.config.data_path)
         con.execute(_attach_statement(session.config, read_only=session.read_only))
         con.execute(_inline_statement(session.config.inline_rows))
+        if not session.read_only:
+            refuse_encrypted(con, session.metadata)
     except duckdb.Error as exc:
         con.close()
         raise classify_attach(exc, kind) from None  # the original quotes the connection string

@@ -23,6 +23,7 @@ import duckdb
 
 from aqueduck.errors import AqueduckError, CatalogUnreachableError, DataPathError, system_reason
 from aqueduck.lake.catalog import access_options, catalog_file, catalog_kind, catalog_place, extensions_for
+from aqueduck.lake.encryption import is_encrypted
 from aqueduck.lake.engine import is_remote, load_extension, new_connection
 from aqueduck.lake.failures import classify_attach, lake_errors
 from aqueduck.lake.object_stores import as_directory, create_secret, tune_uploads
@@ -184,6 +185,10 @@ class LakePool:
             options = ", ".join(_attach_options(place, read_only=read_only))
             address = "ducklake:" + catalog_place(place.catalog)
             _execute_patiently(con, f"attach {literal(address)} as {ident(alias)} ({options})")
+            lake = PooledLake(place, alias, con)
+            if not read_only and is_encrypted(con, lake.metadata):
+                with self._lock:
+                    self._load("httpfs")  # DuckDB encrypts with what this extension brings
         except duckdb.Error as exc:
             con.close()
             raise classify_attach(exc, kind) from None  # the original quotes the connection string
@@ -191,7 +196,7 @@ class LakePool:
             con.close()
             raise
         self.created += 1
-        return PooledLake(place, alias, con)
+        return lake
 
     def _allow(self, place: LakePlace, con: duckdb.DuckDBPyConnection) -> None:
         """The engine has the credentials of this place, also where others were used for the same path before."""

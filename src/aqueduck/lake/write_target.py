@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from aqueduck.errors import ConfigError, SchemaChangeError
 from aqueduck.lake.directories import stored_directory
+from aqueduck.lake.encryption import refuse_encrypted
 from aqueduck.lake.engine import is_remote, new_connection
 from aqueduck.lake.feed import is_nested, spark_type
 from aqueduck.lake.pool import LakePool, PooledLake
@@ -76,6 +77,7 @@ def open_target(pool: LakePool, place: LakePlace, order: WriteOrder, arrow: pa.S
     _check_names(order, arrow.names)
     columns = _types(arrow)
     with pool.use(place) as lake:
+        refuse_encrypted(lake.con, lake.metadata)
         if not _exists(lake, order.table):
             _make(lake, order, columns)
         stored = [
