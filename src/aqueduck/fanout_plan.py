@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from aqueduck.errors import ReservedColumnError
 from aqueduck.lake_place import LakePlace
@@ -47,6 +48,13 @@ class SourceColumn:
     type: str
     default: str | None = None
     """What rows have that are older than the column, as text."""
+    fields: tuple[SourceColumn, ...] = ()
+    """Of a struct its fields, of a list its element, of a map key and value; their types are DuckLake's names."""
+
+    @classmethod
+    def from_plain(cls, values: dict[str, Any]) -> SourceColumn:
+        """The reverse of `asdict`."""
+        return cls(**{**values, "fields": tuple(map(cls.from_plain, values.get("fields", ())))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,7 @@ class SourceTable:
     def from_json(cls, text: str) -> SourceTable:
         """The reverse of `asdict`; other keys are others' business."""
         values = json.loads(text)
-        return cls(values["uuid"], tuple(SourceColumn(**column) for column in values["columns"]))
+        return cls(values["uuid"], tuple(map(SourceColumn.from_plain, values["columns"])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +193,8 @@ def evolution(old: Sequence[SourceColumn], new: Sequence[SourceColumn]) -> list[
         known = before.get(column.id)
         if known is None:
             steps.append(Evolve("add", column.name, column.type, column.default))
+        elif known.fields and known.fields != column.fields:
+            return None
         elif known.type != column.type:
             if _nested(known.type) or _nested(column.type):
                 return None

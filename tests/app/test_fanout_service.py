@@ -448,6 +448,19 @@ def test_catching_up_once_ends_when_the_source_goes_away(
     assert away.asked == 1
 
 
+def test_catching_up_once_ends_after_its_tries(fan: Fan, serve: Serve) -> None:
+    """P-F09: rows that cannot be read fail every destination; `--once` ends with their names and the error."""
+    service = serve()
+    catch_up(service)
+    before = set(fan.directory.glob("source_data/**/*.parquet"))
+    fan.change("insert into lake.t select i, 'a', i from range(100, 200) r(i)")
+    for file in set(fan.directory.glob("source_data/**/*.parquet")) - before:
+        file.unlink()
+    with pytest.raises(LakeWriteError, match=r"2 destinations could not be written: one, two: \[lake\."):
+        catch_up(service)
+    assert {t.status.failures for t in service.tenants} == {3}
+
+
 def test_a_source_that_goes_away_while_a_gap_is_looked_at_ends_nothing(
     fan: Fan, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

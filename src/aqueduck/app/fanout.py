@@ -243,7 +243,7 @@ class FanoutService:
             log.warning("cycle failed", lane=lane, error=str(exc))
             self.tenants.failed(tenants, str(exc))
             for tenant in tenants:
-                tenant.known = False
+                tenant.known, tenant.alone = False, tenant.status.failures > 1
             return None
 
     def _watched(self, lane: str) -> tuple[Workers, Callable[[], bool]]:
@@ -310,8 +310,7 @@ class FanoutService:
             tenant.at(each.cursor)
             tenant.status.rows_before = each.rows - tenant.status.rows_here
             tenant.status.last_change_at = each.changed_at
-            tenant.known = True
-            tenant.recovered()
+            tenant.asked()
         self.status.moved_at = time.time()
 
     def _seed(self, tenants: Sequence[Tenant]) -> None:
@@ -353,7 +352,7 @@ class FanoutService:
             tenant.recovered()
         behind = [t for t in tenants if t.cursor != latest]
         if behind:
-            self._cycle(behind, latest, lane="side")
+            self._cycle([t for t in behind if t.alone][:1] or behind, latest, lane="side")
 
     def _note(self, tenants: Sequence[Tenant], result: CycleResult) -> None:
         self.tenants.note(tenants, result)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,18 @@ def catch_up(service: FanoutService, stopping: threading.Event) -> None:
         if not left:
             return
         if all(t.status.failures >= TRIES for t in left):
-            raise LakeWriteError(
-                f"{len(left)} destinations could not be written, {left[0].status.id} among them:"
-                f" {left[0].status.last_error}"
-            )
+            raise LakeWriteError(_failures({t.status.id: t.status.last_error or "" for t in left}))
         if not worked:
             stopping.wait(0.2)
+
+
+def _failures(errors: Mapping[str, str]) -> str:
+    """Destinations with their errors, those of the same error together."""
+    by_error: dict[str, list[str]] = {}
+    for name, error in errors.items():
+        by_error.setdefault(error, []).append(name)
+    told = "; ".join(f"{', '.join(sorted(names))}: {error}" for error, names in by_error.items())
+    return f"{len(errors)} destinations could not be written: {told}"
 
 
 def follow(

@@ -33,6 +33,8 @@ class Tenant:
         self.status = status
         self.known = False
         """Whether its lake was asked for the cursor."""
+        self.alone = False
+        """Jobs with it failed as a whole, more than once: it is tried without others."""
 
     @property
     def cursor(self) -> int | None:
@@ -47,12 +49,19 @@ class Tenant:
         """Whether the main lane serves it."""
         return self.known and self.cursor is not None and self.status.failures == 0
 
+    def asked(self) -> None:
+        """Its lake said where it is; one that failed stays failed until something was written to it."""
+        self.known = True
+        if self.status.failures == 0:
+            self.recovered()
+
     def due(self, now: float) -> bool:
         return self.status.retry_at is None or self.status.retry_at <= now
 
     def recovered(self) -> None:
         status = self.status
         status.failures, status.last_error, status.retry_at = 0, None, None
+        self.alone = False
         status.state = "live" if self.cursor is not None else "pending"
 
 

@@ -378,7 +378,11 @@ def _make_target(
 ) -> None:
     """The table with the source's columns; one that is ours and has others is made anew."""
     target = lake.table(destination.target)
-    if state is not None and state.is_about(destination) and state.source.columns != source.columns:
+    if (
+        state is not None
+        and state.is_about(destination)
+        and evolution(state.source.columns, source.columns) != []
+    ):
         lake.execute(f"drop table if exists {target}", doing="making a destination's table anew")
         lake.execute(f"delete from {lake.table(STATE)} where destination_id = ?", (destination.id,))
     columns = ", ".join(f"{ident(c.name)} {c.type}" for c in source.columns)

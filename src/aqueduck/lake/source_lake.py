@@ -21,6 +21,7 @@ from aqueduck.fanout_plan import (
     had_upkeep,
     readable_runs,
 )
+from aqueduck.lake.nested import cell
 from aqueduck.lake.pool import PooledLake
 from aqueduck.lake.sql import ident, literal
 from aqueduck.lake_place import LakePlace
@@ -114,18 +115,17 @@ class SourceLake:
             f" and {_alive('s', snapshot)}"
         )
         name = TableName(*names[0])
-        ids = {
-            column: (number, default)
-            for number, column, default in self._ask(
-                f"select column_id, column_name, initial_default from {meta}.ducklake_column c"
-                f" where table_id = {table_id} and parent_column is null and {_alive('c', snapshot)}"
-            )
-        }
+        parts = self._ask(
+            "select parent_column, column_id, column_name, column_type, initial_default"
+            f" from {meta}.ducklake_column c where table_id = {table_id} and {_alive('c', snapshot)}"
+            " order by column_order, column_id"
+        )
+        by_name = {column.name: column for column in _tree(parts)}
         described = self._ask(
             "select column_name, column_type from"
             f" (describe from {self._lake.table(name)} at (version => {snapshot}))"
         )
-        columns = tuple(SourceColumn(int(ids[c][0]), c, kind, ids[c][1]) for c, kind in described)
+        columns = tuple(replace(by_name[name], type=kind) for name, kind in described)
         return name, columns
 
     def refuse_gap(self, cursor: int, end: int) -> None:
@@ -260,7 +260,7 @@ class SourceLake:
         """The table's name at a lake snapshot, how each column of `source` is read there, and whether places are told."""
         table, columns = self._columns_at(table_id, at)
         then = {column.id: column for column in columns}
-        cells = tuple(_cell(then.get(column.id), column) for column in source.columns)
+        cells = tuple(cell(then.get(column.id), column) for column in source.columns)
         return table, cells, not any(column.name.lower() in PLACES for column in columns)
 
     def _ask(self, statement: str, parameters: Sequence[str] = ()) -> list[tuple[Any, ...]]:
@@ -282,10 +282,13 @@ def split_plan(plan: ReadPlan, parts: int) -> list[ReadPlan]:
     return [replace(plan, reads=tuple(piece)) for piece in pieces if piece]
 
 
-def _cell(then: SourceColumn | None, now: SourceColumn) -> str:
-    if then is None:
-        return f"cast({literal(now.default)} as {now.type})"
-    return ident(then.name) if then.type == now.type else f"cast({ident(then.name)} as {now.type})"
+def _tree(parts: Sequence[tuple[Any, ...]], parent: int | None = None) -> tuple[SourceColumn, ...]:
+    """Rows of the catalog's columns as columns with their fields."""
+    return tuple(
+        SourceColumn(int(number), name, kind, default, _tree(parts, number))
+        for above, number, name, kind, default in parts
+        if above == parent
+    )
 
 
 def _alive(table: str, snapshot: int) -> str:
