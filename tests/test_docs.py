@@ -244,9 +244,9 @@ def test_every_fault_point_is_documented_and_crashed_at() -> None:
 
 
 def test_every_decision_has_a_number_of_its_own() -> None:
-    """ADRs are numbered without gap or double, and their titles say the same number."""
+    """No two ADRs have the same number, and their titles say it."""
     files = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
-    assert [int(file.name[:4]) for file in files] == list(range(1, len(files) + 1))
+    assert len({file.name[:4] for file in files}) == len(files)
     for file in files:
         assert file.read_text(encoding="utf-8").startswith(f"# {int(file.name[:4])}. "), file.name
 

@@ -250,7 +250,7 @@ def test_settings_that_are_too_low_are_repaired_by_what_is_printed(
     low = {"wal_level": "replica", "max_replication_slots": 1, "max_wal_senders": 1}
     server = new_server(settings=low)
     with psycopg.connect(server.dsn, autocommit=True) as conn:
-        conn.execute("create table t (id int primary key)")
+        conn.execute("create table public.t (id int primary key)")
     config = config_for(server.dsn, tmp_path, "t")
     failed = failures(config)
     assert {name: type(result.error) for name, result in failed.items()} == {

@@ -84,21 +84,20 @@ def _check_postgres_catalog(lake: LakeConfig) -> str:
     try:
         with connect(dsn) as conn, translate_errors("read the lake's catalog", conn=conn):
             row = conn.execute(
-                "select to_regclass('ducklake_metadata') is not null, current_user::text, "
-                "coalesce(current_schema(), 'public')::text, "
-                "coalesce(has_schema_privilege(current_schema(), 'create'), false)"
+                "select to_regclass('public.ducklake_metadata') is not null, current_user::text, "
+                "coalesce(has_schema_privilege(to_regnamespace('public'), 'create'), false)"
             ).fetchone()
     except AqueduckError as exc:
         raise CatalogUnreachableError(f"the catalog: {exc.message}", hint=exc.hint) from exc
     assert row is not None
-    exists, role, schema, may_create = row
+    exists, role, may_create = row
     if exists:
         _open(lake)
         return "can be opened"
     if not may_create:
         raise CatalogUnreachableError(
-            f"the role {role} may not create the catalog's tables in the schema {schema}",
-            hint=f"grant create on schema {identifier(schema)} to {identifier(role)}",
+            f"the role {role} may not create the catalog's tables in the schema public",
+            hint=f"grant create on schema public to {identifier(role)}",
         )
     return "can be created"
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 import psycopg
 
-from aqueduck.postgres.connection import connect
-
 __all__ = ["SCHEMA", "TABLES", "ShopLoad", "create_shop"]
 
 TABLES = ("public.customers", "public.orders", "public.order_items")
@@ -56,7 +54,7 @@ _NAMES = (
 
 def create_shop(dsn: str, *, customers: int = 500) -> None:
     """The tables, and customers who were there before anybody watched."""
-    with connect(dsn) as conn:
+    with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(SCHEMA)
         conn.execute(
             "insert into customers (name, email, country, credit) select 'Early ' || g, 'early' || g || '@example.com',"
@@ -91,7 +89,7 @@ class ShopLoad:
 
     def _run(self) -> None:
         try:
-            with connect(self.dsn, autocommit=False) as conn:
+            with psycopg.connect(self.dsn) as conn:
                 began = time.monotonic()
                 while not self._stop.is_set():
                     self.step(conn)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from aqueduck.lake.object_stores import know_store
 from aqueduck.lake.sql import LAKE, ident, literal
 from aqueduck.modes import TableMode
 from aqueduck.schema import TableName, TableSchema
+from aqueduck.session_guards import with_search_path
 
 __all__ = [
     "METADATA",
@@ -36,6 +37,7 @@ __all__ = [
     "LakeSession",
     "SessionMemory",
     "access_options",
+    "attach",
     "catalog_file",
     "catalog_kind",
     "catalog_place",
@@ -228,7 +230,7 @@ def _attached(session: LakeSession) -> duckdb.DuckDBPyConnection:
         if is_remote(session.config.data_path):
             know_store(session.config.data_path, session.config.properties)
             open_store(con, session.config.data_path)
-        con.execute(_attach_statement(session.config, read_only=session.read_only))
+        attach(con.execute, session.config.catalog, _attach_statement(session.config, session.read_only))
         con.execute(_inline_statement(session.config.inline_rows))
         if not session.read_only:
             refuse_encrypted(con, session.metadata)
@@ -241,11 +243,26 @@ def _attached(session: LakeSession) -> duckdb.DuckDBPyConnection:
     return con
 
 
-def _attach_statement(cfg: LakeConfig, *, read_only: bool) -> str:
-    kind = catalog_kind(cfg.catalog)
-    options = [f"data_path {literal(cfg.data_path)}", *access_options(kind, read_only=read_only)]
-    place = "ducklake:" + catalog_place(cfg.catalog)
-    return f"attach {literal(place)} as {ident(LAKE)} ({', '.join(options)})"
+def _attach_statement(cfg: LakeConfig, read_only: bool) -> Callable[[str], str]:
+    options = [
+        f"data_path {literal(cfg.data_path)}",
+        *access_options(catalog_kind(cfg.catalog), read_only=read_only),
+    ]
+    return lambda place: f"attach {literal(f'ducklake:{place}')} as {ident(LAKE)} ({', '.join(options)})"
+
+
+def attach(execute: Callable[[str], object], catalog: str, statement: Callable[[str], str]) -> None:
+    """
+    Attach a lake by a `statement` about its catalog's place, so that a catalog in PostgreSQL runs nobody's functions.
+
+    A pooler that refuses to set the search path has to have it from the role, or goes without.
+    """
+    try:
+        execute(statement(catalog_place(catalog, guarded=True)))
+    except duckdb.Error as exc:
+        if "startup parameter" not in str(exc):
+            raise
+        execute(statement(catalog_place(catalog)))
 
 
 def access_options(kind: str, *, read_only: bool) -> list[str]:
@@ -275,8 +292,8 @@ def extensions_for(kind: str) -> list[str]:
     return ["ducklake", *([_SCANNERS[kind]] if kind in _SCANNERS else [])]
 
 
-def catalog_place(catalog: str) -> str:
-    """The catalog as DuckLake wants to see it."""
+def catalog_place(catalog: str, *, guarded: bool = False) -> str:
+    """The catalog as DuckLake wants to see it; `guarded` finds no functions but the server's own."""
     if catalog_kind(catalog) != "postgres":
         return catalog
     uri = catalog.startswith(("postgres://", "postgresql://"))
@@ -284,7 +301,8 @@ def catalog_place(catalog: str) -> str:
         parts = conninfo_to_dict(catalog if uri else catalog.partition(":")[2])
     except psycopg.ProgrammingError:
         raise ConfigError("lake.catalog has no valid PostgreSQL connection string after postgres:") from None
-    return "postgres:" + make_conninfo("", **{**_PATIENCE, **parts})
+    guard = {"options": with_search_path(parts.get("options"))} if guarded else {}
+    return "postgres:" + make_conninfo("", **{**_PATIENCE, **parts, **guard})
 
 
 def catalog_file(catalog: str) -> Path | None:

@@ -22,7 +22,7 @@ from typing import Any
 import duckdb
 
 from aqueduck.errors import AqueduckError, CatalogUnreachableError, DataPathError, system_reason
-from aqueduck.lake.catalog import access_options, catalog_file, catalog_kind, catalog_place, extensions_for
+from aqueduck.lake.catalog import access_options, attach, catalog_file, catalog_kind, extensions_for
 from aqueduck.lake.encryption import is_encrypted
 from aqueduck.lake.engine import is_remote, load_extension, new_connection
 from aqueduck.lake.failures import classify_attach, lake_errors
@@ -183,8 +183,11 @@ class LakePool:
             with self._lock:
                 self._allow(place, con)
             options = ", ".join(_attach_options(place, read_only=read_only))
-            address = "ducklake:" + catalog_place(place.catalog)
-            _execute_patiently(con, f"attach {literal(address)} as {ident(alias)} ({options})")
+            attach(
+                lambda statement: _execute_patiently(con, statement),
+                place.catalog,
+                lambda at: f"attach {literal(f'ducklake:{at}')} as {ident(alias)} ({options})",
+            )
             lake = PooledLake(place, alias, con)
             if not read_only and is_encrypted(con, lake.metadata):
                 with self._lock:

@@ -4,19 +4,22 @@ Connections to PostgreSQL, and the one boundary where its errors become ours.
 `connect` opens SQL connections from any libpq string, `translate_errors` goes around what is
 done with them.  What an error means is decided by `failures`.  The replication protocol is
 in `wire`.
+Each has the guards of `session_guards`.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import TransactionStatus
 
 from aqueduck.errors import AqueduckError, ConfigError, ConnectionLostError
 from aqueduck.postgres.failures import classify_connect_failure, classify_server_error, may_show
+from aqueduck.session_guards import SET_LOCAL_GUARDS, guard_session
 
 __all__ = [
     "classify_connect_failure",
@@ -49,10 +52,54 @@ def connect(
     defaults = {**_DEFAULTS, "application_name": application_name, "prepare_threshold": None}
     missing = {name: value for name, value in defaults.items() if name not in given}
     try:
-        return psycopg.connect(dsn, autocommit=autocommit, client_encoding="UTF8", **{**missing, **keywords})
+        conn = _Guarded.connect(dsn, autocommit=True, client_encoding="UTF8", **{**missing, **keywords})
     except psycopg.Error as exc:
         # Not as a cause: it repeats the host, which in a mistyped URI is a part of the password.
         raise classify_connect_failure(str(exc), role=given.get("user")) from None
+    try:
+        conn.guard()
+        conn.autocommit = autocommit
+    except BaseException:
+        conn.close()
+        raise
+    return conn
+
+
+class _GuardedCursor(psycopg.Cursor[Any]):
+    """Through a pooler, each transaction begins with the guards; everywhere else the session has them."""
+
+    def execute(self, query: Any, params: Any = None, **keywords: Any) -> _GuardedCursor:
+        conn = cast("_Guarded", self.connection)
+        if not conn.is_shared or conn.info.transaction_status != TransactionStatus.IDLE:
+            return super().execute(query, params, **keywords)
+        if not conn.autocommit:
+            super().execute(SET_LOCAL_GUARDS.encode())
+            return super().execute(query, params, **keywords)
+        with conn.transaction():
+            return super().execute(query, params, **keywords)
+
+
+class _Guarded(psycopg.Connection[Any]):
+    """A connection on which no statement of ours runs without the guards."""
+
+    is_shared = False
+    """Whether a pooler may give each transaction another server connection."""
+
+    def guard(self) -> None:
+        with translate_errors("set up the connection", conn=self):
+            guarded = self.execute(guard_session(self.info.backend_pid).encode()).fetchone()
+        if guarded is None:
+            self.is_shared = True
+            self.cursor_factory = _GuardedCursor
+
+    @contextlib.contextmanager
+    def transaction(
+        self, savepoint_name: str | None = None, force_rollback: bool = False
+    ) -> Iterator[psycopg.Transaction]:
+        with super().transaction(savepoint_name, force_rollback) as transaction:
+            if self.is_shared:
+                self.execute(SET_LOCAL_GUARDS.encode())
+            yield transaction
 
 
 def is_pooled(conn: psycopg.Connection[Any]) -> bool:
@@ -61,10 +108,7 @@ def is_pooled(conn: psycopg.Connection[Any]) -> bool:
 
     A pooler answers with a process number of its own making when we connect.
     """
-    with translate_errors("ask for the server's process", conn=conn):
-        row = conn.execute("select pg_backend_pid()").fetchone()
-    assert row is not None
-    return bool(row[0] != conn.info.backend_pid)
+    return isinstance(conn, _Guarded) and conn.is_shared
 
 
 @contextlib.contextmanager

@@ -65,10 +65,10 @@ class GroupLocks:
         self._names.add(name)
 
     def _open(self, name: str) -> Connection:
-        conn = connect(self._dsn, application_name="aqueduck lock")
+        conn = connect(self._dsn, application_name="aqueduck lock", autocommit=False)
         try:
             with translate_errors(f"lock the group {name}", conn=conn):
-                conn.execute("begin; set local idle_in_transaction_session_timeout = 0")
+                conn.execute("set local idle_in_transaction_session_timeout = 0")
                 row = conn.execute("select pg_try_advisory_xact_lock(%s)", (lock_key(name),)).fetchone()
             if row != (True,):
                 raise _locked(conn, name)

@@ -37,10 +37,9 @@ LOCK_SECONDS_MAX = 5
 _CHANGES = 4704367180466350177  # as in aqueduck._begin_change
 _WRITTEN_TABLES = "aqueduck.sync_groups, aqueduck.table_mappings, aqueduck.settings"
 _REFUSALS: dict[str, type[AqueduckError]] = {
-    "42P01": TableMissingError,
-    "42809": TableMissingError,
     "QD001": ConfigError,
     "QD002": NoKeyError,
+    "QD003": TableMissingError,
 }
 
 
@@ -74,6 +73,8 @@ class _Found:
     has_schema: bool
     may_use_schema: bool
     """Whether the role may create in the schema."""
+    foreign_owner: str | None
+    """Of the schema, where it is neither ours nor the administrators': a role that could change what is made in it."""
     owner: str | None
     """Of the tables; `None` without them."""
     is_owner: bool
@@ -161,6 +162,11 @@ def _refuse_to_create(found: _Found) -> None:
             f"the role {found.role} may not create the registry in the schema aqueduck of {found.database}",
             hint=f"grant usage, create on schema aqueduck to {to}",
         )
+    if found.foreign_owner is not None:
+        raise PrivilegeError(
+            f"the schema aqueduck belongs to {found.foreign_owner}, who could have functions run as {found.role}",
+            hint=f"run aqueduck init as {found.foreign_owner}, or: alter schema aqueduck owner to {to}",
+        )
 
 
 def _look(conn: Connection) -> _Found:
@@ -224,8 +230,7 @@ def _refusal(exc: psycopg.Error, conn: Connection) -> AqueduckError | None:
             f"the registry is not installed in the database {conn.info.dbname}, or is another version",
             hint="run: aqueduck init",
         )
-    ours = "function aqueduck._refuse" in (exc.diag.context or "")
-    refusal = _REFUSALS.get(exc.sqlstate or "") if ours else None
+    refusal = _REFUSALS.get(exc.sqlstate or "")
     return refusal(exc.diag.message_primary or "", hint=exc.diag.message_hint) if refusal else None
 
 
@@ -235,6 +240,8 @@ _LOOK = """
            n.oid is not null as has_schema,
            coalesce(has_schema_privilege(n.oid, 'create') and has_schema_privilege(n.oid, 'usage'), false)
                as may_use_schema,
+           case when n.nspowner in (d.datdba, r.oid) or o.rolsuper or not r.rolsuper and pg_has_role(n.nspowner, 'usage')
+                then null else o.rolname::text end as foreign_owner,
            pg_get_userbyid(v.relowner)::text as owner,
            coalesce(pg_has_role(v.relowner, 'usage'), false) as is_owner,
            coalesce(has_schema_privilege(n.oid, 'usage') and (
@@ -242,7 +249,8 @@ _LOOK = """
                    else has_table_privilege(c.oid, 'select') and has_table_privilege(c.oid, 'insert')
                        and has_table_privilege(c.oid, 'update') and has_table_privilege(c.oid, 'delete') end)
                from pg_class c where c.relnamespace = n.oid and c.relkind = 'r'), false) as may_write
-    from (select) nothing
-    left join pg_namespace n on n.nspname = 'aqueduck'
+    from pg_database d join pg_roles r on r.rolname = current_user
+    left join pg_namespace n on n.nspname = 'aqueduck' left join pg_roles o on o.oid = n.nspowner
     left join pg_class v on v.relnamespace = n.oid and v.relname = 'schema_version'
+    where d.datname = current_database()
 """

@@ -97,7 +97,7 @@ def flushed_position(dsn: str) -> int:
 def flush_wal(dsn: str) -> None:
     """Commit a little something, so that everything written before it is flushed, and decoded soon."""
     with connect(dsn) as conn, translate_errors("write a message to WAL", conn=conn):
-        conn.execute(_FLUSH)
+        _write_message(conn)
 
 
 def settled_position(
@@ -114,15 +114,15 @@ def settled_position(
                 raise SourceQueryError("transactions that were open did not end in time")
             time.sleep(0.1)
         position = _lsn(conn, "pg_current_wal_insert_lsn()")
-        conn.execute(_FLUSH)
+        _write_message(conn)
     return position
 
 
-# Without waiting for standbys, whatever the server wants of others.
-_FLUSH = (
-    "begin; set local synchronous_commit = local;"
-    " select pg_logical_emit_message(true, 'aqueduck', 'flush'); commit"
-)
+def _write_message(conn: psycopg.Connection[Any]) -> None:
+    with conn.transaction():
+        # Without waiting for standbys, whatever the server wants of others.
+        conn.execute("set local synchronous_commit = local")
+        conn.execute("select pg_logical_emit_message(true, 'aqueduck', 'flush')")
 
 
 def _lsn(conn: psycopg.Connection[Any], function: str) -> int:

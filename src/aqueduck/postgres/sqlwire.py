@@ -19,6 +19,7 @@ from psycopg import OperationalError, pq
 from aqueduck.errors import ConnectionLostError
 from aqueduck.postgres.pgoutput import Bytes
 from aqueduck.postgres.wire import connect_wire, raise_failed
+from aqueduck.session_guards import SET_LOCAL_GUARDS, guard_session
 
 __all__ = ["SqlConnection", "Stopped"]
 
@@ -43,15 +44,14 @@ class SqlConnection:
             self._socket.setblocking(False)
             with contextlib.suppress(OSError):  # a smaller buffer is only slower
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
-
-    @property
-    def is_pooled(self) -> bool:
+        self.is_pooled = False
         """Whether somebody stands between us and the server, and may change the server connection below us."""
-        [[pid]] = self.query("select pg_backend_pid()")
-        return pid != str(self._pgconn.backend_pid)
+        self.is_pooled = not self.query(guard_session(self._pgconn.backend_pid))
 
     def query(self, sql: str) -> list[tuple[str | None, ...]]:
-        """The rows of the last statement, as text."""
+        """The rows of the last statement, as text; several are one transaction."""
+        if self.is_pooled:
+            sql = f"{SET_LOCAL_GUARDS}; {sql}"
         with _lost_where_broken():
             self._pgconn.send_query(sql.encode())
             rows: list[tuple[str | None, ...]] = []

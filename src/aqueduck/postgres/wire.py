@@ -24,6 +24,7 @@ from aqueduck.errors import AqueduckError, ConnectionLostError, ProtocolError
 from aqueduck.postgres.failures import classify_connect_failure, classify_server_error
 from aqueduck.postgres.pgoutput import PG_EPOCH_US, Bytes
 from aqueduck.schema import lsn_text
+from aqueduck.session_guards import GUARDS
 
 __all__ = [
     "OUTPUT_OPTIONS",
@@ -48,8 +49,9 @@ CONNECT_SECONDS = 10
 MESSAGE_BYTES_MAX = (1 << 30) + (1 << 20)  # a row has less than 1 GiB
 OTHER_BYTES_MAX = 64 << 20
 
-#: how the server writes values: the same text whatever its own defaults are
+#: how the server writes values: the same text whatever its own defaults are; and whose functions it finds
 _OUTPUT = {
+    **GUARDS,
     "datestyle": "ISO",
     "intervalstyle": "postgres",
     "extra_float_digits": "1",

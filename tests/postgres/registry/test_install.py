@@ -137,6 +137,17 @@ def test_a_schema_that_an_administrator_made_is_used(any_db: Database, user: str
         assert install(conn)
 
 
+def test_a_schema_of_somebody_else_is_not_filled(any_db: Database, user: str) -> None:
+    """Its owner could replace the functions that others call, and make a schema of that name before anybody needs it."""
+    any_db.execute(f"create schema aqueduck authorization {identifier(user)}")
+    with connect(any_db.dsn) as admin:
+        with pytest.raises(PrivilegeError, match=f"belongs to {user}") as caught:
+            install(admin)
+        assert caught.value.hint is not None
+        run_all(any_db, caught.value.hint.partition("or: ")[2])
+        assert install(admin)
+
+
 def test_a_service_can_use_a_registry_of_somebody_else(any_db: Database, conn: Connection, user: str) -> None:
     """P-S24: `aqueduck init` may be run by an administrator; the grants are in the error."""
     with connect(any_db.dsn_for(user)) as service:

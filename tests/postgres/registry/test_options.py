@@ -29,7 +29,7 @@ def test_options_of_the_file_are_in_the_registry_and_follow_it(conn: Connection)
 
 def test_options_by_sql_are_kept_and_shown(conn: Connection) -> None:
     """The same call again changes nothing, another one is refused with a way out."""
-    conn.execute("alter table a add x int, add y int, add z int")
+    conn.execute("alter table public.a add x int, add y int, add z int")
     call(conn, "add_table", source="a", options=json.dumps(OPTIONS))
     call(conn, "add_table", source="a", options=json.dumps(OPTIONS))
     assert table(conn, "a").options == OPTIONS
@@ -59,12 +59,12 @@ def test_what_is_no_option_is_refused_by_name(conn: Connection, options: str, sa
 )
 def test_a_column_that_is_not_there_is_refused_by_name(conn: Connection, options: str) -> None:
     """P-S02: at the call, with its name; what was wanted with a column that got another name since is wanted still."""
-    conn.execute("alter table a add x int")
+    conn.execute("alter table public.a add x int")
     error = refused(conn, "add_table", source="a", options=options)
     assert 'public.a has no column "X"' in str(error)
     assert (error.code, error.hint) == ("config.invalid", "correct the name in its options; capitals count")
-    conn.execute('alter table a rename x to "X"')
+    conn.execute('alter table public.a rename x to "X"')
     call(conn, "add_table", source="a", options=options)
-    conn.execute('alter table a rename "X" to z')
+    conn.execute('alter table public.a rename "X" to z')
     call(conn, "add_table", source="a", options=options)
     assert table(conn, "a").options == json.loads(options)

@@ -24,7 +24,6 @@ from aqueduck.errors import VerifyDifferenceError
 from aqueduck.events_config import parse_events
 from aqueduck.lake.engine import load_extension
 from aqueduck.lake.sql import literal
-from aqueduck.postgres.connection import connect
 from aqueduck.postgres.embedded import EmbeddedPostgres
 from aqueduck.schema import lsn_text, parse_lsn
 
@@ -161,7 +160,7 @@ def _verify(bench: _Bench, before: int, rows: int) -> None:
 
 @contextlib.contextmanager
 def _bench(capture: str) -> Iterator[_Bench]:
-    with bench_server(SETTINGS) as (directory, server), connect(server.dsn) as conn:
+    with bench_server(SETTINGS) as (directory, server), psycopg.connect(server.dsn, autocommit=True) as conn:
         conn.execute(TABLE.encode())
         conn.execute(f"create publication {PUBLICATION} for table sbtest".encode())
         config = {

@@ -12,6 +12,7 @@ import uuid
 from typing import Any
 
 import numpy as np
+import psycopg
 import pyarrow as pa
 from rich.console import Console
 
@@ -24,7 +25,6 @@ from aqueduck.lake.catalog import open_lake
 from aqueduck.lake.engine import load_extension
 from aqueduck.lake.sql import literal
 from aqueduck.lake.storage import sync_file
-from aqueduck.postgres.connection import connect
 
 __all__ = ["bench_copy", "bench_freshness"]
 
@@ -184,7 +184,7 @@ def _load(bench: Workbench, seconds: float) -> int:
     """Single-row transactions at a steady rate."""
     sent = 0
     done = threading.Event()
-    with connect(bench.server.dsn) as conn:
+    with psycopg.connect(bench.server.dsn, autocommit=True) as conn:
         began = time.monotonic()
         while not done.is_set() and time.monotonic() - began < seconds:
             conn.execute(f"insert into {FRESH_TABLES[sent % len(FRESH_TABLES)]} (v) values ('a row')")

@@ -23,7 +23,6 @@ import psycopg
 
 from aqueduck.app.service import SyncService
 from aqueduck.config import SyncConfig, parse_config
-from aqueduck.postgres.connection import connect
 from aqueduck.postgres.embedded import EmbeddedPostgres
 from aqueduck.schema import lsn_text, parse_lsn
 
@@ -159,7 +158,7 @@ def workbench(
     *, setup: str = TABLE, tables: Sequence[str] = ("sbtest",), capture: str = "stream"
 ) -> Iterator[Workbench]:
     """Everything started; everything gone afterwards."""
-    with bench_server(SETTINGS) as (directory, server), connect(server.dsn) as conn:
+    with bench_server(SETTINGS) as (directory, server), psycopg.connect(server.dsn, autocommit=True) as conn:
         conn.execute(setup.encode())
         service = SyncService(_config(server.dsn, directory, tables, capture))
         service.prepare()

@@ -3,7 +3,7 @@
 create or replace function aqueduck._setting_definitions()
 returns table (name text, kind text, default_value jsonb, lowest bigint, highest bigint, choices text[],
                levels text[], description text)
-language sql immutable as $$
+language sql immutable set search_path = pg_catalog, pg_temp as $$
     values
         ('flush_interval_ms', 'integer', '1000'::jsonb, 0, 3600000, null::text[], '{global,group}'::text[],
          'How often a batch starts; 0 starts each right after the last one.'),
@@ -51,7 +51,7 @@ $$;
 
 -- A number of bytes, written like 33554432, 512 MiB or 1GB.
 create or replace function aqueduck._parse_bytes(written text) returns numeric
-language sql immutable as $$
+language sql immutable set search_path = pg_catalog, pg_temp as $$
     select trunc(found[1]::numeric * case lower(found[2])
         when '' then 1 when 'b' then 1
         when 'kb' then 1e3 when 'mb' then 1e6 when 'gb' then 1e9 when 'tb' then 1e12
@@ -61,7 +61,7 @@ $$;
 
 -- The value as it is stored; unknown names and bad values are refused by name.
 create or replace function aqueduck._check_setting(name text, value text, level text) returns jsonb
-language plpgsql stable as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
     known record;
     number numeric;
@@ -93,20 +93,20 @@ $$;
 
 -- All settings of a level as one object; the values above the level are not among them.
 create or replace function aqueduck._check_settings(given jsonb, level text) returns jsonb
-language sql stable as $$
+language sql stable set search_path = pg_catalog, pg_temp as $$
     select coalesce(jsonb_object_agg(key, aqueduck._check_setting(key, value, level)), '{}')
     from jsonb_each_text(given)
 $$;
 
 -- What holds for every group: the defaults, and over them what was set globally.
 create or replace function aqueduck._global_settings() returns jsonb
-language sql stable as $$
+language sql stable set search_path = pg_catalog, pg_temp as $$
     select (select jsonb_object_agg(d.name, d.default_value) from aqueduck._setting_definitions() d)
         || coalesce((select jsonb_object_agg(s.name, s.value) from aqueduck.settings s), '{}')
 $$;
 
 create or replace function aqueduck.get_setting(name text, group_name text default null, source text default null)
-returns text language plpgsql stable as $$
+returns text language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
     mapping aqueduck.table_mappings;
     effective jsonb := aqueduck._global_settings();
@@ -127,7 +127,7 @@ $$;
 
 create or replace function aqueduck.set_setting(name text, value text, group_name text default null,
                                                 source text default null)
-returns void language plpgsql as $$
+returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     level constant text := case when source is not null then 'table' when group_name is not null then 'group'
         else 'global' end;
@@ -164,14 +164,14 @@ $$;
 
 create or replace function aqueduck.set_setting(name text, value bigint, group_name text default null,
                                                 source text default null)
-returns void language sql as $$
+returns void language sql set search_path = pg_catalog, pg_temp as $$
     select aqueduck.set_setting(name, value::text, group_name, source)
 $$;
 
 create or replace function aqueduck.list_settings()
 returns table (name text, value text, default_value text, lowest bigint, highest bigint, choices text[],
                levels text[], description text)
-language sql stable as $$
+language sql stable set search_path = pg_catalog, pg_temp as $$
     select d.name, coalesce(s.value, d.default_value) #>> '{}', d.default_value #>> '{}', d.lowest, d.highest,
            d.choices, d.levels, d.description
     from aqueduck._setting_definitions() d left join aqueduck.settings s using (name) order by d.name

@@ -1,7 +1,7 @@
 -- Groups: what is wanted of them.  The service makes and drops the slots and publications.
 
 create or replace function aqueduck._group(group_name text) returns aqueduck.sync_groups
-language plpgsql stable as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
     found_group aqueduck.sync_groups;
 begin
@@ -16,14 +16,14 @@ $$;
 
 -- Key of the advisory lock that the service holds for a group while it runs it.
 create or replace function aqueduck._lock_key(group_name text) returns bigint
-language sql immutable as $$
+language sql immutable set search_path = pg_catalog, pg_temp as $$
     select ('x' || encode(substr(sha256(convert_to('aqueduck.group:' || group_name, 'UTF8')), 1, 8), 'hex'))
         ::bit(64)::bigint
 $$;
 
 -- The groups that a service runs right now.
 create or replace function aqueduck._running_groups() returns setof bigint
-language sql stable as $$
+language sql stable set search_path = pg_catalog, pg_temp as $$
     select g.id from aqueduck.sync_groups g
     join pg_catalog.pg_locks l on l.locktype = 'advisory' and l.granted and l.objsubid = 1
         and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = current_database())
@@ -31,7 +31,7 @@ language sql stable as $$
 $$;
 
 create or replace function aqueduck._check_group(name text, publication text, slot_name text, capture text)
-returns void language plpgsql stable as $$
+returns void language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
     other record;
 begin
@@ -58,7 +58,7 @@ $$;
 
 create or replace function aqueduck.create_group(name text, publication text default null, slot_name text default null,
                                                  capture text default null, lake text default null)
-returns bigint language plpgsql as $$
+returns bigint language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     old aqueduck.sync_groups;
     made bigint;
@@ -90,7 +90,7 @@ end
 $$;
 
 create or replace function aqueduck.drop_group(name text, with_tables boolean default false)
-returns void language plpgsql as $$
+returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     old aqueduck.sync_groups;
     tables bigint;
@@ -110,7 +110,7 @@ end
 $$;
 
 create or replace function aqueduck._warn_of_file(created_by_file boolean, what text) returns void
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
     if created_by_file then
         raise notice '% is in the configuration file: change that too, or the next start undoes this', what;
@@ -119,7 +119,7 @@ end
 $$;
 
 create or replace function aqueduck._switch_group(name text, enabled boolean) returns void
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     old aqueduck.sync_groups;
 begin
@@ -133,13 +133,13 @@ end
 $$;
 
 create or replace function aqueduck.enable_group(name text) returns void
-language sql as $$ select aqueduck._switch_group(name, true) $$;
+language sql set search_path = pg_catalog, pg_temp as $$ select aqueduck._switch_group(name, true) $$;
 
 create or replace function aqueduck.disable_group(name text) returns void
-language sql as $$ select aqueduck._switch_group(name, false) $$;
+language sql set search_path = pg_catalog, pg_temp as $$ select aqueduck._switch_group(name, false) $$;
 
 create or replace function aqueduck.release_group(name text) returns void
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     old aqueduck.sync_groups;
 begin

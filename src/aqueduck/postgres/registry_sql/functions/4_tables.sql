@@ -3,7 +3,7 @@
 -- The one mapping of a source table.  A table that was renamed is found by its new name, one
 -- that was dropped by the name it had.
 create or replace function aqueduck._mapping(source text, group_name text default null)
-returns aqueduck.table_mappings language plpgsql stable as $$
+returns aqueduck.table_mappings language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
     parts constant text[] := aqueduck._parse_name(source, 'public', true);
     found_oid constant bigint := aqueduck._find_oid(parts);
@@ -31,7 +31,7 @@ $$;
 
 -- A mapping of the same table into the same lake; a group that no service has taken may be of any lake.
 create or replace function aqueduck._mapping_beside(in_group aqueduck.sync_groups, source_oid bigint, parts text[])
-returns aqueduck.table_mappings language sql stable as $$
+returns aqueduck.table_mappings language sql stable set search_path = pg_catalog, pg_temp as $$
     select m.* from aqueduck.table_mappings m join aqueduck.sync_groups g on g.id = m.group_id
     where m.removed_at is null and coalesce(g.lake = in_group.lake, true)
         and (m.source_oid = _mapping_beside.source_oid or (m.source_schema = parts[1] and m.source_table = parts[2]
@@ -43,7 +43,7 @@ $$;
 drop function if exists aqueduck._check_target(aqueduck.sync_groups, text[], bigint);
 create or replace function aqueduck._check_target(in_group aqueduck.sync_groups, target text[], mode text,
                                                   source_column text, source_value text)
-returns void language plpgsql stable as $$
+returns void language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
     other record;
 begin
@@ -63,7 +63,7 @@ end
 $$;
 
 create or replace function aqueduck._check_mode(mode text) returns void
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
     if mode is null or mode not in ('upsert', 'append', 'history', 'soft_delete') then
         perform aqueduck._refuse(format('the mode %L is not valid', mode), 'use upsert, append, history or soft_delete');
@@ -73,7 +73,7 @@ $$;
 
 -- Columns, masks and row filter: their form.
 create or replace function aqueduck._check_options(options jsonb) returns void
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     item record;
 begin
@@ -97,7 +97,7 @@ $$;
 
 -- Whether the table has the columns that its options name; all else about them is for the service to say.
 create or replace function aqueduck._check_columns(source_oid bigint, parts text[], options jsonb) returns void
-language plpgsql stable as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
     missing text;
 begin
@@ -121,7 +121,7 @@ create or replace function aqueduck.add_table(source text, target text default n
                                               mode text default 'upsert', copy boolean default true,
                                               source_column text default null, source_value text default null,
                                               options jsonb default '{}')
-returns bigint language plpgsql as $$
+returns bigint language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     parts constant text[] := aqueduck._parse_name(source, 'public', true);
     aim constant text[] := case when target is null then array['main', parts[2]]
@@ -167,7 +167,7 @@ drop function if exists aqueduck._check_same(aqueduck.table_mappings, aqueduck.s
 create or replace function aqueduck._check_same(old aqueduck.table_mappings, in_group aqueduck.sync_groups,
                                                 any_target boolean, target text[], mode text, source_column text,
                                                 source_value text, options jsonb)
-returns void language plpgsql stable as $$
+returns void language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
     shown constant text := format('%I.%I', old.source_schema, old.source_table);
 begin
@@ -191,7 +191,7 @@ $$;
 drop function if exists aqueduck._follow_source(aqueduck.table_mappings, bigint, text[]);
 create or replace function aqueduck._follow_source(old aqueduck.table_mappings, source_oid bigint, parts text[],
                                                    consent boolean)
-returns boolean language plpgsql as $$
+returns boolean language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     other constant boolean := coalesce(old.source_oid <> source_oid, false) or old.error_code = 'pg.table_recreated';
     wants_copy constant boolean := consent and coalesce(other, false);
@@ -211,7 +211,7 @@ $$;
 
 create or replace function aqueduck.remove_table(source text, drop_target boolean default false,
                                                  group_name text default null)
-returns void language plpgsql as $$
+returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     old aqueduck.table_mappings;
 begin
@@ -224,7 +224,7 @@ end
 $$;
 
 create or replace function aqueduck.move_table(source text, group_name text, from_group text default null)
-returns void language plpgsql as $$
+returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     old aqueduck.table_mappings;
     in_group aqueduck.sync_groups;
@@ -248,7 +248,7 @@ end
 $$;
 
 create or replace function aqueduck.resync_table(source text, group_name text default null)
-returns void language plpgsql as $$
+returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     old constant aqueduck.table_mappings := aqueduck._mapping(source, group_name);
 begin
@@ -258,7 +258,7 @@ end
 $$;
 
 create or replace function aqueduck.retry_table(source text, group_name text default null)
-returns void language plpgsql as $$
+returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     old constant aqueduck.table_mappings := aqueduck._mapping(source, group_name);
 begin
@@ -268,7 +268,7 @@ end
 $$;
 
 create or replace function aqueduck._switch_table(source text, group_name text, enabled boolean) returns void
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     old constant aqueduck.table_mappings := aqueduck._mapping(source, group_name);
 begin
@@ -280,7 +280,7 @@ end
 $$;
 
 create or replace function aqueduck.enable_table(source text, group_name text default null) returns void
-language sql as $$ select aqueduck._switch_table(source, group_name, true) $$;
+language sql set search_path = pg_catalog, pg_temp as $$ select aqueduck._switch_table(source, group_name, true) $$;
 
 create or replace function aqueduck.disable_table(source text, group_name text default null) returns void
-language sql as $$ select aqueduck._switch_table(source, group_name, false) $$;
+language sql set search_path = pg_catalog, pg_temp as $$ select aqueduck._switch_table(source, group_name, false) $$;

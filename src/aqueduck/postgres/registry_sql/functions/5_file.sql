@@ -2,7 +2,7 @@
 -- before and no longer names is removed.  What was made by SQL is left alone.
 
 create or replace function aqueduck._reconcile(file jsonb) returns bigint
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     lake constant text := file ->> 'lake';
     groups constant jsonb := file -> 'groups';
@@ -41,7 +41,7 @@ end
 $$;
 
 create or replace function aqueduck._put_group(wanted jsonb, lake text) returns int
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     group_name constant text := wanted ->> 'name';
     new_settings constant jsonb := aqueduck._check_settings(wanted -> 'settings', 'group');
@@ -78,7 +78,7 @@ $$;
 -- The mapping that already is what the file wants, but perhaps in another group.  One that has another
 -- target or mode is removed: it needs a new copy.
 create or replace function aqueduck._mapping_of_file(group_name text, wanted jsonb) returns aqueduck.table_mappings
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     parts constant text[] := array[wanted ->> 'source_schema', wanted ->> 'source_table'];
     old aqueduck.table_mappings := aqueduck._mapping_beside(aqueduck._group(group_name), aqueduck._find_oid(parts), parts);
@@ -94,7 +94,7 @@ end
 $$;
 
 create or replace function aqueduck._update_from_file(old aqueduck.table_mappings, group_name text, wanted jsonb)
-returns int language plpgsql as $$
+returns int language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     parts constant text[] := array[wanted ->> 'source_schema', wanted ->> 'source_table'];
     source_oid constant bigint := aqueduck._find_oid(parts);
@@ -118,7 +118,7 @@ $$;
 
 -- A table that does not exist, or has no key, is taken all the same: the service shows it as errored.
 create or replace function aqueduck._insert_from_file(group_name text, wanted jsonb) returns void
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     in_group constant aqueduck.sync_groups := aqueduck._group(group_name);
     new_settings constant jsonb := aqueduck._check_settings(wanted -> 'settings', 'table');
@@ -136,7 +136,7 @@ end
 $$;
 
 create or replace function aqueduck._remove_what_left_the_file(lake text, groups jsonb, kept bigint[]) returns bigint
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     names constant text[] := array(select value ->> 'name' from jsonb_array_elements(groups));
     removed bigint;

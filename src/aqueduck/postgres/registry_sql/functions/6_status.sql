@@ -2,7 +2,7 @@
 
 -- As it is called now, and as it was called last if it does not exist any more.
 create or replace function aqueduck._source_name(m aqueduck.table_mappings) returns text
-language sql stable as $$
+language sql stable set search_path = pg_catalog, pg_temp as $$
     select coalesce((select format('%I.%I', n.nspname, c.relname) from pg_catalog.pg_class c
                      join pg_catalog.pg_namespace n on n.oid = c.relnamespace where c.oid = m.source_oid::oid),
                     format('%I.%I', m.source_schema, m.source_table))
@@ -17,7 +17,7 @@ returns table (
     snapshot_lsn pg_lsn, applied_lsn pg_lsn, lag_bytes bigint, lag_seconds float8,
     copy_rows bigint, copy_bytes bigint, copy_bytes_total bigint, copy_share float8, copy_seconds float8,
     copy_seconds_left float8, parked_rows bigint, parked_bytes bigint, parked_since timestamptz)
-language sql stable as $$
+language sql stable set search_path = pg_catalog, pg_temp as $$
     select g.name, aqueduck._source_name(m), format('%I.%I', m.target_schema, m.target_table), m.mode,
            m.source_column, m.source_value, m.state, m.state_since, m.enabled and g.enabled,
            g.id = any (array(select aqueduck._running_groups())),
@@ -41,7 +41,7 @@ create or replace function aqueduck.tables()
 returns table (id bigint, group_name text, source text, target text, mode text, source_column text, source_value text,
                copy boolean, enabled boolean, state text, options jsonb, settings jsonb, created_by_file boolean,
                created_at timestamptz)
-language sql stable as $$
+language sql stable set search_path = pg_catalog, pg_temp as $$
     select m.id, g.name, aqueduck._source_name(m), format('%I.%I', m.target_schema, m.target_table), m.mode,
            m.source_column, m.source_value, m.copy, m.enabled, m.state, m.options, m.settings,
            m.created_by_file, m.created_at
@@ -55,7 +55,7 @@ returns table (
     slot_name text, slot_active boolean, wal_status text, confirmed_flush_lsn pg_lsn, retained_bytes bigint,
     staged_bytes bigint, paused boolean, last_sync_at timestamptz, restarts int, error_code text, error_message text,
     lake text, settings jsonb, created_by_file boolean, note text)
-language sql stable as $$
+language sql stable set search_path = pg_catalog, pg_temp as $$
     select g.name, g.enabled, r.running, t.tables, t.errored, g.capture, g.publication,
            g.slot_name, s.active, s.wal_status, coalesce(s.confirmed_flush_lsn, g.confirmed_flush_lsn), w.retained,
            g.staged_bytes, g.paused, g.last_sync_at, g.restarts, g.error_code, g.error_message,
