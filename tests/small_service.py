@@ -34,11 +34,13 @@ Table = str | dict[str, Any]
 """A table's name, or what a configuration says of it."""
 
 
-def small_config(db: Database, directory: Path, *tables: Table, catalog: str | None = None) -> SyncConfig:
+def small_config(
+    db: Database, directory: Path, *tables: Table, catalog: str | None = None, user: str = "postgres"
+) -> SyncConfig:
     """Written as `aqueduck.yaml` as well, for commands."""
     listed = [{"copy": False, **({"source": t} if isinstance(t, str) else t)} for t in tables]
     values = {
-        "source": {"dsn": db.dsn},
+        "source": {"dsn": db.dsn_for(user)},
         "lake": {"catalog": catalog or f"sqlite:{directory}/lake.sqlite", "data_path": f"{directory}/data"},
         "groups": [{"name": "test", "tables": listed}],
         "state_dir": f"{directory}/state",

@@ -41,8 +41,10 @@ class WholeGroup:
         name: str = "test",
         group: Options | None = None,
         salt_env: str | None = None,
+        user: str = "postgres",
     ) -> None:
         self.db, self.name = db, name
+        self._dsn = db.dsn_for(user)
         self.directory = directory
         self._group, self._salt_env = dict(group or {}), salt_env
         self.start(tables)
@@ -82,7 +84,7 @@ class WholeGroup:
 
     def _config(self, tables: Mapping[str, Options]) -> SyncConfig:
         values = {
-            "source": {"dsn": self.db.dsn},
+            "source": {"dsn": self._dsn},
             "lake": {
                 "catalog": f"sqlite:{self.directory}/lake.sqlite",
                 "data_path": f"{self.directory}/data",

@@ -8,6 +8,7 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── AuthenticationError      pg.auth
     │   ├── WalLevelError            pg.wal_level
     │   ├── PrivilegeError           pg.privilege
+    │   ├── RowSecurityError         pg.row_security
     │   ├── TableMissingError        pg.table_missing
     │   ├── TableRecreatedError      pg.table_recreated
     │   ├── NoKeyError               pg.no_key
@@ -105,6 +106,7 @@ __all__ = [
     "ResyncNeededError",
     "Retry",
     "RoutingError",
+    "RowSecurityError",
     "SchemaChangeError",
     "ServerStartError",
     "ServiceLockedError",
@@ -233,6 +235,12 @@ class PrivilegeError(SourceError):
     """The role lacks a right that it needs."""
 
     code = "pg.privilege"
+
+
+class RowSecurityError(SourceError):
+    """A policy of row-level security may hide rows of a table from the role."""
+
+    code = "pg.row_security"
 
 
 class TableMissingError(SourceError):

@@ -33,6 +33,7 @@ from aqueduck.postgres.publications import (
 from aqueduck.postgres.published import refuse_narrowed
 from aqueduck.postgres.quoting import identifier, literal, table_identifier
 from aqueduck.postgres.registry import check_registry, lake_of
+from aqueduck.postgres.row_security import refuse_row_security
 from aqueduck.postgres.server import ServerInfo, read_server
 from aqueduck.postgres.slots import check_slot, slot_info
 from aqueduck.postgres.tables import describe_table
@@ -186,6 +187,7 @@ def _check_table(
         raise PrivilegeError(
             f"the role {role} may not read {table.qualified}", hint="; ".join(grants), table=table.qualified
         )
+    refuse_row_security(conn, table)
     key = f"key {', '.join(in_lake.key)}" if in_lake.key else "no key"
     note = ", its replica identity will be set to full" if needs_identity else ""
     return f"{len(in_lake.columns)} columns, {key}{note}"

@@ -62,6 +62,7 @@ from aqueduck.postgres.publications import (
     refuse_without_key,
 )
 from aqueduck.postgres.published import publication_exists, refuse_narrowed
+from aqueduck.postgres.row_security import refuse_row_security
 from aqueduck.postgres.server import ServerInfo, read_server, require_logical_wal
 from aqueduck.postgres.slots import check_history, check_slot, create_slot, drop_slot, slot_info
 from aqueduck.postgres.tables import describe_table
@@ -234,6 +235,7 @@ def describe_tables(
                 conn, table.source, need_key=mode.needs_key, publication=group.users_publication
             )
             refuse_without_columns(schema)
+            refuse_row_security(conn, schema)
             if not group.users_publication:
                 refuse_foreign(conn, group.publication, schema)
             if mode.follows_keys:

@@ -18,6 +18,7 @@ from aqueduck.errors import (
     ConnectionLostError,
     PrivilegeError,
     PublicationError,
+    RowSecurityError,
     SlotActiveError,
     SlotConflictError,
     SlotLimitError,
@@ -87,6 +88,9 @@ def classify_server_error(
     if sqlstate.startswith(_LOST):
         return ConnectionLostError(text, table=table)
     match sqlstate:
+        case "42501" if "row-level security" in message:
+            hint = f"alter role {identifier(role) if role else '<role>'} bypassrls"
+            return RowSecurityError(text, hint=hint, table=table)
         case "42501":
             hint = fix or privilege_fix(message, role, table) or "grant the role this right"
             return PrivilegeError(text, hint=hint, table=table)

@@ -230,6 +230,7 @@ def _refuse_unreadable(conn: psycopg.Connection[tuple[object, ...]], table: Tabl
     """Say it before any task runs, with the statement that helps."""
     from aqueduck.errors import PrivilegeError
     from aqueduck.postgres.quoting import identifier, table_identifier
+    from aqueduck.postgres.row_security import refuse_row_security
 
     row = conn.execute(
         "select has_any_column_privilege(%s::oid, 'select'), current_user::text", (table.oid,)
@@ -237,6 +238,7 @@ def _refuse_unreadable(conn: psycopg.Connection[tuple[object, ...]], table: Tabl
     if row is not None and not row[0]:
         grant = f"grant select on {table_identifier(table)} to {identifier(str(row[1]))}"
         raise PrivilegeError("the role may not read the table", hint=grant, table=table.qualified)
+    refuse_row_security(conn, table)
 
 
 def _refuse_rewritten(conn: psycopg.Connection[Any], p: ChunkPartition) -> None:
