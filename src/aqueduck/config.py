@@ -8,7 +8,6 @@ tables exist and paths can be written is for `app` to check.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from collections import Counter
@@ -49,12 +48,12 @@ from aqueduck.sections import (
     read_yaml,
     refuse_repeated,
 )
+from aqueduck.server_config import ServerConfig, TokenConfig
 
 __all__ = [
     "GroupConfig",
     "LakeConfig",
     "MaintenanceConfig",
-    "ServerConfig",
     "SourceConfig",
     "SparkConfig",
     "SyncConfig",
@@ -287,35 +286,6 @@ class SparkConfig(Section):
         return value
 
 
-class ServerConfig(Section):
-    """Where the page, the API and the metrics listen, and who may use them."""
-
-    enabled: bool = True
-    host: Text = "127.0.0.1"
-    port: int = Field(default=8642, ge=0, le=65535)
-    token_env: VariableName | None = None
-    """Name of the variable that holds the token; the token itself is never in here."""
-    tls_cert: Text | None = None
-    tls_key: Text | None = None
-    stall_seconds: int = Field(default=120, ge=1, le=86_400)
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine can connect."""
-        try:
-            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
-        except ValueError:
-            return self.host == "localhost"
-
-    @model_validator(mode="after")
-    def _is_whole_and_safe(self) -> ServerConfig:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("needs both tls_cert and tls_key, or neither")
-        if self.enabled and not self.is_loopback and self.token_env is None:
-            raise ValueError("host is not a loopback address, so token_env is needed")
-        return self
-
-
 class MaintenanceConfig(Section):
     """What keeps a lake's files few and its past short; see docs/maintenance.md."""
 
@@ -378,6 +348,7 @@ _SECTIONS: Sections = {
     ("groups", "tables"): TableConfig,
     ("spark",): SparkConfig,
     ("server",): ServerConfig,
+    ("server", "tokens"): TokenConfig,
     ("maintenance",): MaintenanceConfig,
     ("tracing",): TracingConfig,
 }
@@ -430,20 +401,13 @@ def _with_absolute_paths(config: SyncConfig, base_dir: Path) -> SyncConfig:
     data_path = absolute_data_path(lake.data_path, base_dir)
     paths = {"catalog": absolute_catalog(lake.catalog, base_dir), "data_path": data_path}
     state_dir = absolute(config.state_dir, base_dir)
-    server = config.server
-    if server.tls_cert is not None and server.tls_key is not None:
-        tls = {
-            "tls_cert": absolute(server.tls_cert, base_dir),
-            "tls_key": absolute(server.tls_key, base_dir),
-        }
-        server = server.model_copy(update=tls)
     readers = tuple(absolute(path, base_dir) for path in config.maintenance.readers)
     maintenance = config.maintenance.model_copy(update={"readers": readers})
     return config.model_copy(
         update={
             "lake": lake.model_copy(update=paths),
             "state_dir": state_dir,
-            "server": server,
+            "server": config.server.with_absolute_paths(base_dir),
             "maintenance": maintenance,
         }
     )

@@ -43,6 +43,7 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── BadRequestError          http.request
     │   ├── TokenError               http.token
     │   ├── ReadOnlyError            http.read_only
+    │   ├── ScopeError               http.scope
     │   ├── NotFoundError            http.not_found
     │   └── MethodError              http.method
     ├── EventError                   (family: change events)
@@ -475,6 +476,13 @@ class ReadOnlyError(HttpError):
     """A request wants to change something, and the server has no token that would permit it."""
 
     code = "http.read_only"
+    status = 403
+
+
+class ScopeError(HttpError):
+    """A request wants to change something, and its token may only read."""
+
+    code = "http.scope"
     status = 403
 
 

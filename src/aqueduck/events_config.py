@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import ByteSize, Field, ValidationError
 
-from aqueduck.config import LakeConfig, ServerConfig, SparkConfig
+from aqueduck.config import LakeConfig, SparkConfig
 from aqueduck.envelope import Envelope
 from aqueduck.errors import ConfigError
 from aqueduck.events_sections import (
@@ -47,6 +47,7 @@ from aqueduck.sections import (
     read_file,
     read_yaml,
 )
+from aqueduck.server_config import ServerConfig, TokenConfig
 
 __all__ = [
     "DuckLakeSinkConfig",
@@ -113,6 +114,7 @@ _SECTIONS: Sections = {
     (): _Document,
     ("spark",): SparkConfig,
     ("server",): ServerConfig,
+    ("server", "tokens"): TokenConfig,
     **dict.fromkeys([(n,) for n in _TYPES], _Typed),
 }
 
@@ -172,7 +174,7 @@ def parse_events(text: str, *, base_dir: Path, env: Mapping[str, str], name: str
         sink=_with_absolute(sink, base_dir),
         state=state,
         envelope=document.envelope or source.envelope or "default",
-        server=_with_absolute(document.server, base_dir),
+        server=document.server and document.server.with_absolute_paths(base_dir),
         state_dir=absolute(state_dir, base_dir),
         **values,
     )
@@ -239,7 +241,7 @@ def _variable(where: str, variable: Any, env: Mapping[str, str], name: str) -> s
 
 def _with_absolute(section: Any, base_dir: Path) -> Any:
     update: dict[str, Any] = {}
-    for key in ("path", "dead_letter_path", "tls_cert", "tls_key"):
+    for key in ("path", "dead_letter_path"):
         if getattr(section, key, None):
             update[key] = absolute(getattr(section, key), base_dir)
     if isinstance(section, LakeConfig):

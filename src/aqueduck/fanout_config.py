@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from aqueduck.config import MaintenanceConfig, ServerConfig, SparkConfig
+from aqueduck.config import MaintenanceConfig, SparkConfig
 from aqueduck.errors import ConfigError
 from aqueduck.lake_place import LakeKeys, LakePlace, PlainText, lake_address, resolve
 from aqueduck.object_store import Properties
@@ -33,6 +33,7 @@ from aqueduck.sections import (
     read_yaml,
     refuse_repeated,
 )
+from aqueduck.server_config import ServerConfig, TokenConfig
 
 __all__ = [
     "DestinationConfig",
@@ -285,6 +286,7 @@ _SECTIONS: Sections = {
     ("poll",): PollConfig,
     ("pool",): PoolConfig,
     ("server",): FanoutServerConfig,
+    ("server", "tokens"): TokenConfig,
     ("instance",): InstanceConfig,
     ("instance", "partition"): PartitionConfig,
     ("spark",): SparkConfig,
@@ -362,13 +364,9 @@ def _with_absolute_paths(config: FanoutConfig, base_dir: Path) -> FanoutConfig:
         }
         return lake.model_copy(update=update)
 
-    tls = {
-        key: path and absolute(path, base_dir)
-        for key, path in (("tls_cert", config.server.tls_cert), ("tls_key", config.server.tls_key))
-    }
     return config.model_copy(
         update={
-            "server": config.server.model_copy(update=tls),
+            "server": config.server.with_absolute_paths(base_dir),
             "source": moved(config.source),
             "destinations": tuple(map(moved, config.destinations)),
             "dynamic": config.dynamic and moved(config.dynamic),

@@ -17,9 +17,9 @@ from aqueduck.app.cli import app
 from aqueduck.app.events import EventsService
 from aqueduck.app.events_run import run_events
 from aqueduck.app.events_status import EventsOverviews
-from aqueduck.config import ServerConfig
 from aqueduck.errors import AqueduckError, ServerStartError
 from aqueduck.events_config import load_events
+from aqueduck.server_config import ServerConfig
 from aqueduck.web.server import serve
 from tests.fix_events import Flow
 from tests.fix_postgres import Database, wait_until

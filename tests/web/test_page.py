@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from aqueduck.config import ServerConfig
 from aqueduck.lifecycle import TableState
 from aqueduck.overview import FanoutCounts, Problem, SeedOverview
+from aqueduck.server_config import ServerConfig
 from aqueduck.web.server import serve
 from tests.web.conftest import TOKEN, Client
 from tests.web.made_up import (

@@ -9,6 +9,7 @@ exact statement that fixes it as the hint.  Nothing is created.  What all flows 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 from aqueduck.app.check_lake import check_catalog, check_data_path, check_state_dir
@@ -38,6 +39,7 @@ from aqueduck.postgres.server import ServerInfo, read_server
 from aqueduck.postgres.slots import check_slot, slot_info
 from aqueduck.postgres.tables import describe_table
 from aqueduck.schema import TableSchema
+from aqueduck.web.server import check_server
 
 __all__ = ["run_checks"]
 
@@ -53,6 +55,7 @@ def run_checks(config: SyncConfig) -> list[CheckResult]:
         result_of("data path", check_data_path, config.lake),
         result_of("catalog", check_catalog, config.lake),
         result_of("state directory", check_state_dir, config.state_dir),
+        result_of("HTTP server", check_server, config.server, os.environ),
     ]
 
 

@@ -30,6 +30,7 @@ from aqueduck.postgres.events_table import check_events_table
 from aqueduck.postgres.published import check_publication, refuse_narrowed
 from aqueduck.postgres.server import ServerInfo, read_server
 from aqueduck.postgres.slots import slot_info
+from aqueduck.web.server import check_server
 
 __all__ = ["run_event_checks"]
 
@@ -39,6 +40,8 @@ def run_event_checks(config: EventsConfig) -> list[CheckResult]:
     results = list(_source_checks(config))
     results.append(result_of("state", _check_state, config))
     results.append(result_of("sink", _check_sink, config))
+    if config.server is not None:
+        results.append(result_of("HTTP server", check_server, config.server, os.environ))
     return results
 
 

@@ -11,10 +11,10 @@ import structlog
 
 from aqueduck.app.events import EventsService
 from aqueduck.app.events_status import EventsOverviews, note_error
-from aqueduck.config import ServerConfig
 from aqueduck.errors import AqueduckError, ServerStartError, ServiceLockedError
 from aqueduck.events_config import EventsConfig
 from aqueduck.schema import lsn_text
+from aqueduck.server_config import ServerConfig
 from aqueduck.web.server import serve
 
 __all__ = ["init_events", "run_events"]

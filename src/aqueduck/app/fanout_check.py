@@ -27,6 +27,7 @@ from aqueduck.lake.source_lake import ReadPlan
 from aqueduck.lake_place import LakePlace
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.quoting import identifier
+from aqueduck.web.server import check_server
 
 __all__ = ["init_fanout", "run_fanout_checks"]
 
@@ -44,6 +45,7 @@ def run_fanout_checks(config: FanoutConfig, env: Mapping[str, str] = os.environ)
             *_source_checks(service, pool),
             *_destination_checks(service, pool),
             result_of("state directory", check_state_dir, str(state_path(config).parent)),
+            result_of("HTTP server", check_server, config.server, env),
         ]
     finally:
         service.source.close()

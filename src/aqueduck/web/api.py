@@ -32,10 +32,14 @@ from aqueduck.errors import (
     HttpError,
     MethodError,
     NotFoundError,
+    ReadOnlyError,
+    ScopeError,
+    TokenError,
     own_error,
 )
 from aqueduck.overview import to_plain
 from aqueduck.web import answers
+from aqueduck.web.audit import Audit
 from aqueduck.web.auth import Guard
 from aqueduck.web.openapi import openapi_document
 from aqueduck.web.operations import OPERATIONS, PREFIX, Operation, Served, readiness
@@ -76,9 +80,10 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 def make_app(served: Served, guard: Guard) -> Starlette:
     """The application for one service."""
     by_path: dict[str, dict[str, Endpoint]] = defaultdict(dict)
+    audit = Audit()
     for operation in OPERATIONS:
         by_path[PREFIX + operation.path.replace("{source}", "{source:path}")][operation.method] = _endpoint(
-            operation, served
+            operation, served, audit
         )
     document = openapi_document(__version__)
     by_path[f"{PREFIX}/openapi.json"]["GET"] = lambda _: _done(JSONResponse(document))
@@ -86,19 +91,21 @@ def make_app(served: Served, guard: Guard) -> Starlette:
     by_path["/metrics"]["GET"] = lambda request: run_in_threadpool(_metrics, served, request)
     # A longer address first: the name of a table may hold slashes.
     paths = sorted(by_path, key=lambda path: (-path.count("/"), path))
-    routes = [_route(path, by_path[path], guard) for path in paths]
+    routes = [_route(path, by_path[path], guard, audit) for path in paths]
     free: dict[str, Endpoint] = {
         "/healthz": lambda _: _done(_healthz(served)),
         "/readyz": lambda request: _done(_readyz(served, guard, request)),
         **_page(),
     }
-    routes += [_route(path, {"GET": endpoint}, guard, free=True) for path, endpoint in free.items()]
+    routes += [_route(path, {"GET": endpoint}, guard, audit, free=True) for path, endpoint in free.items()]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _not_routed})
     app.router.redirect_slashes = False
     return app
 
 
-def _route(path: str, methods: dict[str, Endpoint], guard: Guard, *, free: bool = False) -> Route:
+def _route(
+    path: str, methods: dict[str, Endpoint], guard: Guard, audit: Audit, *, free: bool = False
+) -> Route:
     """All methods of one address, with what every answer has; `free` ones need no token."""
     allowed = sorted({*methods, "HEAD"} if "GET" in methods else methods)
 
@@ -109,12 +116,17 @@ def _route(path: str, methods: dict[str, Endpoint], guard: Guard, *, free: bool 
             if method not in methods:
                 raise MethodError(f"{request.method} is not possible here", hint=f"use {', '.join(allowed)}")
             if not free:
-                guard.check(request.headers.get("authorization"), changes=method != "GET")
+                request.state.token = guard.check(
+                    request.headers.get("authorization"), changes=method != "GET"
+                )
             response = await methods[method](request)
         except ClientDisconnect:
             raise
         except Exception as exc:  # noqa: BLE001 - whatever it is, the answer is JSON and holds no foreign text
-            response = _error(own_error(exc))
+            error = own_error(exc)
+            response = _error(error)
+            if isinstance(error, TokenError | ScopeError | ReadOnlyError):
+                audit.refusal(_client(request), error.code, request.method, path)
             if response.status_code == 405:
                 response.headers["allow"] = ", ".join(allowed)
         response.headers.update(HEADERS)
@@ -142,18 +154,24 @@ async def _done(response: Response) -> Response:
 # -- operations
 
 
-def _endpoint(operation: Operation, served: Served) -> Endpoint:
+def _endpoint(operation: Operation, served: Served, audit: Audit) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         params = _params(operation, request)
         body = await _body(operation, request)
         result = await run_in_threadpool(operation.run, served, params, body)
         if operation.changes:
-            log.info("request", method=operation.method, path=operation.path, **_names(params, body))
+            audit.change(
+                _client(request), request.state.token, operation.method, operation.path, _names(params, body)
+            )
         return Response(
             json.dumps(to_plain(result), default=str), operation.status, media_type="application/json"
         )
 
     return endpoint
+
+
+def _client(request: Request) -> str:
+    return request.client.host if request.client is not None else ""
 
 
 def _names(*models: Any) -> dict[str, Any]:
@@ -270,7 +288,7 @@ def _metrics(served: Served, request: Request) -> Response:
 def _events(served: Served, guard: Guard, request: Request) -> Response:
     if request.method == "HEAD":
         return Response(media_type="text/event-stream")
-    return StreamingResponse(_follow(served, guard.token is not None), media_type="text/event-stream")
+    return StreamingResponse(_follow(served, guard.can_change), media_type="text/event-stream")
 
 
 async def _follow(served: Served, may_change: bool) -> AsyncIterator[str]:

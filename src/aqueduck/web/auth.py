@@ -1,23 +1,22 @@
 """
-Who may ask for what: the token, and the names under which the server answers.
+Who may ask for what: the tokens, and the names under which the server answers.
 
-Changing anything needs the token, and without one nothing can be changed.  Reading needs it too unless the server is
-bound to a loopback address; there, only requests for a loopback name are answered, so that a web page
+Changing anything needs a token that may operate, and without one nothing can be changed.  Reading needs a token too unless
+the server is bound to a loopback address; there, only requests for a loopback name are answered, so that a web page
 elsewhere cannot read along through a name of its own that points here.
 """
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from aqueduck.config import ServerConfig
-from aqueduck.errors import BadRequestError, ConfigError, ReadOnlyError, TokenError
+from aqueduck.errors import BadRequestError, ReadOnlyError, ScopeError, TokenError
+from aqueduck.server_config import ServerConfig
+from aqueduck.web.tokens import Token, find_token, read_tokens
 
 __all__ = ["Guard", "make_guard"]
 
-TOKEN_LENGTH_MIN = 16
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -25,10 +24,14 @@ _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 class Guard:
     """The rules of one server."""
 
-    token: str | None = field(repr=False)
-    variable: str | None
+    tokens: tuple[Token, ...] = field(repr=False)
     is_loopback: bool
     host: str = "127.0.0.1"
+
+    @property
+    def can_change(self) -> bool:
+        """Whether any token permits changes."""
+        return any(token.scope == "operate" for token in self.tokens)
 
     def check_host(self, host: str) -> None:
         """Refuse names that are not ours, where we know which ones are."""
@@ -38,44 +41,37 @@ class Guard:
                 hint="ask http://127.0.0.1 or http://localhost",
             )
 
-    def check(self, authorization: str | None, *, changes: bool) -> None:
-        """Refuse what the sender may not do; a token that is sent has to be right in any case."""
-        if self.token is None:
-            if changes:
-                raise ReadOnlyError(
-                    "nothing can be changed over HTTP, because the server has no token",
-                    hint="set server.token_env and restart, or use SQL or the command line",
-                )
-            return
-        if authorization is None and self.is_loopback and not changes:
-            return
-        if not self.accepts(authorization):
+    def check(self, authorization: str | None, *, changes: bool) -> str | None:
+        """Refuse what the sender may not do; the name of the token that was sent, which has to be right in any case."""
+        if changes and not self.can_change:
+            raise ReadOnlyError(
+                "nothing can be changed over HTTP, because the server has no token that permits it",
+                hint="set server.token_env and restart, or use SQL or the command line",
+            )
+        if not self.tokens or (authorization is None and self.is_loopback and not changes):
+            return None
+        token = find_token(self.tokens, authorization)
+        if token is None:
             what = "a wrong token" if authorization else "no token"
             raise TokenError(
                 f"the request has {what}",
-                hint=f"send the header Authorization: Bearer, with the value of {self.variable}",
+                hint="send the header Authorization: Bearer, with a token of the section server",
             )
+        if changes and token.scope != "operate":
+            raise ScopeError(
+                f"the token {token.name} may only read",
+                hint="send a token whose scope is operate",
+            )
+        return token.name
 
     def accepts(self, authorization: str | None) -> bool:
-        """Whether the header holds the token; takes the same time whatever is wrong with it."""
-        scheme, _, given = (authorization or "").partition(" ")
-        expected = (self.token or "").encode()
-        same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), expected)
-        return same and bool(expected) and scheme.lower() == "bearer"
+        """Whether the header holds one of the tokens."""
+        return find_token(self.tokens, authorization) is not None
 
 
 def make_guard(server: ServerConfig, env: Mapping[str, str]) -> Guard:
-    """The rules that the configuration asks for; the token comes from the environment."""
-    token = None
-    if server.token_env is not None:
-        token = env.get(server.token_env, "")
-        if len(token) < TOKEN_LENGTH_MIN or not token.isascii() or any(c.isspace() for c in token):
-            raise ConfigError(
-                f"server.token_env: the variable {server.token_env} must hold at least {TOKEN_LENGTH_MIN} "
-                "characters, without spaces",
-                hint=f"export {server.token_env}=$(openssl rand -hex 32)",
-            )
-    return Guard(token, server.token_env, server.is_loopback, server.host)
+    """The rules that the configuration asks for; raises if a token is missing or weak."""
+    return Guard(read_tokens(server, env), server.is_loopback, server.host)
 
 
 def _without_port(host: str) -> str:

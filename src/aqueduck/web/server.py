@@ -18,20 +18,30 @@ from collections.abc import Iterator, Mapping
 import structlog
 import uvicorn
 
-from aqueduck.config import ServerConfig
 from aqueduck.errors import ServerStartError, system_reason
 from aqueduck.overview import Actions, Overviews
+from aqueduck.server_config import ServerConfig
 from aqueduck.web.api import make_app
 from aqueduck.web.auth import Guard, make_guard
+from aqueduck.web.connections import Listener, TimedProtocol
 from aqueduck.web.feed import Feed
 from aqueduck.web.operations import Served
 
-__all__ = ["serve"]
+__all__ = ["check_server", "serve"]
 
 log = structlog.get_logger()
 
 START_SECONDS_MAX = 30.0
 STOP_SECONDS_MAX = 10.0
+
+
+def check_server(config: ServerConfig, env: Mapping[str, str]) -> str:
+    """What a start asks of the section, without listening; raises like it."""
+    if not config.enabled:
+        return "none is wanted"
+    make_guard(config, env)
+    _check_tls(config)
+    return f"{config.host} port {config.port}"
 
 
 @contextlib.contextmanager
@@ -75,29 +85,38 @@ def _running(server: uvicorn.Server, bound: socket.socket) -> Iterator[None]:
         thread.join(STOP_SECONDS_MAX)
 
 
-def _make_server(config: ServerConfig, guard: Guard, served: Served) -> uvicorn.Server:
-    settings = uvicorn.Config(
-        make_app(served, guard),
-        http="h11",
-        ws="none",
-        loop="asyncio",
-        lifespan="off",
-        log_config=None,
-        log_level="critical",  # what goes wrong in a request is logged by `api`; what is no HTTP at all is noise
-        access_log=False,
-        server_header=False,
-        ssl_certfile=config.tls_cert,
-        ssl_keyfile=config.tls_key,
-        timeout_graceful_shutdown=2,
-    )
+def _check_tls(config: ServerConfig) -> None:
+    if config.tls_cert is None or config.tls_key is None:
+        return
     try:
-        settings.load()
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            config.tls_cert, config.tls_key, password=""
+        )
     except (OSError, ssl.SSLError) as exc:
         reason = (exc.strerror or exc.__class__.__name__).lower()
         raise ServerStartError(
             f"the certificate or its key cannot be used: {reason}",
             hint="check server.tls_cert and server.tls_key: PEM files, the key without a passphrase",
         ) from None
+
+
+def _make_server(config: ServerConfig, guard: Guard, served: Served) -> uvicorn.Server:
+    _check_tls(config)
+    settings = uvicorn.Config(
+        make_app(served, guard),
+        http=TimedProtocol,
+        ws="none",
+        loop="asyncio",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",  # what goes wrong in a request is logged by `api`; what is no HTTP at all is noise
+        access_log=False,
+        proxy_headers=False,  # the address in the log is that of the connection
+        server_header=False,
+        ssl_certfile=config.tls_cert,
+        ssl_keyfile=config.tls_key,
+        timeout_graceful_shutdown=2,
+    )
     return uvicorn.Server(settings)
 
 
@@ -107,7 +126,7 @@ def _bind(config: ServerConfig) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        bound = socket.socket(family, kind, protocol)
+        bound = Listener(family, kind, protocol)
     except OSError as exc:
         raise _cannot_listen(config, exc) from None
     try:

@@ -1,0 +1,48 @@
+"""
+A line in the log for each change and for each refusal, with the client's address.
+
+Refusals of one address are counted and written at most every few seconds, so that guessing tokens leaves a trace and does not
+fill the disk.  The address is that of the connection: headers in which a client says who it is are not believed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+
+import structlog
+
+__all__ = ["Audit"]
+
+log = structlog.get_logger()
+
+PAUSE_SECONDS = 10.0
+CLIENTS_MAX = 1000
+"""Addresses that are remembered; the one that was quiet for longest is forgotten."""
+
+
+class Audit:
+    """The log of one server."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._refused: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        """When an address had its last line, and how many refusals came since."""
+
+    def change(
+        self, client: str, token: str | None, method: str, path: str, names: Mapping[str, object]
+    ) -> None:
+        log.info("request", method=method, path=path, client=client, token=token, **names)
+
+    def refusal(self, client: str, code: str, method: str, path: str) -> None:
+        last, count = self._refused.pop(client, (float("-inf"), 0))
+        if self._now() - last < PAUSE_SECONDS:
+            self._refused[client] = last, count + 1
+            return
+        self._refused[client] = self._now(), 0
+        while len(self._refused) > CLIENTS_MAX:
+            self._refused.popitem(last=False)
+        log.warning(
+            "request refused", client=client, code=code, method=method, path=path, not_shown_before=count
+        )
