@@ -8,6 +8,7 @@ _PLUGINS = (
     "tests.fix_postgres",
     "tests.fix_lake",
     "tests.fix_service",
+    "tests.local_service",
     "tests.fix_events",
     "tests.fix_pooler",
     "tests.fix_s3",

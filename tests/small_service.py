@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from aqueduck.app.control import Wanted
 from aqueduck.app.prepare import prepare_group
 from aqueduck.batches import Unit, plan_units
 from aqueduck.config import SyncConfig, load_config
@@ -58,7 +59,7 @@ class SmallService:
         self.db = db
         self.config = small_config(db, directory, *tables, catalog=catalog)
         self.lake = open_lake(self.config.lake)
-        self.ready = prepare_group(self.config, self.config.groups[0], self.lake)
+        self.ready = prepare_group(self.config, Wanted(self.config.groups[0]), self.lake)
         self.position = self.ready.position
         self._lock = db.connect()
         lock_group(self._lock, "test")

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from aqueduck.app.control import Parting, Wanted
 from aqueduck.app.group import GroupRunner
 from aqueduck.app.group_tables import add_tables, remove_tables
 from aqueduck.app.prepare import prepare_group
@@ -54,7 +55,7 @@ class WholeGroup:
         self.config = self._config(tables)
         self.lake = open_lake(self.config.lake)
         try:
-            ready = prepare_group(self.config, self.config.groups[0], self.lake, **keywords)
+            ready = prepare_group(self.config, Wanted(self.config.groups[0]), self.lake, **keywords)
             self.runner = GroupRunner(self.config, None, self.lake, threading.Lock(), ready)  # type: ignore[arg-type]
         except BaseException:
             self.lake.close()
@@ -120,7 +121,8 @@ class WholeGroup:
 
     def remove(self, table: str) -> None:
         """Follow a table no more, while everything runs."""
-        remove_tables(self.runner, [oid for oid, t in self.runner.tables.items() if t.schema.name == table])
+        gone = [oid for oid, t in self.runner.tables.items() if t.schema.name == table]
+        remove_tables(self.runner, dict.fromkeys(gone, Parting("a test removed it")))
 
     def copy(self) -> None:
         """Copy what is due, and wait for it."""

@@ -61,6 +61,7 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     ├── StageFullError               stage.full
     ├── VerifyDifferenceError        verify.different
     ├── ServiceLockedError           service.locked
+    ├── RegistryIncompleteError      registry.incomplete
     └── MaintenanceError             maintenance.failed
 
 A code is stable and has a heading in `docs/errors.md`.  Foreign exceptions are translated
@@ -103,6 +104,7 @@ __all__ = [
     "ProtocolError",
     "PublicationError",
     "ReadOnlyError",
+    "RegistryIncompleteError",
     "ReservedColumnError",
     "ResyncNeededError",
     "Retry",
@@ -589,6 +591,12 @@ class ServiceLockedError(AqueduckError):
     """Another service already runs this group."""
 
     code = "service.locked"
+
+
+class RegistryIncompleteError(AqueduckError):
+    """The registry lacks what the service or the lake knows, and nobody removed that."""
+
+    code = "registry.incomplete"
 
 
 class MaintenanceError(AqueduckError):

@@ -49,6 +49,12 @@ def service_of(config: SyncConfig) -> Iterator[SyncService]:
         service.stop()
 
 
+def look(service: SyncService, *, noticed: bool = False) -> None:
+    control = service.reconciler._control
+    assert control is not None
+    service.reconciler._reconcile(control.wanted(), noticed=noticed)
+
+
 def groups(db: Database) -> dict[str, Any]:
     return dict(db.query("select name, error_code from aqueduck.groups()"))
 
@@ -114,13 +120,13 @@ def test_an_errored_group_is_tried_again_when_somebody_acts(
         monkeypatch.setattr(service.reconciler, "_change_tables", lambda wanted, every: None)
         service.running["one"] = SimpleNamespace(tables={}, stop=lambda: None)  # type: ignore[assignment]
         tried = service.errored["two"].retry_at
-        service.reconciler._reconcile()
+        look(service)
         assert service.errored["two"].retry_at == tried
-        service.reconciler._reconcile(noticed=True)
+        look(service, noticed=True)
         assert service.errored["two"].retry_at > tried
         assert started == []
         db.execute("select aqueduck.set_setting('on_slot_loss', 'resync', group_name => 'two')")
-        service.reconciler._reconcile()
+        look(service)
         assert started == ["two"]
         assert service.errored == {}
         assert "two" in service.prepared
@@ -138,7 +144,7 @@ def test_an_errored_group_can_be_given_up(
         monkeypatch.setattr(service.reconciler, "_change_tables", lambda wanted, every: None)
         service.running["one"] = SimpleNamespace(tables={}, stop=lambda: None)  # type: ignore[assignment]
         db.execute(f"select aqueduck.{wanted}")
-        service.reconciler._reconcile()
+        look(service)
         assert service.errored == {}
         assert set(service.running) == {"one"}
         with service_of(config) as other:  # nobody has its lock

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from aqueduck.app.control import Wanted
 from aqueduck.app.prepare import PreparedGroup, prepare_group
 from aqueduck.config import SyncConfig, parse_config
 from aqueduck.errors import NoKeyError, SlotLostError, TableMissingError
@@ -36,7 +37,7 @@ def config_of(db: Database, directory: Path, tables: list[str], **options: Any) 
 
 def prepared(config: SyncConfig) -> PreparedGroup:
     with open_lake(config.lake) as lake:
-        return prepare_group(config, config.groups[0], lake)
+        return prepare_group(config, Wanted(config.groups[0]), lake)
 
 
 def snapshots(config: SyncConfig) -> list[tuple[Any, ...]]:

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from aqueduck.app.check import run_checks
+from aqueduck.app.control import Wanted
 from aqueduck.app.prepare import prepare_group
 from aqueduck.errors import RowSecurityError
 from aqueduck.lake.catalog import open_lake
@@ -59,12 +60,12 @@ def test_check_and_start_refuse_it_with_the_statement_that_helps(
     [refused] = [r for r in run_checks(config) if r.name == "table public.t"]
     assert isinstance(refused.error, RowSecurityError)
     with open_lake(config.lake) as lake, pytest.raises(RowSecurityError):
-        prepare_group(config, config.groups[0], lake)
+        prepare_group(config, Wanted(config.groups[0]), lake)
     assert refused.fix is not None
     db.execute(refused.fix)
     assert all(r.ok for r in run_checks(config) if r.name == "table public.t")
     with open_lake(config.lake) as lake:
-        assert not prepare_group(config, config.groups[0], lake).refused
+        assert not prepare_group(config, Wanted(config.groups[0]), lake).refused
 
 
 def test_an_owner_that_is_not_exempt_gets_both_ways_out(db: Database, reader: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import duckdb
 import psycopg
 import pytest
 
+from aqueduck.app.control import Parting
 from aqueduck.app.group_tables import add_tables, follow_name, remove_tables
 from aqueduck.app.prepare import describe_tables
 from aqueduck.config import TableConfig
@@ -94,7 +95,7 @@ def test_a_table_that_is_removed_and_added_while_it_is_copied(group: WholeGroup,
     oid = oid_of(group)
 
     def other_target() -> None:
-        remove_tables(group.runner, [oid])
+        remove_tables(group.runner, {oid: Parting("it was removed")})
         wanted = TableConfig(source="public.t", target="main.other", mode="history")
         add_tables(group.runner, [wanted], handover=lambda oid: None)
 
@@ -110,7 +111,9 @@ def test_a_table_that_is_removed_and_added_while_it_is_copied(group: WholeGroup,
 
 def test_a_table_that_is_removed_while_it_is_copied(group: WholeGroup) -> None:
     oid = oid_of(group)
-    in_the_middle(group, lambda: remove_tables(group.runner, [oid], drop=[oid]))
+    in_the_middle(
+        group, lambda: remove_tables(group.runner, {oid: Parting("it was removed", drop_target=True)})
+    )
     group.runner.resync(oid)
     wait_until(lambda: not group.runner.copier.busy, "the copy ends")
     group.runner.copier.tell_progress()

@@ -2,30 +2,41 @@
 The control plane as the service sees it: what is wanted, and where to write what is.
 
 `open_control` installs the registry in the source database and writes the configuration file into it.
-Where that is not permitted the file alone says what is wanted, and nothing is written.  Acting
-on what is wanted is the service's business.
+Where there is none and none may be made, the file alone says what is wanted (`FileControl`).  A registry that cannot be
+read says nothing at all: `wanted` raises, and nobody takes the file, or the absence of a row, for an answer.  A table
+leaves a group only with a `Parting`, which only what was read can give.  Acting on what is wanted is the service's business.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 import structlog
 
 from aqueduck.config import GroupConfig, SyncConfig
-from aqueduck.errors import AqueduckError, ConfigError, PrivilegeError
+from aqueduck.errors import ConfigError, PrivilegeError, RegistryIncompleteError
 from aqueduck.lifecycle import ErrorClass, TableState
-from aqueduck.modes import MODES
+from aqueduck.modes import MODES, TableMode
 from aqueduck.postgres import registry
 from aqueduck.postgres.connection import connect, is_pooled
 from aqueduck.postgres.registry import GroupObservation, GroupRow, TableObservation, TableRow
 from aqueduck.schema import TableName
 from aqueduck.table_options import check_options
 
-__all__ = ["Control", "Wanted", "inline_limits", "open_control"]
+__all__ = [
+    "Control",
+    "FileControl",
+    "Parting",
+    "RegistryControl",
+    "Wanted",
+    "inline_limits",
+    "open_control",
+    "reopen_registry",
+]
 
 log = structlog.get_logger()
 
@@ -35,14 +46,52 @@ _GROUP_SETTINGS = sorted(
 
 
 @dataclass(frozen=True, slots=True)
+class Parting:
+    """Positive knowledge that a table is to leave its group."""
+
+    why: str
+    drop_target: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Wanted:
-    """One group as somebody wants it; `rows` are its tables in the registry, by source name."""
+    """
+    One group as somebody wants it, read whole: from the registry, or from the file where there is no registry (`id` is None).
+
+    `rows` are its tables in the registry, by source name; those that were removed are under names of their own.
+    """
 
     group: GroupConfig
     enabled: bool = True
     removed: bool = False
     id: int | None = None
     rows: dict[str, TableRow] = field(default_factory=dict)
+    elsewhere: tuple[TableRow, ...] = ()
+    """The rows of the other groups of the lake."""
+    partial: bool = False
+    """Whether more may be wanted than this: there is a registry, and the role may not read it."""
+
+    def parting(self, oid: int, source: str, target: TableName, mode: TableMode) -> Parting | None:
+        """Why a table that the group has, and does not list, is to leave it; None where nobody said that it should."""
+        if self.partial:
+            return None
+        if self.id is None:
+            return Parting("it is not in the file, and there is no registry")
+        if self.removed:
+            return Parting("its group was removed")
+        for row in (*self.rows.values(), *self.elsewhere):
+            if row.removed and row.is_of(oid, source, target, mode):
+                return Parting("it was removed", row.drop_target)
+        if any(not row.removed and row.is_about(oid, source) for row in self.elsewhere):
+            return Parting("it was moved to another group")
+        if any(not row.removed and row.is_about(oid, source) for row in self.rows.values()):
+            return Parting("something else is wanted of it")
+        return None
+
+    def wants(self, removed: TableRow) -> bool:
+        """Whether a table that was removed was added again as it was."""
+        same = (removed.source, removed.target, removed.table_mode)
+        return any(not r.removed and (r.source, r.target, r.table_mode) == same for r in self.rows.values())
 
     @property
     def refused(self) -> list[TableObservation]:
@@ -69,69 +118,131 @@ class Wanted:
         return [row for row in self.rows.values() if row.removed]
 
 
-@dataclass
-class Control:
-    """The registry of one source database, or only the file."""
+class Control(Protocol):
+    """Who says what is wanted of one source database, and is told what is."""
 
-    config: SyncConfig
-    conn: psycopg.Connection[Any] | None
-    listens: bool = True
+    listens: bool
     """Whether the server tells us of changes; through a pooler it does not."""
 
     def wanted(self) -> list[Wanted]:
-        if self.conn is None:
-            return [Wanted(group) for group in self.config.groups]
-        data_path = self.config.lake.data_path
-        groups = registry.read_desired(self.conn, lake=data_path)
-        mine = [g for g in groups if g.lake is not None or registry.claim_group(self.conn, g.name, data_path)]
-        return [_wanted(g) for g in mine]
+        """All that is wanted; raises where that cannot be known now."""
 
     def has_notice(self) -> bool:
         """Whether somebody changed what is wanted since the last call."""
-        return self.conn is not None and self.listens and registry.wait_for_notice(self.conn, 0)
 
     def observe(self, tables: Sequence[TableObservation], groups: Sequence[GroupObservation]) -> None:
-        if self.conn is not None:
-            registry.write_observed(self.conn, tables)
-            registry.write_group_observed(self.conn, groups)
+        """Write what is."""
 
     def heartbeat(self) -> None:
         """A small message in WAL, so that the slot has something of this database to follow."""
-        if self.conn is not None:
-            registry.emit_heartbeat(self.conn)
-            return
-        with connect(self.config.source.dsn) as conn:  # there is no registry
-            registry.emit_heartbeat(conn)
 
     def forget(self, *, tables: Iterable[TableRow] = (), group: Wanted | None = None) -> None:
         """Delete what was removed, after it was taken down."""
-        if self.conn is not None:
-            groups = [group.id] if group is not None and group.id is not None else []
-            registry.delete_removed(self.conn, tables=[row.id for row in tables], groups=groups)
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class FileControl:
+    """There is no registry that the role may use or make: the file alone says what is wanted."""
+
+    config: SyncConfig
+    partial: bool = False
+    """Whether there is one all the same, which may want more."""
+    listens: bool = False
+
+    def wanted(self) -> list[Wanted]:
+        return [Wanted(group, partial=self.partial) for group in self.config.groups]
+
+    def has_notice(self) -> bool:
+        return False
+
+    def observe(self, tables: Sequence[TableObservation], groups: Sequence[GroupObservation]) -> None:
+        pass
+
+    def heartbeat(self) -> None:
+        with connect(self.config.source.dsn) as conn:
+            registry.emit_heartbeat(conn)
+
+    def forget(self, *, tables: Iterable[TableRow] = (), group: Wanted | None = None) -> None:
+        pass
 
     def close(self) -> None:
-        if self.conn is not None:
-            self.conn.close()
-            self.conn = None
+        pass
+
+
+@dataclass
+class RegistryControl:
+    """The registry, on one connection; once that is lost, every call raises until the registry is opened again."""
+
+    config: SyncConfig
+    conn: psycopg.Connection[Any]
+    listens: bool = True
+
+    def wanted(self) -> list[Wanted]:
+        data_path = self.config.lake.data_path
+        groups = registry.read_desired(self.conn, lake=data_path)
+        mine = [g for g in groups if g.lake is not None or registry.claim_group(self.conn, g.name, data_path)]
+        return [_wanted(g, [t for other in mine if other is not g for t in other.tables]) for g in mine]
+
+    def has_notice(self) -> bool:
+        return self.listens and registry.wait_for_notice(self.conn, 0)
+
+    def observe(self, tables: Sequence[TableObservation], groups: Sequence[GroupObservation]) -> None:
+        registry.write_observed(self.conn, tables)
+        registry.write_group_observed(self.conn, groups)
+
+    def heartbeat(self) -> None:
+        registry.emit_heartbeat(self.conn)
+
+    def forget(self, *, tables: Iterable[TableRow] = (), group: Wanted | None = None) -> None:
+        groups = [group.id] if group is not None and group.id is not None else []
+        rows = [row.id for row in tables]
+        if rows or groups:
+            registry.delete_removed(self.conn, tables=rows, groups=groups)
+
+    def close(self) -> None:
+        self.conn.close()
 
 
 def open_control(config: SyncConfig) -> Control:
-    """The registry, installed and brought up to date with the file; without the rights, the file alone."""
+    """The registry, installed and brought up to date with the file; without the rights to it, the file alone."""
     conn = connect(config.source.dsn)
     try:
-        registry.install(conn)
-        registry.reconcile_file(conn, config)
-        listens = not is_pooled(conn)
-        if listens:
-            registry.listen(conn)
+        return _open_registry(config, conn)
     except PrivilegeError as exc:
-        conn.close()
+        with contextlib.closing(conn):
+            hidden = registry.exists(conn)
         log.warning("no registry in the source database, the file alone says what is wanted", reason=str(exc))
-        return Control(config, None)
-    except AqueduckError:
+        return FileControl(config, partial=hidden)
+    except BaseException:
         conn.close()
         raise
-    return Control(config, conn, listens)
+
+
+def reopen_registry(config: SyncConfig) -> Control:
+    """The registry that was there before; one that is gone is not made anew, as that one would want less."""
+    conn = connect(config.source.dsn)
+    try:
+        if not registry.exists(conn):
+            raise RegistryIncompleteError(
+                "the registry, the schema aqueduck, is gone; what runs goes on as it was wanted last",
+                hint="restore it, or start the service again, which makes a new one from the file, and add"
+                " what was added by SQL again",
+            )
+        return _open_registry(config, conn)
+    except BaseException:
+        conn.close()
+        raise
+
+
+def _open_registry(config: SyncConfig, conn: psycopg.Connection[Any]) -> Control:
+    registry.install(conn)
+    registry.reconcile_file(conn, config)
+    listens = not is_pooled(conn)
+    if listens:
+        registry.listen(conn)
+    return RegistryControl(config, conn, listens)
 
 
 def inline_limits(groups: Iterable[Wanted]) -> dict[TableName, int]:
@@ -154,7 +265,7 @@ def _why_refused(row: TableRow) -> ConfigError | None:
     return None
 
 
-def _wanted(row: GroupRow) -> Wanted:
+def _wanted(row: GroupRow, elsewhere: Sequence[TableRow]) -> Wanted:
     live = [t for t in row.tables if not t.removed and _why_refused(t) is None]
     settings = {name: getattr(row.settings, name) for name in _GROUP_SETTINGS}
     group = GroupConfig.model_validate(
@@ -167,8 +278,8 @@ def _wanted(row: GroupRow) -> Wanted:
             "tables": [_table(t) for t in live],
         }
     )
-    rows = {("removed:" if t.removed else "") + str(t.source): t for t in row.tables}
-    return Wanted(group, row.enabled, row.removed, row.id, rows)
+    rows = {(f"removed {t.id}:" if t.removed else "") + str(t.source): t for t in row.tables}
+    return Wanted(group, row.enabled, row.removed, row.id, rows, tuple(elsewhere))
 
 
 def _table(row: TableRow) -> dict[str, Any]:

@@ -64,6 +64,8 @@ class GroupRunner:
         self.tables: dict[int, PreparedTable] = dict(ready.tables)
         self.refused: dict[str, AqueduckError] = dict(ready.refused)
         """Tables that could not be added, by source name."""
+        self.strays: dict[str, AqueduckError] = {}
+        """Tables that are followed, and of which the registry says nothing, by source name."""
         self.directory = group_dir(config, ready.group)
         self.status = GroupStatus(ready.group.name, position=ready.position)
         self.truncated: set[int] = set()

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 import structlog
 
+from aqueduck.app.control import Parting
 from aqueduck.app.copy_journal import forget_journal
 from aqueduck.app.group import GroupRunner
 from aqueduck.app.options import is_other, known_projections
@@ -100,15 +101,15 @@ def _take_back(runner: GroupRunner, oids: Collection[int]) -> None:
         _let_go(runner, oids)
 
 
-def remove_tables(runner: GroupRunner, oids: Iterable[int], *, drop: Iterable[int] = ()) -> None:
-    """Follow these tables no more; the lake's tables stay, but for those in `drop`."""
-    gone, dropped = set(oids), set(drop)
+def remove_tables(runner: GroupRunner, partings: Mapping[int, Parting]) -> None:
+    """Follow these tables no more; the lake's tables stay, but for those that are to be dropped."""
     with connect(runner.config.source.dsn) as conn:
-        rest = [t.schema for oid, t in runner.tables.items() if oid not in gone]
+        rest = [t.schema for oid, t in runner.tables.items() if oid not in partings]
         publish(conn, runner.group, rest)
+    dropped = {oid for oid, parting in partings.items() if parting.drop_target}
     with runner.commit_lock:
-        transact(runner.lake, lambda: _forget_in_lake(runner, gone, dropped))
-        _let_go(runner, gone)
+        transact(runner.lake, lambda: _forget_in_lake(runner, partings, dropped))
+        _let_go(runner, partings)
 
 
 def _let_go(runner: GroupRunner, oids: Iterable[int]) -> None:

@@ -24,6 +24,8 @@ __all__ = [
     "observe_group",
     "observe_table",
     "observe_tables",
+    "refused_tables",
+    "table_error",
     "table_state",
 ]
 
@@ -57,11 +59,21 @@ def observe_tables(runner: GroupRunner, wanted: Wanted) -> list[TableObservation
         row = wanted.rows.get(table.source)
         if row is not None and oid in runner.states:  # it may just be handed over
             found.append(observe_table(runner, wanted.id, oid, row))
-    for name, error in runner.refused.items():
-        row = wanted.rows.get(name)
-        if row is not None:
-            found.append(_with_error(row.observed, error))
-    return found
+    return [*found, *refused_tables(runner, wanted)]
+
+
+def refused_tables(runner: GroupRunner, wanted: Wanted) -> list[TableObservation]:
+    """Tables of the registry that could not be added."""
+    rows = ((wanted.rows.get(name), error) for name, error in dict(runner.refused).items())
+    return [_with_error(row.observed, error) for row, error in rows if row is not None]
+
+
+def table_error(runner: GroupRunner, oid: int) -> str | None:
+    """What is wrong with a table of which the registry says nothing."""
+    life = runner.copier.failures.get(oid)
+    if life is not None and life.failure is not None:
+        return life.failure.message
+    return runner.states[oid].error if table_state(runner, oid) is Life.ERRORED else None
 
 
 def observe_group(runner: GroupRunner, id: int) -> GroupObservation:  # noqa: A002 - the registry's name

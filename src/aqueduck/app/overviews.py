@@ -14,13 +14,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import psutil
+import structlog
 from psycopg.conninfo import conninfo_to_dict
 
 from aqueduck import __version__
 from aqueduck.app.control import Wanted
 from aqueduck.app.group import GroupRunner
-from aqueduck.app.observe import errored_tables, observe_table, table_state
+from aqueduck.app.observe import errored_tables, observe_table, refused_tables, table_error, table_state
 from aqueduck.app.problems import Problems
+from aqueduck.errors import AqueduckError
 from aqueduck.lake.health import read_health
 from aqueduck.lifecycle import TableState
 from aqueduck.overview import (
@@ -41,6 +43,8 @@ if TYPE_CHECKING:  # the service starts the server that shows it
     from aqueduck.app.service import SyncService
 
 __all__ = ["SLOW_SECONDS", "SyncOverviews", "processes"]
+
+log = structlog.get_logger()
 
 FLOW = "sync"
 SLOW_SECONDS = 15.0
@@ -68,11 +72,17 @@ class SyncOverviews:
             at=datetime.now(UTC),
             version=__version__,
             started_at=self._started_at,
-            flows=(FlowOverview(name=FLOW, kind="sync", source=str(self._database), groups=groups),),
+            flows=(self._flow(groups),),
             lake=self._lake,
             errors=self._problems.recent(),
             processes=self._processes,
         )
+
+    def _flow(self, groups: tuple[GroupOverview, ...]) -> FlowOverview:
+        reconciler = self._service.known_reconciler
+        error = None if reconciler is None else reconciler.error
+        problem = self._problems.see(None if error is None else str(error))
+        return FlowOverview(name=FLOW, kind="sync", source=str(self._database), groups=groups, error=problem)
 
     def _look_slowly(self, groups: tuple[GroupOverview, ...]) -> None:
         self._slow_at = time.monotonic()
@@ -81,11 +91,15 @@ class SyncOverviews:
         if service.commit_lock.acquire(blocking=False):
             try:
                 self._lake = read_health(service.lake)
+            except AqueduckError as exc:  # the groups say so too; what was found last says when that was
+                log.warning("the lake's health cannot be read", error=str(exc))
             finally:
                 service.commit_lock.release()
-        if groups and not any(g.state == "retrying" for g in groups):  # the source can be reached
+        try:
             with connect(service.config.source.dsn) as conn:
                 self._retained = {row["name"]: row["retained_bytes"] for row in rows_of(conn, "groups")}
+        except AqueduckError:  # there need not be a registry; one that is out of reach is the flow's error
+            self._retained = {}
 
     def _groups(self) -> Iterator[GroupOverview]:
         service = self._service
@@ -93,7 +107,7 @@ class SyncOverviews:
         for name, wanted in dict(service.wanted).items():
             runner = runners.get(name)
             if runner is not None:
-                yield self._running(runner, wanted.rows)
+                yield self._running(runner, wanted)
             else:
                 yield self._standing(name, wanted)
 
@@ -112,11 +126,11 @@ class SyncOverviews:
             name=name, state=state, slot_name=wanted.group.slot_name, error=problem, tables=tables
         )
 
-    def _running(self, runner: GroupRunner, rows: dict[str, TableRow]) -> GroupOverview:
+    def _running(self, runner: GroupRunner, wanted: Wanted) -> GroupOverview:
         status, report, name = runner.refresh(), runner.report(), runner.group.name
         state: GroupState = "retrying" if status.state == "retrying" else "streaming"
         error = self._problems.see(status.last_error if state == "retrying" else None, group=name)
-        tables = tuple(self._tables(runner, rows))
+        tables = tuple(self._tables(runner, wanted))
         return GroupOverview(
             name=name,
             state=state,
@@ -142,33 +156,61 @@ class SyncOverviews:
             tables=tables,
         )
 
-    def _tables(self, runner: GroupRunner, rows: dict[str, TableRow]) -> Iterator[TableOverview]:
+    def _tables(self, runner: GroupRunner, wanted: Wanted) -> Iterator[TableOverview]:
+        """Those that run, and those that should: what is wanted and cannot be added, what runs and is in no registry."""
+        rows, group = wanted.rows, runner.group.name
+        refused = {seen.id: seen for seen in wanted.refused}
         for oid, table in dict(runner.tables).items():
             counts = runner.status.tables.get(oid)
             if oid not in runner.states or counts is None:
                 continue  # it is just being removed
-            source = table.source
-            row = rows.get(source)
-            if row is None:  # no registry: the file alone says what is wanted
-                made = TableOverview(
-                    group=runner.group.name,
-                    source=source,
-                    target=str(table.target),
-                    state=table_state(runner, oid),
-                    rows_synced=counts.changes,
-                )
+            row = rows.get(table.source)
+            if row is None:  # the file alone says what is wanted, or the registry lacks it
+                seen, made = None, _unlisted(runner, oid)
             else:
-                seen = observe_table(runner, row.observed.active_group_id, oid, row)
-                made = _table(runner.group.name, row, seen)
-                error = self._problems.see(seen.error_message, group=made.group, table=source)
-                made = replace(made, error=error)
+                seen = refused.get(row.id) or observe_table(runner, row.observed.active_group_id, oid, row)
+                made = _table(group, row, seen)
+            stray = runner.strays.get(table.source)
+            text = (
+                str(stray)
+                if stray is not None
+                else table_error(runner, oid)
+                if seen is None
+                else seen.error_message
+            )
             yield replace(
                 made,
+                error=self._problems.see(text, group=group, table=table.source),
                 inserts=counts.inserts,
                 updates=counts.updates,
                 deletes=counts.deletes,
                 truncates=counts.truncates,
             )
+        shown = {table.source for table in dict(runner.tables).values()}
+        for seen in (*refused.values(), *refused_tables(runner, wanted)):
+            row = next(row for row in rows.values() if row.id == seen.id)
+            if str(row.source) not in shown:
+                error = self._problems.see(seen.error_message, group=group, table=str(row.source))
+                yield replace(_table(group, row, seen), error=error)
+                shown.add(str(row.source))
+        for source, why in dict(runner.refused).items():
+            if source not in shown and source not in rows:
+                error = self._problems.see(str(why), group=group, table=source)
+                target = next((str(t.target_table) for t in wanted.group.tables if t.source == source), "")
+                yield TableOverview(
+                    group=group, source=source, target=target, state=TableState.ERRORED, error=error
+                )
+
+
+def _unlisted(runner: GroupRunner, oid: int) -> TableOverview:
+    table = runner.tables[oid]
+    return TableOverview(
+        group=runner.group.name,
+        source=table.source,
+        target=str(table.target),
+        state=table_state(runner, oid),
+        rows_synced=runner.status.tables[oid].changes,
+    )
 
 
 def _table(group: str, row: TableRow, seen: TableObservation) -> TableOverview:

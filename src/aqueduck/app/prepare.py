@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 import structlog
 
-from aqueduck.app.control import open_control
+from aqueduck.app.control import FileControl, Wanted, open_control
 from aqueduck.app.copy_journal import forget_journal
 from aqueduck.app.options import is_other, known_projections, with_projection
 from aqueduck.config import GroupConfig, SyncConfig, TableConfig
@@ -27,6 +27,7 @@ from aqueduck.errors import (
     ConnectionLostError,
     LakeError,
     LakeWriteError,
+    RegistryIncompleteError,
     Retry,
     SchemaChangeError,
     SlotLostError,
@@ -65,6 +66,7 @@ from aqueduck.postgres.published import publication_exists, refuse_narrowed
 from aqueduck.postgres.row_security import refuse_row_security
 from aqueduck.postgres.server import ServerInfo, read_server, require_logical_wal
 from aqueduck.postgres.slots import check_history, check_slot, create_slot, drop_slot, slot_info
+from aqueduck.postgres.structure import read_structure
 from aqueduck.postgres.tables import describe_table
 from aqueduck.projection import Projection
 from aqueduck.schema import TableName, TableSchema, lsn_text
@@ -79,6 +81,7 @@ __all__ = [
     "prepare_tables",
     "publish",
     "refuse_recreated",
+    "stray",
 ]
 
 log = structlog.get_logger()
@@ -122,13 +125,13 @@ def prepare(config: SyncConfig) -> Iterator[str]:
         contextlib.closing(open_lake(config.lake)) as lake,
         contextlib.closing(open_control(config)) as control,
     ):
-        yield f"registry: {'none, the file alone is used' if control.conn is None else 'schema aqueduck'}"
+        yield f"registry: {'none, the file alone is used' if isinstance(control, FileControl) else 'schema aqueduck'}"
         for wanted in control.wanted():
             if wanted.removed or not wanted.enabled:
                 continue
             group = wanted.group
             try:
-                ready = prepare_group(config, group, lake)
+                ready = prepare_group(config, wanted, lake)
             except AqueduckError as exc:
                 if exc.retry is Retry.AUTO:
                     raise
@@ -148,7 +151,7 @@ def prepare(config: SyncConfig) -> Iterator[str]:
 
 def prepare_group(
     config: SyncConfig,
-    group: GroupConfig,
+    wanted: Wanted,
     lake: LakeSession,
     *,
     trust_slot: bool = False,
@@ -159,6 +162,7 @@ def prepare_group(
 
     `renew` are sources that somebody wants copied again, whatever they are by now.
     """
+    group = wanted.group
     directory = _made(group_dir(config, group))
     with connect(config.source.dsn) as conn:
         server = read_server(conn)
@@ -184,7 +188,8 @@ def prepare_group(
             position = start if stored is None else stored.position
             if stored is None:  # a new beginning, maybe in another cluster
                 renew = [table.source for table in group.tables]
-            for oid in _prepare_lake(lake, group, tables, refused, renew, unsent):
+            strays = _refuse_strays(conn, lake, wanted, tables, refused)
+            for oid in _prepare_lake(lake, group, tables, refused, renew, unsent, strays):
                 forget_journal(directory, oid)
             if stored is None:
                 (directory / "confirmed").unlink(missing_ok=True)
@@ -368,6 +373,41 @@ def _note_trusted(
         note_confirmation(note, Confirmation(stands, stored.position, lake))
 
 
+def stray(source: str, group: str) -> RegistryIncompleteError:
+    """What is said of a table that the lake has for a group, that nobody wants, and that nobody removed."""
+    return RegistryIncompleteError(
+        f"the lake follows it in the group {group}, and the registry does not know it, though nobody removed it",
+        hint=f"to keep it: select aqueduck.add_table('{source}', group_name => '{group}') with its target, mode and options;"
+        f" to give it up, after that: select aqueduck.remove_table('{source}')",
+        table=source,
+    )
+
+
+def _refuse_strays(
+    conn: psycopg.Connection[Any],
+    lake: LakeSession,
+    wanted: Wanted,
+    tables: Mapping[int, PreparedTable],
+    refused: dict[str, AqueduckError],
+) -> set[int]:
+    """Tables of which the lake says that they are the group's, and nobody that they are wanted or were removed; by oid."""
+    ensure_table_states(lake)
+    names = {table.source_table.qualified for table in wanted.group.tables}
+    unknown = {
+        oid: state
+        for oid, state in read_states(lake, wanted.group.name).items()
+        if oid not in tables
+        and state.source not in names
+        and wanted.parting(oid, state.source, state.target, state.mode) is None
+    }
+    found = read_structure(conn, list(unknown)).tables if unknown else frozenset()
+    for oid in found:
+        schema = unknown[oid].schema
+        source = unknown[oid].source if schema is None else str(TableName(schema.schema, schema.name))
+        refused[source] = stray(source, wanted.group.name)
+    return set(found)
+
+
 def _prepare_lake(
     lake: LakeSession,
     group: GroupConfig,
@@ -375,11 +415,13 @@ def _prepare_lake(
     refused: dict[str, AqueduckError],
     renew: Collection[str],
     unsent: Collection[int],
+    strays: Collection[int],
 ) -> list[int]:
     """
-    The lake's states are exactly those of the group's tables; what changed meanwhile waits for a new copy.
+    The lake's states are those of the group's tables and of `strays`; what changed meanwhile waits for a new copy.
 
-    So do tables in `unsent`, whose changes nobody has.  Returns the tables that the lake did not know, or knows no more.
+    So do strays, which nobody follows, and tables in `unsent`, whose changes nobody has.
+    Returns the tables that the lake did not know, or knows no more.
     """
     ensure_table_states(lake)
     ensure_parking(lake)
@@ -388,7 +430,8 @@ def _prepare_lake(
     refuse_recreated(group, tables, refused, known, renew)
     waiting = {t.target_table for t in group.tables if t.source in refused}
     others = {oid for oid, s in known.items() if oid in tables and not _is_for(s, tables[oid])}
-    gone = [s for oid, s in known.items() if oid in others or (oid not in tables and s.target not in waiting)]
+    kept = waiting | {known[oid].target for oid in strays}
+    gone = [s for oid, s in known.items() if oid in others or (oid not in tables and s.target not in kept)]
     known = {oid: s for oid, s in known.items() if oid not in others}
     other = [
         known[oid] for oid, table in tables.items() if oid in known and is_other(known[oid], table.schema)
@@ -403,6 +446,7 @@ def _prepare_lake(
         _broken(lake, known[oid], table) for oid, table in tables.items() if oid in known and oid not in again
     ]
     changed = [state for state in broken if state is not None]
+    changed += [replace(known[oid], ready=False, copy_position=0, error=None) for oid in strays]
     for state in other:
         log.warning("table is copied again: its options changed", group=group.name, table=state.source)
         in_lake = tables[state.oid].schema.in_lake

@@ -8,12 +8,22 @@ What is wanted is in the registry (`control`): groups are started, stopped and t
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import structlog
 
-from aqueduck.app.control import Control, Wanted, inline_limits, open_control
+from aqueduck.app.control import (
+    Control,
+    Parting,
+    RegistryControl,
+    Wanted,
+    inline_limits,
+    open_control,
+    reopen_registry,
+)
 from aqueduck.app.group import GroupRunner
 from aqueduck.app.group_tables import add_tables, follow_name, remove_tables
 from aqueduck.app.observe import (
@@ -23,13 +33,22 @@ from aqueduck.app.observe import (
     observe_group,
     observe_tables,
 )
+from aqueduck.app.prepare import stray
 from aqueduck.config import GroupConfig
-from aqueduck.errors import AqueduckError, ConnectionLostError, SlotActiveError, SourceUnreachableError
+from aqueduck.errors import (
+    AqueduckError,
+    ConnectionLostError,
+    RegistryIncompleteError,
+    ServiceLockedError,
+    SlotActiveError,
+    SourceUnreachableError,
+)
 from aqueduck.lake.commit import transact
 from aqueduck.lake.keeping import remove_target
-from aqueduck.lake.table_states import forget_group, forget_tables
+from aqueduck.lake.table_states import ensure_table_states, forget_group, forget_tables, read_states
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.publications import drop_publication
+from aqueduck.postgres.registry import TableRow
 from aqueduck.postgres.slots import drop_slot
 
 if TYPE_CHECKING:  # the service has its groups reconciled
@@ -41,6 +60,7 @@ log = structlog.get_logger()
 
 RECONCILE_SECONDS = 10.0  # also without a notice
 RECONCILE_SECONDS_POOLED = 1.0  # a pooler passes no notices on
+REOPEN_SECONDS = 5.0  # after the connection was lost
 
 
 class Reconciler:
@@ -48,45 +68,75 @@ class Reconciler:
 
     def __init__(self, service: SyncService, control: Control) -> None:
         self._service = service
-        self._control = control
+        self._control: Control | None = control
+        self._reopen = reopen_registry if isinstance(control, RegistryControl) else open_control
+        self._reopen_at = 0.0
         self._observed_at = 0.0
         self._reconciled_at = 0.0
         self._beat_at: dict[str, float] = {}
+        self._listed: set[str] = set()
+        self._taken_down: list[TableRow] = []
+        self.known_at = datetime.now(UTC)
+        """When what is wanted was last known, and what is was last written."""
+        self.error: AqueduckError | None = None
+        """Why it is not known now."""
 
     def close(self) -> None:
-        self._control.close()
+        if self._control is not None:
+            self._control.close()
 
     def follow(self) -> None:
-        """Act on changes within a moment, and write what is once a second; a lost connection is made again."""
-        try:
-            now = time.monotonic()
-            seconds = RECONCILE_SECONDS if self._control.listens else RECONCILE_SECONDS_POOLED
-            noticed = self._control.has_notice()
-            if noticed or now - self._reconciled_at >= seconds:
-                self._reconciled_at = now
-                self._reconcile(noticed=noticed)
-            if now - self._observed_at >= 1.0:
-                self._observed_at = now
-                self.observe()
-            self._heartbeat()
-        except (ConnectionLostError, SourceUnreachableError) as exc:
-            log.warning("registry out of reach", error=str(exc))
-            self._control.close()
-            self._observed_at = time.monotonic() + 5.0
-        if self._control.conn is None and self._had_registry and time.monotonic() >= self._observed_at:
-            self._reopen()
+        """
+        Act on changes within a moment, and write what is once a second.
 
-    @property
-    def _had_registry(self) -> bool:
-        return any(wanted.id is not None for wanted in self._service.wanted.values())
-
-    def _reopen(self) -> None:
+        Where the registry cannot be asked, nobody knows what is wanted: everything goes on as it is, until it can.
+        """
         try:
-            self._control = open_control(self._service.config)
-            self._reconcile()
+            if self._control is None:
+                if time.monotonic() < self._reopen_at:
+                    return
+                self._control = self._reopen(self._service.config)
+                self._reconciled_at = -RECONCILE_SECONDS
+            self._follow(self._control)
+        except ServiceLockedError:
+            raise
         except AqueduckError as exc:
-            log.warning("registry out of reach", error=str(exc))
-            self._observed_at = time.monotonic() + 5.0
+            self._lose(exc)
+        else:
+            self.error = self._unlisted()
+            self.known_at = datetime.now(UTC)
+
+    def _lose(self, error: AqueduckError) -> None:
+        if str(self.error) != str(error):
+            log.warning("registry out of reach", error=str(error))
+        self.error = error
+        if self._control is not None:
+            self._control.close()
+        self._control = None
+        self._reopen_at = time.monotonic() + REOPEN_SECONDS
+
+    def _follow(self, control: Control) -> None:
+        now = time.monotonic()
+        seconds = RECONCILE_SECONDS if control.listens else RECONCILE_SECONDS_POOLED
+        noticed = control.has_notice()
+        if noticed or now - self._reconciled_at >= seconds:
+            self._reconciled_at = now
+            self._reconcile(control.wanted(), noticed=noticed)
+            self.forget_rows()
+        if now - self._observed_at >= 1.0:
+            self._observed_at = now
+            self.observe()
+        self._heartbeat(control)
+
+    def _unlisted(self) -> AqueduckError | None:
+        """Groups that run or stand here, and of which the registry says nothing: not even that they were removed."""
+        missing = sorted((set(self._service.running) | set(self._service.errored)) - self._listed)
+        if not missing:
+            return None
+        return RegistryIncompleteError(
+            f"the registry does not have the group {', '.join(missing)} any more, and nobody removed it: it goes on as it was",
+            hint=f"make it again, with its tables: select aqueduck.create_group('{missing[0]}'), then aqueduck.add_table(…)",
+        )
 
     def observe(self) -> None:
         """Write what is, as of now."""
@@ -102,18 +152,29 @@ class Reconciler:
             tables += errored_tables(wanted, errored.error)
             if wanted.id is not None:
                 groups.append(errored_group(wanted.id, errored.error))
-        self._control.observe(tables, groups)
+        if self._control is not None:
+            self._control.observe(tables, groups)
 
-    def _heartbeat(self) -> None:
+    def _heartbeat(self, control: Control) -> None:
         for name, runner in self._service.running.items():
             seconds = runner.group.heartbeat_interval_ms / 1000
             if seconds and time.monotonic() - self._beat_at.get(name, 0.0) >= seconds:
                 self._beat_at[name] = time.monotonic()
-                self._control.heartbeat()
+                control.heartbeat()
 
-    def _reconcile(self, *, noticed: bool = False) -> None:
+    def prepare(self, wanted_groups: list[Wanted]) -> Iterator[Wanted]:
+        """At a start: take down what was removed; the groups that are to be prepared."""
+        self._listed = {wanted.group.name for wanted in wanted_groups}
+        for wanted in wanted_groups:
+            if wanted.removed:
+                self.take_down(wanted)
+            else:
+                yield wanted
+        self.forget_rows()
+
+    def _reconcile(self, wanted_groups: list[Wanted], *, noticed: bool = False) -> None:
         """Bring what runs in line with what is wanted, group by group; after a notice also those that stand."""
-        wanted_groups = self._control.wanted()
+        self._listed = {wanted.group.name for wanted in wanted_groups}
         self._service.lake.limits = inline_limits(wanted_groups)
         # First who gets tables, then who gives them: a table that moves is handed over.
         for wanted in sorted(wanted_groups, key=self._loses_tables):
@@ -168,15 +229,15 @@ class Reconciler:
             oid = row.observed.source_oid
             if oid in runner.tables and not row.removed and runner.tables[oid].source != str(row.source):
                 follow_name(runner, oid, row.source)
-        dropped = {(row.target, row.table_mode) for row in wanted.removed_tables if row.drop_target}
-        # Also one that was added again at once: it begins anew.
-        drop = [oid for oid, table in runner.tables.items() if (table.target, table.mode) in dropped]
-        gone = {*self._gone(runner, wanted, all_wanted), *drop}
+        gone = {**self._gone(runner, wanted, all_wanted), **_dropped(runner, wanted)}
         if gone:
-            for oid in gone:
-                log.info("table removed", group=wanted.group.name, table=runner.tables[oid].schema.qualified)
-            remove_tables(runner, gone, drop=drop)
+            for oid, parting in gone.items():
+                name = runner.tables[oid].schema.qualified
+                log.info("table removed", group=wanted.group.name, table=name, reason=parting.why)
+            remove_tables(runner, gone)
         self.forget_tables(wanted)
+        runner.strays = _strays(runner, wanted)
+        runner.refused = {n: e for n, e in runner.refused.items() if _concerns(n, e, wanted)}
         known = {(t.schema.qualified, t.target, t.mode) for t in runner.tables.values()}
         new = [
             t
@@ -193,7 +254,7 @@ class Reconciler:
                     done.resync = wanted.rows[table.source].resync_requested
         switch_tables(runner, wanted)
 
-    def _gone(self, runner: GroupRunner, wanted: Wanted, all_wanted: list[Wanted]) -> list[int]:
+    def _gone(self, runner: GroupRunner, wanted: Wanted, all_wanted: list[Wanted]) -> dict[int, Parting]:
         """Tables to take out of a group now: those that another one is taking over stay until it has them."""
         elsewhere = {
             t.source_table.qualified
@@ -208,7 +269,8 @@ class Reconciler:
             if runner.tables[oid].schema.qualified in elsewhere and runner.states[oid].ready
         }
         waits = {oid for oid in moving if self._is_taken_over(oid)}
-        return [oid for oid in surplus if oid not in waits]
+        partings = {oid: _parting(runner, oid, wanted) for oid in surplus if oid not in waits}
+        return {oid: parting for oid, parting in partings.items() if parting is not None}
 
     def _giver(self, oid: int, taker: GroupRunner) -> GroupRunner | None:
         """The group that carries a table which comes to another one."""
@@ -236,21 +298,35 @@ class Reconciler:
                 done.resync = row.resync_requested
 
     def forget_tables(self, wanted: Wanted) -> None:
-        """Rows of tables that were removed: out of the lake where that was asked for, then out of the registry."""
-        gone = wanted.removed_tables
+        """Rows of tables that were removed: out of the lake's books, with the target where that was asked for."""
+        gone, lake, group = wanted.removed_tables, self._service.lake, wanted.group.name
         if not gone:
             return
+        runner = self._service.running.get(group)
 
         def remove() -> None:
+            ensure_table_states(lake)
+            known = read_states(lake, group)
             for row in gone:
                 if row.drop_target:
-                    remove_target(self._service.lake, row.target, row.table_mode)
+                    remove_target(lake, row.target, row.table_mode)
                     if row.observed.source_oid is not None:  # if it was added again, it begins anew
-                        forget_tables(self._service.lake, wanted.group.name, row.observed.source_oid)
+                        forget_tables(lake, group, row.observed.source_oid)
+                elif not wanted.wants(row):
+                    left = [s.oid for s in known.values() if row.is_of(s.oid, s.source, s.target, s.mode)]
+                    forget_tables(
+                        lake, group, *(oid for oid in left if runner is None or oid not in runner.tables)
+                    )
 
         with self._service.commit_lock:
-            transact(self._service.lake, remove)
-        self._control.forget(tables=gone)
+            transact(lake, remove)
+        self._taken_down += gone
+
+    def forget_rows(self) -> None:
+        """Out of the registry, last of all: until then it says that they were removed."""
+        if self._taken_down and self._control is not None:
+            self._control.forget(tables=self._taken_down)
+        self._taken_down = []
 
     def take_down(self, wanted: Wanted) -> None:
         """A removed group: its tables, its slot, its publication, its place in the lake's books."""
@@ -261,9 +337,44 @@ class Reconciler:
             if not wanted.group.users_publication:
                 drop_publication(conn, wanted.group.publication)
         forget_group(self._service.lake, name)
+        assert self._control is not None
         self._control.forget(group=wanted)
         self._service.wanted.pop(name, None)
         log.info("group removed", group=name)
+
+
+def _parting(runner: GroupRunner, oid: int, wanted: Wanted) -> Parting | None:
+    table = runner.tables[oid]
+    return wanted.parting(oid, table.schema.qualified, table.target, table.mode)
+
+
+def _dropped(runner: GroupRunner, wanted: Wanted) -> dict[int, Parting]:
+    """Tables whose targets are to be dropped; also one that was added again at once: it begins anew."""
+    dropped = {(row.target, row.table_mode) for row in wanted.removed_tables if row.drop_target}
+    return {
+        oid: Parting("it was removed", drop_target=True)
+        for oid, table in runner.tables.items()
+        if (table.target, table.mode) in dropped
+    }
+
+
+def _strays(runner: GroupRunner, wanted: Wanted) -> dict[str, AqueduckError]:
+    """Tables that the group follows, that nobody wants, and that nobody removed: they go on, and it is said."""
+    lost = [oid for oid in _surplus(runner, wanted) if _parting(runner, oid, wanted) is None]
+    found: dict[str, AqueduckError] = {
+        runner.tables[oid].source: stray(runner.tables[oid].source, wanted.group.name) for oid in lost
+    }
+    for source in found.keys() - runner.strays.keys():
+        log.error("table is not in the registry", group=wanted.group.name, error=str(found[source]))
+    return found
+
+
+def _concerns(source: str, error: AqueduckError, wanted: Wanted) -> bool:
+    """Whether a table that could not be added is still to be: it is wanted, or nobody has given it up."""
+    if source in {table.source for table in wanted.group.tables} or source in wanted.rows:
+        return True
+    given_up = any(str(row.source) == source for row in wanted.removed_tables)
+    return isinstance(error, RegistryIncompleteError) and not given_up
 
 
 def _surplus(runner: GroupRunner, wanted: Wanted) -> list[int]:

@@ -103,6 +103,11 @@ class SyncService:
         return self._reconciler
 
     @property
+    def known_reconciler(self) -> Reconciler | None:
+        """As long as there is one: whoever shows the service comes earlier, and stays longer."""
+        return self._reconciler
+
+    @property
     def spark(self) -> Any:
         if self._spark is None:
             spark = self.config.spark
@@ -121,10 +126,8 @@ class SyncService:
         self._reconciler = Reconciler(self, control)
         groups = control.wanted()
         self.lake.limits = inline_limits(groups)
-        for wanted in groups:
-            if wanted.removed:
-                self._reconciler.take_down(wanted)
-            elif wanted.enabled:
+        for wanted in self._reconciler.prepare(groups):
+            if wanted.enabled:
                 self._try_to_prepare(wanted, trust_slot)
             else:
                 self._unlock(wanted.group.name)
@@ -167,7 +170,7 @@ class SyncService:
         self._lock(group.name)
         self.reconciler.forget_tables(wanted)
         renew = [name for name, row in wanted.rows.items() if row.resync_wanted]
-        ready = prepare_group(self.config, group, self.lake, trust_slot=trust_slot, renew=renew)
+        ready = prepare_group(self.config, wanted, self.lake, trust_slot=trust_slot, renew=renew)
         targets = [t.target for t in ready.tables.values()]
         journals = journals_of(group_dir(self.config, group)).glob("*")
         remove_orphans(self.lake, group.name, targets, names=journaled_files(journals))

@@ -23,6 +23,7 @@ from aqueduck.postgres.quoting import identifier
 from aqueduck.postgres.registry_install import (
     change,
     check_registry,
+    exists,
     install,
     manage_grants,
     monitor_grants,
@@ -54,6 +55,7 @@ __all__ = [
     "claim_group",
     "delete_removed",
     "emit_heartbeat",
+    "exists",
     "install",
     "lake_of",
     "listen",

@@ -28,7 +28,15 @@ from aqueduck.errors import (
 from aqueduck.postgres.connection import translate_errors
 from aqueduck.postgres.quoting import identifier
 
-__all__ = ["change", "check_registry", "install", "manage_grants", "monitor_grants", "registry_errors"]
+__all__ = [
+    "change",
+    "check_registry",
+    "exists",
+    "install",
+    "manage_grants",
+    "monitor_grants",
+    "registry_errors",
+]
 
 Connection = psycopg.Connection[Any]
 
@@ -118,6 +126,12 @@ def check_registry(conn: Connection) -> str:
     if version is None:
         return f"version {len(_migrations())} is installed"
     return "will be upgraded" if version else "will be installed"
+
+
+def exists(conn: Connection) -> bool:
+    """Whether there is a registry in the database, also one that the role may not read."""
+    with registry_errors("look for the registry", conn):
+        return _look(conn).owner is not None
 
 
 def _version_to_upgrade(conn: Connection, found: _Found) -> int | None:

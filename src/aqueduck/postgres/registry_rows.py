@@ -161,6 +161,14 @@ class TableRow:
     def table_mode(self) -> TableMode:
         return TableMode(self.mode, self.source_column, self.source_value)
 
+    def is_of(self, oid: int, source: str, target: TableName, mode: TableMode) -> bool:
+        """Whether it is about such a table, by its identity or by its name."""
+        return self.is_about(oid, source) and (self.target, self.table_mode) == (target, mode)
+
+    def is_about(self, oid: int, source: str) -> bool:
+        """Whether it is about that source table, whatever becomes of it."""
+        return self.observed.source_oid == oid or self.source.qualified == source
+
     @property
     def resync_wanted(self) -> bool:
         """Whether somebody asked for a new copy that has not been begun."""
