@@ -23,13 +23,13 @@ from rich.panel import Panel
 from rich.table import Table
 
 from aqueduck.app.actions import RegistryActions
+from aqueduck.app.lab_server import lab_server, private_file
 from aqueduck.app.overviews import SyncOverviews
 from aqueduck.app.service import SyncService
 from aqueduck.app.shop import ShopLoad, create_shop
 from aqueduck.app.verify import TableComparison, verify_tables
 from aqueduck.config import SyncConfig, parse_config
 from aqueduck.errors import ServerStartError
-from aqueduck.postgres.embedded import EmbeddedPostgres
 from aqueduck.postgres.server import flushed_position
 from aqueduck.web.server import serve
 
@@ -75,7 +75,7 @@ def _interrupt(_signal: int, _frame: object) -> None:
 @contextlib.contextmanager
 def _directory(keep: bool) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="aqueduck-demo-"))
-    directory.chmod(0o755)
+    directory.chmod(0o711)  # the server may run as another user, who has to pass
     try:
         yield directory
     finally:
@@ -86,10 +86,10 @@ def _directory(keep: bool) -> Iterator[Path]:
 def _demo(console: Console, directory: Path, seconds: float, keep: bool) -> int:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     console.print("[bold]1/4[/] starting PostgreSQL with a small shop …")
-    with EmbeddedPostgres(directory / "postgres") as server:
+    with lab_server(directory) as server:
         create_shop(server.dsn)
         config_file = directory / "aqueduck.yaml"
-        config_file.write_text(CONFIG.format(dsn=server.dsn))
+        private_file(config_file, CONFIG.format(dsn=server.dsn))
         config = parse_config(config_file.read_text(), base_dir=directory, env={})
         console.print("[bold]2/4[/] starting Spark and the streaming query …")
         service = SyncService(config)

@@ -58,8 +58,9 @@ class EmbeddedPostgres:
 
     Without `data_dir` the cluster is temporary and goes with the object.  `settings` go to a
     file that `alter system` overrides.  With `password` the superuser and all roles log in by
-    SCRAM; without, loopback is trusted.  Unless `durable`, a power cut may spoil the data; a
-    kill of the server never does.
+    SCRAM, and the superuser's connection strings hold it unless `password_in_dsn` is false;
+    without, loopback is trusted.  Unless `durable`, a power cut may spoil the data; a kill of
+    the server never does.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class EmbeddedPostgres:
         *,
         port: int | None = None,
         password: str | None = None,
+        password_in_dsn: bool = True,
         durable: bool = False,
     ) -> None:
         self.version = version
@@ -79,6 +81,7 @@ class EmbeddedPostgres:
         self._owner = Owner.for_data_dir(self._wanted_dir or Path("/"))
         self._data_dir: Path | None = None
         self._password = password
+        self._password_in_dsn = password_in_dsn
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None
         self._maker_pid = os.getpid()
@@ -123,7 +126,7 @@ class EmbeddedPostgres:
     def dsn_for(self, dbname: str, user: str = _SUPERUSER, **parameters: str | int) -> str:
         """The connection string for a database, as keywords; other parameters are added or replace ours."""
         ours: dict[str, str | int] = {"host": _HOST, "port": self.port, "user": user, "dbname": dbname}
-        if user == _SUPERUSER and self._password is not None:
+        if user == _SUPERUSER and self._password is not None and self._password_in_dsn:
             ours["password"] = self._password
         return make_conninfo("", **{name: str(value) for name, value in (ours | parameters).items()})
 

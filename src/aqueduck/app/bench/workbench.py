@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import psycopg
 
+from aqueduck.app.lab_server import lab_server
 from aqueduck.app.service import SyncService
 from aqueduck.config import SyncConfig, parse_config
 from aqueduck.postgres.embedded import EmbeddedPostgres
@@ -132,8 +133,8 @@ def bench_server(settings: Mapping[str, str]) -> Iterator[tuple[Path, EmbeddedPo
     """A directory and a server in it; both are gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="aqueduck-bench-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
-        directory.chmod(0o755)
-        with EmbeddedPostgres(directory / "pg", settings=settings) as server:
+        directory.chmod(0o711)  # the server may run as another user, who has to pass
+        with lab_server(directory, settings) as server:
             yield directory, server
 
 
