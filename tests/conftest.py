@@ -9,6 +9,7 @@ _PLUGINS = (
     "tests.fix_lake",
     "tests.fix_service",
     "tests.local_service",
+    "tests.fix_failover",
     "tests.fix_events",
     "tests.fix_pooler",
     "tests.fix_s3",

@@ -19,6 +19,7 @@ from aqueduck.app.group import GroupRunner
 from aqueduck.app.group_tables import add_tables, remove_tables
 from aqueduck.app.prepare import prepare_group
 from aqueduck.app.verify import TableComparison, verify_tables
+from aqueduck.app.watch import SourceWatch
 from aqueduck.batches import plan_units
 from aqueduck.config import SyncConfig, load_config
 from aqueduck.lake.catalog import open_lake
@@ -61,6 +62,7 @@ class WholeGroup:
             self.lake.close()
             raise
         self.refused = ready.refused
+        self.watch = SourceWatch()
         runner = self.runner
         runner.copier.run_job = lambda job: job.run(range(len(job.items)))
         runner.copier.cancel_jobs = lambda: None

@@ -30,6 +30,8 @@ class Bookmark:
     """What the sink wants to know at the next start."""
     events: int = 0
     """How many the sink was given, since there is a bookmark."""
+    timeline: int | None = None
+    """On which timeline of the cluster; None where an older version did not keep it."""
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "position": lsn_text(self.position)}, sort_keys=True)

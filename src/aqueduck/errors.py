@@ -18,6 +18,7 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── TwoPhaseSlotError        pg.slot_two_phase
     │   ├── SlotLimitError           pg.slot_limit
     │   ├── PublicationError         pg.publication
+    │   ├── UnpublishedError         pg.unpublished
     │   ├── ProtocolError            pg.protocol         retried
     │   ├── ConnectionLostError      pg.connection_lost  retried
     │   ├── SnapshotGoneError        pg.snapshot_gone
@@ -136,6 +137,7 @@ __all__ = [
     "TokenError",
     "TransactionTooLargeError",
     "TwoPhaseSlotError",
+    "UnpublishedError",
     "ValueCastError",
     "VerifyDifferenceError",
     "WalLevelError",
@@ -299,6 +301,12 @@ class PublicationError(SourceError):
     """The publication is missing or does not publish what it must."""
 
     code = "pg.publication"
+
+
+class UnpublishedError(SourceError):
+    """Tables were not published for a while, and what changed in them then was not sent."""
+
+    code = "pg.unpublished"
 
 
 class ProtocolError(SourceError):

@@ -70,6 +70,8 @@ class PostgresCdcConfig(Section):
     """The server hears from us each second in any case."""
     tcp_keepalive: int = Field(default=60, ge=0)
     slot_acquire_retries: int = Field(default=10, ge=0)
+    on_unpublished: Literal["stop", "continue"] = "stop"
+    """When the publication was dropped and made again, or tables were out of it for a while."""
 
     @model_validator(mode="before")
     @classmethod

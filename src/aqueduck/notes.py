@@ -20,14 +20,17 @@ from aqueduck.schema import TableSchema, lsn_text, parse_lsn
 
 __all__ = [
     "Confirmation",
+    "SlotMark",
     "note_confirmation",
     "note_mark",
     "note_position",
+    "note_slot",
     "read_confirmation",
     "read_modes",
     "read_note",
     "read_report",
     "read_skips",
+    "read_slot",
     "read_tables",
     "write_note",
     "write_skips",
@@ -65,6 +68,31 @@ def read_confirmation(path: Path) -> Confirmation | None:
     try:
         return Confirmation(**json.loads(path.read_text()))
     except (FileNotFoundError, ValueError, TypeError):  # none, or not one that we could rely on
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMark:
+    """How far a slot was: on one timeline, its `restart_lsn` only moves forward, also over a crash."""
+
+    timeline: int
+    restart_lsn: int
+
+    def is_ahead_of(self, restart_lsn: int | None, timeline: int) -> bool:
+        """Whether a slot that stands there has gone back."""
+        return restart_lsn is not None and timeline == self.timeline and restart_lsn < self.restart_lsn
+
+
+def note_slot(path: Path, mark: SlotMark) -> None:
+    """The server has shown it twice, so it is on the server's disk."""
+    write_note(path, json.dumps(asdict(mark)), sync=True)
+
+
+def read_slot(path: Path) -> SlotMark | None:
+    """What `note_slot` left there last."""
+    try:
+        return SlotMark(**json.loads(path.read_text()))
+    except (FileNotFoundError, ValueError, TypeError):
         return None
 
 

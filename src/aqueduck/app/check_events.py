@@ -10,7 +10,7 @@ from pathlib import Path
 from aqueduck.app.check_lake import check_catalog, check_data_path
 from aqueduck.app.check_server import CheckResult, Connection, check_pooler, refused, result_of, server_checks
 from aqueduck.app.events_wiring import load_bookmark, source_dsn, table_of
-from aqueduck.app.prepare_events import check_slot_position
+from aqueduck.app.prepare_events import check_slot_position, refuse_another_past
 from aqueduck.config import LakeConfig
 from aqueduck.errors import AqueduckError, CatalogUnreachableError, SinkPathError
 from aqueduck.events_config import (
@@ -72,11 +72,12 @@ def _check_slot(conn: Connection, server: ServerInfo, config: EventsConfig, dsn:
     info = slot_info(conn, source.slot_name)
     if source.slot_type == "temporary":
         return "is made for each run"
-    note = read_confirmation(Path(config.state_dir) / source.slot_name / "confirmed")
+    note = Path(config.state_dir) / source.slot_name / "confirmed"
     bookmark = None
     with contextlib.suppress(CatalogUnreachableError):  # its own line says so
         bookmark = load_bookmark(config, dsn)
-    check_slot_position(source, server, info, bookmark, note)
+    check_slot_position(source, server, info, bookmark, read_confirmation(note))
+    refuse_another_past(conn, dsn, server, info, bookmark, note.with_name("slot"))
     if info is None:
         return "will be created"
     return f"exists, keeps {info.retained_bytes / (1 << 20):.1f} MiB of WAL"

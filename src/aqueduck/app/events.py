@@ -26,15 +26,18 @@ from aqueduck.app.events_status import (
     lock_name,
     note_error,
 )
+from aqueduck.app.events_watch import EventsWatch
 from aqueduck.app.events_wiring import open_flow, own_tables, source_dsn
 from aqueduck.app.prepare_events import PreparedSource, prepare_source
 from aqueduck.bookmarks import Bookmark, BookmarkStore
 from aqueduck.errors import (
     AqueduckError,
+    ConnectionLostError,
     Retry,
     SinkUnreachableError,
     SinkWriteError,
     SlotLostError,
+    SourceUnreachableError,
     SparkQueryError,
 )
 from aqueduck.event_parts import EventPart
@@ -56,6 +59,7 @@ log = structlog.get_logger()
 
 BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 LOCK_SECONDS = 2.0
+WATCH_SECONDS = 5.0
 
 
 class EventsService:
@@ -72,6 +76,8 @@ class EventsService:
         self._rows_seen = 0
         self._lock: GroupLocks | None = None
         self._lock_seen_at = 0.0
+        self._watch = EventsWatch(config.source, self.dsn, self.directory)
+        self._watched_at = 0.0
         self._bookmarks: BookmarkStore | None = None
         self._sink: Sink | None = None
         self._source: PreparedSource | None = None
@@ -103,14 +109,25 @@ class EventsService:
         assert self._bookmarks is not None
         assert self._sink is not None
         known = self._bookmarks.load()
+        if known is None or self.config.source.slot_type == "temporary":
+            self._watch.begin_anew()
         self._source = prepare_source(
             self.config.source, self.dsn, known, self.directory / "confirmed", trust_slot=trust_slot
         )
+        self._watch.look(self._source.timeline)
         self._sink.recover(known)
         position = self._source.position
         time_us, events = (known.time_us, known.events) if known is not None else (None, 0)
         # Saved before the first event is written: without it, a crash would leave events that nobody knows of.
-        self._save(Bookmark(position, self._source.system_identifier, time_us, self._sink.place(), events))
+        self._save(self._bookmark_at(position, time_us, events))
+
+    def _bookmark_at(self, position: int, time_us: int | None, events: int) -> Bookmark:
+        assert self._source is not None
+        assert self._sink is not None
+        source = self._source
+        return Bookmark(
+            position, source.system_identifier, time_us, self._sink.place(), events, source.timeline
+        )
 
     def _save(self, bookmark: Bookmark) -> None:
         assert self._bookmarks is not None
@@ -158,6 +175,8 @@ class EventsService:
             slot=s.slot_name,
             publication=s.publication_name,
             position=self.position,
+            system_identifier=self._source.system_identifier,
+            timeline=0 if s.slot_type == "temporary" else self._source.timeline,
             directory=str(self.directory),
             segment_bytes=min(c.segment_bytes, most or c.segment_bytes),
             stage_bytes_max=c.stage_bytes_max,
@@ -197,7 +216,6 @@ class EventsService:
     def _deliver(self, parts: Sequence[EventPart], position: int, time_us: int) -> None:
         """Called by the query for each batch: the sink first, then the bookmark, then the slot."""
         assert self._sink is not None
-        assert self._source is not None
         began = time.monotonic()
         events = sum(part.events for part in parts)
         with self._saving:
@@ -207,8 +225,7 @@ class EventsService:
             self._in_doubt = True
             self._sink.write(parts, position)
             faults.point("sink.flushed")
-            identity, total = self._source.system_identifier, self._bookmark.events + events
-            self._save(Bookmark(position, identity, time_us, self._sink.place(), total))
+            self._save(self._bookmark_at(position, time_us, self._bookmark.events + events))
         note_position(self.directory / "durable", position)
         self.failures = 0
         self._changed_at = time.monotonic()
@@ -278,6 +295,7 @@ class EventsService:
         if ended:
             raise SparkQueryError("the streaming query ended, although nobody stopped it")
         self._check_lock()
+        self._watch_source()
         done = self._is_done()
         return self._tick(final=done) and done
 
@@ -287,6 +305,16 @@ class EventsService:
         if time.monotonic() - self._lock_seen_at >= LOCK_SECONDS:
             self._lock.check()
             self._lock_seen_at = time.monotonic()
+
+    def _watch_source(self) -> None:
+        assert self._source is not None
+        if time.monotonic() - self._watched_at < WATCH_SECONDS:
+            return
+        self._watched_at = time.monotonic()
+        try:
+            self._watch.look(self._source.timeline)
+        except (ConnectionLostError, SourceUnreachableError) as exc:
+            log.warning("the source's catalog cannot be read", error=str(exc))
 
     def _restart(self) -> bool:
         """From the bookmark; false while a delivery of before still goes on."""
@@ -355,6 +383,8 @@ class EventsService:
                 self._check_lock()
             self.check()
             self._tick(final=True)
+            assert self._source is not None
+            self._watch.look(self._source.timeline)
 
     def stop(self) -> None:
         """Finish the delivery that is under way, then end."""

@@ -24,7 +24,7 @@ from aqueduck.app.column_versions import ColumnVersions
 from aqueduck.app.copies import Copier
 from aqueduck.app.copy_journal import forget_journal
 from aqueduck.app.group_commits import Units, commit_units
-from aqueduck.app.prepare import PreparedGroup, PreparedTable, group_dir
+from aqueduck.app.prepare import PreparedGroup, PreparedTable, group_dir, refuse_another_source
 from aqueduck.app.status import GroupStatus, Parked, TableCounts
 from aqueduck.app.tracing import BatchTimes
 from aqueduck.config import GroupConfig, SyncConfig
@@ -61,6 +61,8 @@ class GroupRunner:
         self.commit_lock = commit_lock
         self.group: GroupConfig = ready.group
         self.ready = ready
+        self.timeline = ready.timeline
+        """Of the server that the query reads."""
         self.tables: dict[int, PreparedTable] = dict(ready.tables)
         self.refused: dict[str, AqueduckError] = dict(ready.refused)
         """Tables that could not be added, by source name."""
@@ -169,7 +171,11 @@ class GroupRunner:
         """(Re)start the query at the lake's position, and the copies that are due."""
         for name in ("durable", "capture.json", "hold"):
             (self.directory / name).unlink(missing_ok=True)
-        self.status.position = self.stored_position()
+        stored = read_position(self.lake, self.group.name)
+        assert stored is not None, "prepare_group wrote it"
+        # Another server may have taken over since the last start.
+        self.timeline = refuse_another_source(self.config, self.group, stored)
+        self.status.position = stored.position
         self.versions.clear()
         self.tell_tables()
         self.tell_tasks()
@@ -192,6 +198,8 @@ class GroupRunner:
             position=position,
             first_ord=max(position, ord_after_parked(self.lake, g.name)),
             lake=lake_mark(self.lake, g.name),
+            system_identifier=self.ready.system_identifier,
+            timeline=self.timeline,
             directory=str(self.directory),
             segment_bytes=g.segment_bytes,
             stage_bytes_max=g.stage_bytes_max,

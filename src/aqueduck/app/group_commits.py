@@ -50,9 +50,7 @@ Units = list[tuple[Unit, UnitFiles | None]]
 def commit_units(runner: GroupRunner, units: Units, position: int, time_us: int) -> None:
     """Everything of a batch, in one lake transaction, and then the word that it is durable."""
     paths = [s.path for unit, _ in units for s in unit.segments if s.path] if runner.on_commit else []
-    end = Position(
-        runner.group.name, position, time_us, runner.ready.system_identifier, runner.ready.timeline
-    )
+    end = Position(runner.group.name, position, time_us, runner.ready.system_identifier, runner.timeline)
     began, before = time.monotonic(), runner.status.position
     with runner.commit_lock:
         # A table that was removed may still have changes on the way.

@@ -50,8 +50,9 @@ from aqueduck.lake.table_states import (
     write_state,
 )
 from aqueduck.modes import UPSERT, TableMode
-from aqueduck.notes import Confirmation, note_confirmation, read_confirmation
+from aqueduck.notes import Confirmation, note_confirmation, read_confirmation, read_slot
 from aqueduck.postgres.connection import connect
+from aqueduck.postgres.history import KnownPast, refuse_another_history
 from aqueduck.postgres.publications import (
     drop_publication,
     ensure_publication,
@@ -65,7 +66,7 @@ from aqueduck.postgres.publications import (
 from aqueduck.postgres.published import publication_exists, refuse_narrowed
 from aqueduck.postgres.row_security import refuse_row_security
 from aqueduck.postgres.server import ServerInfo, read_server, require_logical_wal
-from aqueduck.postgres.slots import check_history, check_slot, create_slot, drop_slot, slot_info
+from aqueduck.postgres.slots import SlotInfo, check_slot, create_slot, drop_slot, slot_info
 from aqueduck.postgres.structure import read_structure
 from aqueduck.postgres.tables import describe_table
 from aqueduck.projection import Projection
@@ -80,6 +81,7 @@ __all__ = [
     "prepare_group",
     "prepare_tables",
     "publish",
+    "refuse_another_source",
     "refuse_recreated",
     "stray",
 ]
@@ -171,7 +173,7 @@ def prepare_group(
         if refused and not tables:
             raise next(iter(refused.values()))
         stored = read_position(lake, group.name)
-        lost = _lost_slot(conn, group, lake, stored, server, directory / "confirmed", trust_slot)
+        lost = _lost_slot(conn, config, group, lake, stored, server, trust_slot)
         if lost is not None:
             if group.on_slot_loss == "stop":
                 raise lost
@@ -192,7 +194,8 @@ def prepare_group(
             for oid in _prepare_lake(lake, group, tables, refused, renew, unsent, strays):
                 forget_journal(directory, oid)
             if stored is None:
-                (directory / "confirmed").unlink(missing_ok=True)
+                for note in ("confirmed", "slot"):
+                    (directory / note).unlink(missing_ok=True)
                 for oid in tables:
                     forget_journal(directory, oid)
                 first = Position(group.name, position, None, server.system_identifier, server.timeline)
@@ -338,18 +341,21 @@ def refuse_recreated(
 
 def _lost_slot(
     conn: psycopg.Connection[Any],
+    config: SyncConfig,
     group: GroupConfig,
     lake: LakeSession,
     stored: Position | None,
     server: ServerInfo,
-    note: Path,
     trust_slot: bool,
 ) -> AqueduckError | None:
     """Why the slot cannot be read from the lake's position on, if it cannot; other conflicts are raised."""
+    note = group_dir(config, group) / "confirmed"
     try:
-        _check_same_history(stored, server, group)
+        info = slot_info(conn, group.slot_name)
+        if stored is not None:
+            _check_same_history(conn, config, group, stored, server, info)
         check_slot(
-            slot_info(conn, group.slot_name),
+            info,
             name=group.slot_name,
             database=server.database,
             position=None if stored is None else stored.position,
@@ -504,17 +510,31 @@ def _broken(lake: LakeSession, state: TableState, table: PreparedTable) -> Table
     return None
 
 
-def _check_same_history(stored: Position | None, server: ServerInfo, group: GroupConfig) -> None:
+def refuse_another_source(config: SyncConfig, group: GroupConfig, stored: Position) -> int:
+    """Raise `SlotLostError` if the server is not one that the lake was filled from; returns its timeline."""
+    with connect(config.source.dsn) as conn:
+        server = read_server(conn)
+        _check_same_history(conn, config, group, stored, server, slot_info(conn, group.slot_name))
+    return server.timeline
+
+
+def _check_same_history(
+    conn: psycopg.Connection[Any],
+    config: SyncConfig,
+    group: GroupConfig,
+    stored: Position,
+    server: ServerInfo,
+    slot: SlotInfo | None,
+) -> None:
     """The lake's position must be one of this server's past."""
-    if stored is None:
-        return
     if stored.system_identifier != server.system_identifier:
         raise SlotLostError(
             f"the lake's group {group.name} was filled from another PostgreSQL cluster",
             hint="point source.dsn to that cluster, use another group name or another lake,"
             " or set on_slot_loss: resync to copy all tables from this one",
         )
-    check_history(stored.position, server)
+    known = KnownPast(stored.position, stored.timeline, read_slot(group_dir(config, group) / "slot"))
+    refuse_another_history(conn, config.source.dsn, known, server, slot)
 
 
 @contextlib.contextmanager

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import psycopg
 
 from aqueduck.bookmarks import Bookmark
 from aqueduck.errors import BookmarkError, SlotLostError
 from aqueduck.events_config import PostgresCdcConfig
-from aqueduck.notes import Confirmation, read_confirmation
+from aqueduck.notes import Confirmation, read_confirmation, read_slot
 from aqueduck.postgres.connection import connect
+from aqueduck.postgres.history import KnownPast, refuse_another_history
 from aqueduck.postgres.published import published_tables, refuse_narrowed
 from aqueduck.postgres.server import ServerInfo, read_server, require_logical_wal
 from aqueduck.postgres.slots import SlotInfo, announced_slot, check_slot, missing_slot, slot_info
 from aqueduck.schema import TableSchema, lsn_text, parse_lsn
 
-__all__ = ["PreparedSource", "check_slot_position", "prepare_source"]
+__all__ = ["PreparedSource", "check_slot_position", "prepare_source", "refuse_another_past"]
 
 _AGAIN = "remove the bookmark to begin anew with what the slot has; changes before that are gone"
 
@@ -31,6 +35,7 @@ class PreparedSource:
 
     database: str
     system_identifier: str
+    timeline: int
     position: int
     tables: tuple[TableSchema, ...]
     """What the publication has now; tables that come later are learnt from the stream."""
@@ -56,13 +61,28 @@ def prepare_source(
             info = slot_info(conn, source.slot_name)
             if not (trust_slot and info is not None):
                 check_slot_position(source, server, info, bookmark, read_confirmation(note))
+            refuse_another_past(conn, dsn, server, info, bookmark, note.with_name("slot"))
             begin = announced_slot(conn, source.slot_name, source.plugin)
             position = bookmark.position if bookmark is not None else _first_position(source, begin)
-    return PreparedSource(server.database, server.system_identifier, position, tables)
+    return PreparedSource(server.database, server.system_identifier, server.timeline, position, tables)
 
 
 def _first_position(source: PostgresCdcConfig, begin: int) -> int:
     return max(begin, parse_lsn(source.start_lsn)) if source.start_lsn else begin
+
+
+def refuse_another_past(
+    conn: psycopg.Connection[Any],
+    dsn: str,
+    server: ServerInfo,
+    info: SlotInfo | None,
+    bookmark: Bookmark | None,
+    note: Path,
+) -> None:
+    """Raise if the bookmark's position is none of this server's past; `note` says how far the slot was."""
+    if bookmark is not None:
+        known = KnownPast(bookmark.position, bookmark.timeline, read_slot(note), "the bookmark", _AGAIN)
+        refuse_another_history(conn, dsn, known, server, info)
 
 
 def check_slot_position(

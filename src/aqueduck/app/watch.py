@@ -19,7 +19,9 @@ from aqueduck.app.group_tables import leave_table
 from aqueduck.app.prepare import publish
 from aqueduck.lake.commit import transact
 from aqueduck.lake.partition_marks import Marks, read_marks, write_marks
+from aqueduck.notes import SlotMark, note_slot
 from aqueduck.postgres.connection import connect
+from aqueduck.postgres.history import slot_mark
 from aqueduck.postgres.publications import published_since
 from aqueduck.postgres.server import flushed_position
 from aqueduck.postgres.structure import (
@@ -48,6 +50,8 @@ class SourceWatch:
         """When tables last were as their marks say: which transactions had ended by then."""
         self._sent: dict[str, dict[int, int]] = {}
         """What each group's publication sent at the last look."""
+        self._slots: dict[str, SlotMark] = {}
+        """How far each group's slot was at the last look."""
 
     def look(self, runner: GroupRunner) -> None:
         """Once; raises when the source cannot be asked."""
@@ -63,12 +67,22 @@ class SourceWatch:
                     before = marks.get(oid) or marks_of(leaves, 0)
                     news[oid] = self._news(conn, oid, before, leaves)
             sent = published_since(conn, runner.group.publication)
+            mark = slot_mark(conn, runner.group.slot_name, runner.timeline)
+        self._note_slot(runner, mark)
         _leave_dropped(runner, structure)
         for oid, found in news.items():
             if oid in runner.states and runner.states[oid].ready:
                 self._act(runner, oid, found, marks_of(structure.leaves[oid], horizon), marks.get(oid))
         if not runner.group.users_publication:
             self._publish_again(runner, tables, sent)
+
+    def _note_slot(self, runner: GroupRunner, now: SlotMark | None) -> None:
+        """Noted is what was there at the last look already: it is on the server's disk, and survives a crash."""
+        name, before = runner.group.name, self._slots.get(runner.group.name)
+        if now is not None and before is not None and before.timeline == now.timeline:
+            note_slot(runner.directory / "slot", before)
+        if now is not None:
+            self._slots[name] = now
 
     def _publish_again(self, runner: GroupRunner, tables: list[int], sent: dict[int, int]) -> None:
         """Tables that were not sent for a while are sent, and copied; one that is being copied, once more after that."""

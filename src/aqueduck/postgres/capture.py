@@ -43,9 +43,10 @@ from aqueduck.notes import (
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.decoder import Commit, Decoder, warm_up
+from aqueduck.postgres.history import KnownPast, check_history
 from aqueduck.postgres.readers import open_reader
-from aqueduck.postgres.server import read_server
-from aqueduck.postgres.slots import check_history, check_slot, slot_info
+from aqueduck.postgres.server import ServerInfo, read_server
+from aqueduck.postgres.slots import SlotInfo, check_slot, slot_info
 from aqueduck.postgres.stage import Stage
 from aqueduck.postgres.tables import describe_oid, has_key, resolve_type
 from aqueduck.postgres.wire import READ_BYTES, ReplicationStream, other_message_error, refuse_garbage
@@ -159,7 +160,7 @@ class Capture(threading.Thread):
         stream = self._acquire(max(self._committed, self._confirmed, self._seen))
         decoder = self._new_decoder()
         try:
-            if self._settings.lake:
+            if self._settings.timeline:
                 self._refuse_another()
             self._read(stream, decoder)
         finally:
@@ -234,11 +235,21 @@ class Capture(threading.Thread):
         Raise if the slot, or the server, is not the one that we had before.
 
         While nobody read it, a slot may have been made again, and another server may have taken over.  Looked at when the slot is ours.
+        What a new server means for what we have, whoever starts us decides: at the next start.
         """
         s = self._settings
         with connect(s.dsn) as conn:
             server, info = read_server(conn), slot_info(conn, s.slot)
-        check_history(s.position, server)
+        if s.lake:
+            check_history(KnownPast(s.position), server, {})
+        same = (server.system_identifier, server.timeline) == (s.system_identifier, s.timeline)
+        if not same or server.current_lsn < max(s.position, self._confirmed, self._seen):
+            raise ConnectionLostError("another server has taken over, or this one was restored")
+        if s.lake:
+            self._refuse_another_slot(server, info)
+
+    def _refuse_another_slot(self, server: ServerInfo, info: SlotInfo | None) -> None:
+        s = self._settings
         check_slot(
             info,
             name=s.slot,

@@ -29,6 +29,9 @@ class CaptureSettings:
     """The number of the first change, if not the position: larger than those of earlier captures whose changes still wait."""
     lake: str = ""
     """Which lake the position is of; goes into the note `confirmed`."""
+    system_identifier: str = ""
+    timeline: int = 0
+    """What whoever starts us found the server to be; 0 where nobody looked."""
     segment_bytes: int = 32 << 20
     stage_bytes_max: int = 1 << 30
     max_queued_changes: int = 10_000_000

@@ -13,19 +13,28 @@ from typing import Any
 
 import psycopg
 
-from aqueduck.errors import ConfigError, PublicationError, SlotConflictError, SlotLostError
+from aqueduck.errors import ConfigError, PublicationError, SlotConflictError, SlotLostError, UnpublishedError
 from aqueduck.postgres.connection import connect, translate_errors
+from aqueduck.postgres.history import KnownPast, refuse_another_history
 from aqueduck.postgres.publications import create_publication_sql, refuse_without_identity
-from aqueduck.postgres.published import publication_exists, published_tables, refuse_narrowed
+from aqueduck.postgres.published import (
+    publication_exists,
+    publication_marks,
+    publication_oid,
+    published_tables,
+    refuse_narrowed,
+    refuse_unpublished,
+)
 from aqueduck.postgres.quoting import identifier, table_identifier
 from aqueduck.postgres.server import ServerInfo, read_server, require_logical_wal
 from aqueduck.postgres.slots import announced_slot, check_slot, missing_slot, slot_info
 from aqueduck.postgres.tables import describe_table
 from aqueduck.schema import TableSchema, lsn_text
 
-__all__ = ["CdcSource", "prepare_cdc", "resume_cdc"]
+__all__ = ["CdcSource", "prepare_cdc", "refuse_unpublished_since", "resume_cdc"]
 
 Connection = psycopg.Connection[Any]
+_UNPUBLISHED = "begin anew with another checkpointLocation, after a new read of the tables"
 _AGAIN = "changes between the checkpoint and the slot are gone: begin anew with another checkpointLocation"
 
 
@@ -35,9 +44,13 @@ class CdcSource:
 
     database: str
     system_identifier: str
+    timeline: int
     position: int
     tables: tuple[TableSchema, ...]
     """What the publication has now, of the tables that are wanted; all where none are named."""
+    marks: dict[str, str]
+    """How they are published, see `published.publication_marks`."""
+    publication_oid: int
 
 
 def prepare_cdc(
@@ -60,8 +73,12 @@ def prepare_cdc(
         if create and not publication_exists(conn, publication):
             _create_publication(conn, publication, tables)
         known = _wanted(conn, publication, tables, plugin)
+        marks, oid = _marks(conn, publication, tables, known), publication_oid(conn, publication)
         begin = announced_slot(conn, slot, plugin)
-        return CdcSource(server.database, server.system_identifier, max(begin, start or 0), known)
+        position = max(begin, start or 0)
+        return CdcSource(
+            server.database, server.system_identifier, server.timeline, position, known, marks, oid
+        )
 
 
 def resume_cdc(
@@ -72,6 +89,8 @@ def resume_cdc(
     tables: Sequence[str],
     position: int,
     system_identifier: str,
+    timeline: int | None = None,
+    published_by: int | None = None,
     plugin: str = "pgoutput",
 ) -> CdcSource:
     """For a query that goes on from `position`: refuse a source that no longer has what comes after it."""
@@ -82,13 +101,10 @@ def resume_cdc(
                 "the checkpoint belongs to another PostgreSQL cluster",
                 hint="point dsn to that cluster, or begin anew with another checkpointLocation",
             )
-        if position > server.current_lsn:
-            ours, theirs = lsn_text(position), lsn_text(server.current_lsn)
-            raise SlotLostError(
-                f"the checkpoint is at {ours}, beyond the server's {theirs}: it was restored from a backup",
-                hint="begin anew with another checkpointLocation, and compare what was written since",
-            )
         found = slot_info(conn, slot)
+        way_out = "begin anew with another checkpointLocation, and compare what was written since"
+        past = KnownPast(position, timeline, whose="the checkpoint", way_out=way_out)
+        refuse_another_history(conn, dsn, past, server, found)
         if found is None:
             raise SlotLostError(
                 f"the slot {slot} does not exist, but the checkpoint is at {lsn_text(position)}", hint=_AGAIN
@@ -102,7 +118,30 @@ def resume_cdc(
                 hint=_AGAIN,
             )
         known = _wanted(conn, publication, tables, plugin)
-        return CdcSource(server.database, server.system_identifier, position, known)
+        marks, oid = _marks(conn, publication, tables, known), publication_oid(conn, publication)
+        if published_by not in (None, oid):
+            raise UnpublishedError(
+                f"the publication {publication} was dropped and created again: changes in between were not sent",
+                hint=_UNPUBLISHED,
+            )
+        return CdcSource(
+            server.database, server.system_identifier, server.timeline, position, known, marks, oid
+        )
+
+
+def refuse_unpublished_since(dsn: str, publication: str, source: CdcSource) -> None:
+    """Raise if tables of a query that runs were not published for a while."""
+    with connect(dsn) as conn:
+        now = publication_marks(conn, publication)
+        refuse_unpublished(conn, publication, source.marks, now, _UNPUBLISHED)
+
+
+def _marks(
+    conn: Connection, publication: str, tables: Sequence[str], known: Sequence[TableSchema]
+) -> dict[str, str]:
+    """Of the tables that are wanted, and of whole schemas."""
+    marks, oids = publication_marks(conn, publication), {str(table.oid) for table in known}
+    return {key: mark for key, mark in marks.items() if not tables or key in oids or not key.isdigit()}
 
 
 def _server(conn: Connection) -> ServerInfo:

@@ -22,7 +22,7 @@ from typing import Protocol
 import numpy as np
 
 from aqueduck import faults
-from aqueduck.errors import AqueduckError, SlotActiveError, SlotLimitError, own_error
+from aqueduck.errors import AqueduckError, ConnectionLostError, SlotActiveError, SlotLimitError, own_error
 from aqueduck.postgres.group_lock import KEEPALIVES
 from aqueduck.postgres.pgoutput import Bytes
 from aqueduck.postgres.quoting import identifier, literal
@@ -47,6 +47,12 @@ NEAR_BYTES = 1 << 20  # a bulk reader that is so near to the server's end is don
 _MARK = """relnatts || case when relreplident = 'f' then '/' || array(
     select indexrelid from pg_index where indrelid = c.oid and indisunique and indisvalid order by 1)::text || array(
     select attnum from pg_attribute where attrelid = c.oid and attnum > 0 and attnotnull order by 1)::text else '' end"""
+
+
+# Which server it is, and on which timeline.
+_SOURCE = (
+    "(pg_control_system()).system_identifier || '/' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)"
+)
 
 
 class Rows(Protocol):
@@ -123,6 +129,7 @@ class PolledStream:
         self._step_bytes = min(FIRST_STEP_BYTES, step_bytes)
         self._bulk = bulk
         self._copy: str | None = None
+        self._source: str | None = None
         self._changed = threading.Condition()
         self._queue: deque[Bytes] = deque()
         self._queued_bytes = 0
@@ -274,8 +281,11 @@ class PolledStream:
         """Marks of the relations, and a position after the moment of looking."""
         oids = ", ".join(map(str, self._rows.relations))
         known = f"(select string_agg(oid || ':' || {_MARK}, ' ') from pg_class c where oid in ({oids or 0}))"
-        [[marks, now]] = self._conn.query(f"select {known}, pg_current_wal_insert_lsn()")
+        [[marks, now, source]] = self._conn.query(f"select {known}, pg_current_wal_insert_lsn(), {_SOURCE}")
         assert now is not None
+        if self._source not in (None, source):  # behind the same pooler or name
+            raise ConnectionLostError("another server has taken over")
+        self._source = source
         pairs = (pair.split(":") for pair in (marks or "").split())
         return {int(oid): mark for oid, mark in pairs}, parse_lsn(now)
 

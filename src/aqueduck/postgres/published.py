@@ -6,14 +6,14 @@ Making one that has exactly our tables is in `publications`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 import structlog
 
-from aqueduck.errors import PublicationError, TableMissingError
+from aqueduck.errors import PublicationError, TableMissingError, UnpublishedError
 from aqueduck.postgres.connection import translate_errors
 from aqueduck.postgres.quoting import identifier
 from aqueduck.postgres.tables import describe_oid, describe_table
@@ -24,8 +24,11 @@ __all__ = [
     "check_publication",
     "newcomers",
     "publication_exists",
+    "publication_marks",
+    "publication_oid",
     "published_tables",
     "refuse_narrowed",
+    "refuse_unpublished",
 ]
 
 log = structlog.get_logger()
@@ -35,8 +38,7 @@ Connection = psycopg.Connection[Any]
 
 def publication_exists(conn: Connection, name: str) -> bool:
     """Whether there is one of that name."""
-    with translate_errors(f"read the publication {name}", conn=conn):
-        return bool(conn.execute("select 1 from pg_publication where pubname = %s", (name,)).fetchall())
+    return publication_oid(conn, name) > 0
 
 
 def check_publication(conn: Connection, name: str) -> str:
@@ -59,6 +61,57 @@ def check_publication(conn: Connection, name: str) -> str:
             hint=f"alter publication {quoted} add table public.orders",
         )
     return f"{row[1]} tables"
+
+
+def publication_marks(conn: Connection, name: str) -> dict[str, str]:
+    """What the publication names (tables and schemas by OID, or all), each with a mark that is another one once it was out of it."""
+    if not publication_oid(conn, name):
+        raise PublicationError(
+            f"the publication {name} does not exist any more: changes since it was dropped are not sent",
+            hint=f"create publication {identifier(name)} for table public.orders",
+        )
+    schemas = _SCHEMA_MARKS if conn.info.server_version >= 150000 else ""
+    with translate_errors(f"read the publication {name}", conn=conn):
+        return dict(conn.execute((_MARKS + schemas).encode(), {"name": name}).fetchall())
+
+
+def publication_oid(conn: Connection, name: str) -> int:
+    """Another one where it was dropped and created again; 0 where there is none."""
+    with translate_errors(f"read the publication {name}", conn=conn):
+        row = conn.execute("select oid::int8 from pg_publication where pubname = %s", (name,)).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def refuse_unpublished(
+    conn: Connection, name: str, before: Mapping[str, str], now: Mapping[str, str], way_out: str
+) -> None:
+    """Raise if something that is published now, and was before, was not published in between."""
+    missed = [key for key, mark in now.items() if before.get(key, mark) != mark]
+    if missed:
+        with translate_errors(f"read the publication {name}", conn=conn):
+            rows = conn.execute(_NAMES, ([key for key in missed if key != "all"],)).fetchall()
+        what = ", ".join(name for (name,) in rows) or "all tables"
+        raise UnpublishedError(
+            f"the publication {name} did not send {what} for a while: it was dropped and created again, or they were taken"
+            " out of it and put back; changes in between were not read",
+            hint=way_out,
+        )
+
+
+_MARKS = """
+    select 'all', oid::text from pg_publication where pubname = %(name)s and puballtables
+    union all select r.prrelid::text, p.oid || '/' || r.oid
+    from pg_publication p join pg_publication_rel r on r.prpubid = p.oid where p.pubname = %(name)s
+"""
+_SCHEMA_MARKS = """
+    union all select 'schema ' || n.pnnspid, p.oid || '/' || n.oid
+    from pg_publication p join pg_publication_namespace n on n.pnpubid = p.oid where p.pubname = %(name)s
+"""
+_NAMES = """
+    select case when key like 'schema %%' then 'schema ' || substr(key, 8)::oid::regnamespace
+                else key::oid::regclass::text end
+    from unnest(%s::text[]) key order by 1 limit 20
+"""
 
 
 def refuse_narrowed(conn: Connection, name: str, plugin: str) -> None:

@@ -1,13 +1,13 @@
 """
 Slots: read, create, drop, and the decision whether one still fits the lake.
 
-Everything is idempotent.  `check_slot` and `check_history` are pure.  Publications are in `publications`, the server
-around both in `server`; what is read through a slot is the matter of `wire` and `capture`.
+Everything is idempotent.  `check_slot` is pure; whether the server's history is ours is decided in `history`.
+Publications are in `publications`, the server around both in `server`; what is read through a slot is the matter of `wire` and `capture`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -26,7 +26,6 @@ __all__ = [
     "ServerInfo",
     "SlotInfo",
     "announced_slot",
-    "check_history",
     "check_slot",
     "create_slot",
     "drop_publication",
@@ -64,6 +63,8 @@ class SlotInfo:
     """Whether transactions are sent when they are prepared."""
     retained_bytes: int
     """WAL that the server keeps because of this slot."""
+    restart_lsn: int | None = field(default=None, compare=False)
+    """Where decoding begins; it only moves forward, and not even a crash takes it back."""
 
 
 def slot_info(conn: Connection, name: str) -> SlotInfo | None:
@@ -73,8 +74,9 @@ def slot_info(conn: Connection, name: str) -> SlotInfo | None:
         row = cursor.execute(query, {"name": name}).fetchone()
     if row is None:
         return None
-    confirmed = row["confirmed_flush_lsn"]
-    return SlotInfo(**{**row, "confirmed_flush_lsn": None if confirmed is None else parse_lsn(confirmed)})
+    positions = ("confirmed_flush_lsn", "restart_lsn")
+    parsed = {name: None if row[name] is None else parse_lsn(row[name]) for name in positions}
+    return SlotInfo(**{**row, **parsed})
 
 
 def list_slots(conn: Connection) -> list[SlotInfo]:
@@ -194,16 +196,6 @@ def check_slot(
     )
 
 
-def check_history(position: int, server: ServerInfo) -> None:
-    """Raise if the lake's `position` is none that this server has come by."""
-    if position > server.current_lsn and not server.in_recovery:
-        raise SlotLostError(
-            f"the server is at {lsn_text(server.current_lsn)}, behind the lake's {lsn_text(position)}:"
-            " it was restored from an older backup, or took over from one that was ahead of it",
-            hint="changes that the source lost are in the lake: the tables need a new copy (on_slot_loss: resync)",
-        )
-
-
 def _slot_query(version: int) -> str:
     if version >= 170000:
         reason = "invalidation_reason"
@@ -214,7 +206,7 @@ def _slot_query(version: int) -> str:
     return f"""
         select slot_name::text as name, plugin::text, database::text, active, temporary,
                {"two_phase" if version >= 140000 else "false"} as two_phase,
-               confirmed_flush_lsn::text, wal_status, {reason} as invalidation_reason,
+               confirmed_flush_lsn::text, restart_lsn::text, wal_status, {reason} as invalidation_reason,
                coalesce(pg_wal_lsn_diff(
                    case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end,
                    restart_lsn), 0)::int8 as retained_bytes

@@ -8,6 +8,7 @@ staged segments into Arrow batches (`lake.change_rows`).  The options are in doc
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -25,7 +26,7 @@ from pyspark.sql.types import StructType
 
 from aqueduck import faults
 from aqueduck.changes import SegmentRef
-from aqueduck.errors import SchemaChangeError, SlotLostError
+from aqueduck.errors import ConnectionLostError, SchemaChangeError, SlotLostError, SourceUnreachableError
 from aqueduck.event_parts import piece_stretches, plan_pieces
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.schema import TableSchema, lsn_text, parse_lsn
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["FORMAT", "PostgresCdcSource"]
 
 FORMAT = "postgres_cdc"
+WATCH_SECONDS = 5.0
 
 
 class PostgresCdcSource(DataSource):
@@ -103,7 +105,7 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
         self._options = options
         self._schema = schema
         self._source: CdcSource | None = None
-        self._moved_at = time.monotonic()
+        self._moved_at = self._watched_at = time.monotonic()
         self._dropped: set[str] = set()
         self._directory = ""
 
@@ -111,7 +113,13 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
 
     def _offset(self, position: int) -> dict[str, Any]:
         assert self._source is not None
-        return {"lsn": lsn_text(position), "system": self._source.system_identifier}
+        source = self._source
+        return {
+            "lsn": lsn_text(position),
+            "system": source.system_identifier,
+            "timeline": source.timeline,
+            "publication": source.publication_oid,
+        }
 
     def _resume(self, offset: dict[str, Any]) -> int:
         """The position of an offset; with the first one that Spark names, we know where to begin."""
@@ -122,7 +130,8 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
             o = self._options
             self._source = resume_cdc(
                 o.dsn, slot=o.slot, publication=o.publication, tables=o.table_names, position=position,
-                system_identifier=offset["system"], plugin=o.plugin,
+                system_identifier=offset["system"], timeline=offset.get("timeline"),
+                published_by=offset.get("publication"), plugin=o.plugin,
             )  # fmt: skip
         return position
 
@@ -143,6 +152,7 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         after = self._resume(start)
+        self._watch()
         stage, _ = self._started()
         deadline = time.monotonic() + IDLE_SECONDS
         target = self._target
@@ -159,6 +169,16 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
             return start
         self._moved_at = time.monotonic()
         return self._offset(end)
+
+    def _watch(self) -> None:
+        """What the stream does not tell: tables that were not published for a while."""
+        from aqueduck.postgres.cdc_prepare import refuse_unpublished_since
+
+        if self._source is None or time.monotonic() - self._watched_at < WATCH_SECONDS:
+            return
+        with contextlib.suppress(ConnectionLostError, SourceUnreachableError):  # the stream tells of these
+            refuse_unpublished_since(self._options.dsn, self._options.publication, self._source)
+        self._watched_at = time.monotonic()
 
     def _end(self, after: int, limit: ReadLimit, target: int | None) -> int | None:
         """Where the next batch ends; `after` itself if the run is over, None if it is not known yet."""
@@ -194,12 +214,14 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
 
     @property
     def _capture_settings(self) -> CaptureSettings:
-        o, position = self._options, 0 if self._source is None else self._source.position
+        o, source = self._options, self._source
         return CaptureSettings(
             dsn=o.dsn,
             slot=o.slot,
             publication=o.publication,
-            position=position,
+            position=0 if source is None else source.position,
+            system_identifier="" if source is None else source.system_identifier,
+            timeline=0 if source is None else source.timeline,
             directory=self._directory,
             segment_bytes=min(32 << 20, max(o.bytes_max, 1 << 20)),
             stage_bytes_max=o.stage_bytes_max,
