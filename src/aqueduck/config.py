@@ -85,6 +85,7 @@ class SourceConfig(Section):
     dsn: Text = Field(repr=False)
     """The connection string, also where the file names a variable with `dsn_env` instead."""
     dsn_env: str | None = None
+    silence_timeout_seconds: float = Field(default=30.0, ge=1, le=3600)
 
 
 class LakeConfig(Section):

@@ -68,7 +68,8 @@ class PostgresCdcConfig(Section):
     max_staged_records: int | None = Field(default=None, gt=0)
     status_update_interval: float = Field(default=10.0, ge=1)
     """The server hears from us each second in any case."""
-    tcp_keepalive: int = Field(default=60, ge=0)
+    tcp_keepalive: int = Field(default=10, ge=0)
+    silence_timeout_seconds: float = Field(default=30.0, ge=1, le=3600)
     slot_acquire_retries: int = Field(default=10, ge=0)
     on_unpublished: Literal["stop", "continue"] = "stop"
     """When the publication was dropped and made again, or tables were out of it for a while."""

@@ -41,7 +41,7 @@ def test_the_tls_of_the_file_is_that_of_the_connection(pg: EmbeddedPostgres, tmp
 def test_keepalives_of_the_file_are_those_of_the_connection() -> None:
     """P-E04: seconds, none at all with 0; what the connection string says itself stays."""
     for keys, wanted in [
-        ({}, {"keepalives_idle": "60"}),
+        ({}, {"keepalives_idle": "10"}),
         ({"tcp_keepalive": 7}, {"keepalives_idle": "7"}),
         ({"tcp_keepalive": 0}, {"keepalives": "0"}),
     ]:

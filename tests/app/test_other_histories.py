@@ -267,5 +267,5 @@ def test_a_checkpoint_knows_its_timeline(twins: Twins, tmp_path: Path) -> None:
     twins.fail_over(promote=True)
     driver = Driver(tmp_path, options)
     twins.write_past(parse_lsn(at["lsn"]))
-    with pytest.raises(SlotLostError, match=r"the checkpoint is at .* branches off timeline 1"):
+    with pytest.raises(SlotLostError, match="branches off timeline 1 at"):
         driver.drain(at)

@@ -38,6 +38,7 @@ class Script:
         self._data = b"".join(frames)
         self._silences = 0
         self.confirmed = 0
+        self.answers = False
 
     def read_into(self, buf: Bytes, at: int, timeout: float) -> int:
         if not self._data:

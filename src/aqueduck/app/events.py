@@ -188,6 +188,7 @@ class EventsService:
             poll_interval_seconds=s.poll_interval_ms / 1000,
             poll_step_bytes=s.poll_step_bytes,
             catchup_bytes=s.catchup_bytes,
+            silence_timeout_seconds=s.silence_timeout_seconds,
         )
         assert self._bookmarks is not None
         excluded = own_tables(self._bookmarks, self._source.system_identifier, self._source.database)

@@ -212,6 +212,7 @@ class GroupRunner:
             poll_interval_seconds=g.poll_interval_ms / 1000,
             poll_step_bytes=g.poll_step_bytes,
             catchup_bytes=g.catchup_bytes,
+            silence_timeout_seconds=self.config.source.silence_timeout_seconds,
             stream_in_progress=g.large_transactions == "stream",
         )
 

@@ -27,6 +27,7 @@ from aqueduck.lake.engine import is_remote, load_extension, new_connection, open
 from aqueduck.lake.failures import classify_attach, lake_errors
 from aqueduck.lake.object_stores import know_store
 from aqueduck.lake.sql import LAKE, ident, literal
+from aqueduck.links import CLIENT_END
 from aqueduck.modes import TableMode
 from aqueduck.schema import TableName, TableSchema
 from aqueduck.session_guards import with_search_path
@@ -50,14 +51,6 @@ OWN_SCHEMA = "aqueduck"
 METADATA = f"__ducklake_metadata_{LAKE}"
 """The name under which DuckLake attaches the catalog database."""
 
-# A server that is gone without a word is given up after a minute, not after the two hours of TCP.
-_PATIENCE = {
-    "connect_timeout": 10,
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 60_000,
-}
 _SCANNERS = {"postgres": "postgres_scanner", "sqlite": "sqlite_scanner"}
 
 
@@ -302,7 +295,7 @@ def catalog_place(catalog: str, *, guarded: bool = False) -> str:
     except psycopg.ProgrammingError:
         raise ConfigError("lake.catalog has no valid PostgreSQL connection string after postgres:") from None
     guard = {"options": with_search_path(parts.get("options"))} if guarded else {}
-    return "postgres:" + make_conninfo("", **{**_PATIENCE, **parts, **guard})
+    return "postgres:" + make_conninfo("", **{**CLIENT_END, **parts, **guard})
 
 
 def catalog_file(catalog: str) -> Path | None:

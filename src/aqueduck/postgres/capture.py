@@ -17,6 +17,7 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -55,6 +56,32 @@ from aqueduck.schema import Column, TableSchema
 STATUS_SECONDS = 1.0
 LINGER_SECONDS = 0.004  # after a short read, so that the next one is worth its cost
 POLL_RETRIES, POLL_RETRY_SECONDS = 3, 5.0
+
+
+class Silence:
+    """
+    Nothing is heard of the server: when half of the time has passed it is asked for a reply, and when none comes it is given up.
+
+    The second half begins with the question: whoever did not run for a while, as a suspended machine, asks first.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._half = seconds / 2
+        self._clock = clock
+        self.broken()
+
+    def broken(self) -> None:
+        """Something was heard, or nobody listens."""
+        self._since, self._asked = self._clock(), False
+
+    def lasts(self) -> bool:
+        """Whether to ask now; raises if it has lasted too long."""
+        if self._clock() - self._since < self._half:
+            return False
+        if self._asked:
+            raise ConnectionLostError(f"nothing was heard of the server for {2 * self._half:g} s")
+        self._since, self._asked = self._clock(), True
+        return True
 
 
 class Capture(threading.Thread):
@@ -263,6 +290,7 @@ class Capture(threading.Thread):
     def _read(self, stream: ReplicationStream, decoder: Decoder) -> None:
         self._fill = self._frame_bytes = 0
         sent_at = 0.0
+        silence = Silence(self._settings.silence_timeout_seconds)
         while not self._stopping.is_set():
             now = time.monotonic()
             self._take_durable(now)
@@ -282,10 +310,16 @@ class Capture(threading.Thread):
             self._report()
             self._paused = self._stage.full
             if self._paused:
+                silence.broken()
                 with self._stage.changed:
                     self._stage.changed.wait(0.1)
                 continue
+            received = self._received_bytes
             self._fill_buffer(stream)
+            if self._received_bytes > received or not stream.answers:
+                silence.broken()
+            elif silence.lasts():
+                self._ask_reply = True
             if self._fill:
                 self._decode(decoder)
             if not decoder.in_transaction and self._fill == 0:

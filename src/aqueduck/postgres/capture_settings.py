@@ -40,6 +40,8 @@ class CaptureSettings:
     """How many tasks fold a batch."""
     flush_interval_seconds: float = 1.0
     slot_retries: int = 10
+    silence_timeout_seconds: float = 30.0
+    """A server of which nothing was heard for so long is given up, although the connection stands."""
     stream_in_progress: bool = True
     """Whether large transactions are read while they are still going on."""
     capture: str = "stream"

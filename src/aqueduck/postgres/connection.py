@@ -10,7 +10,8 @@ Each has the guards of `session_guards`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import psycopg
@@ -18,6 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
 from aqueduck.errors import AqueduckError, ConfigError, ConnectionLostError
+from aqueduck.links import CLIENT_END
 from aqueduck.postgres.failures import classify_connect_failure, classify_server_error, may_show
 from aqueduck.session_guards import SET_LOCAL_GUARDS, guard_session
 
@@ -26,16 +28,10 @@ __all__ = [
     "connect",
     "connection_parameters",
     "is_pooled",
+    "options_of",
     "translate_errors",
 ]
 
-_DEFAULTS: dict[str, Any] = {
-    "connect_timeout": 10,
-    # A peer that vanished is noticed within a minute, not after the system's two hours.
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-}
 _CONNECT_FAILURES = ("connection failed", "connection is bad", "connection timeout", "failed to resolve")
 
 
@@ -46,10 +42,11 @@ def connect(
     Connect with a libpq string of either form, keywords or URI.
 
     What the string says wins over our defaults, but for the encoding: what we read is UTF-8.
-    Statements are not prepared behind the scenes, so that poolers which share server connections work.
+    Statements are not prepared behind the scenes, so that poolers which share server connections work.  Both ends
+    notice a peer that vanished (`links`), the server's end only where the session is ours.
     """
     given = connection_parameters(dsn)
-    defaults = {**_DEFAULTS, "application_name": application_name, "prepare_threshold": None}
+    defaults = {**CLIENT_END, "application_name": application_name, "prepare_threshold": None}
     missing = {name: value for name, value in defaults.items() if name not in given}
     try:
         conn = _Guarded.connect(dsn, autocommit=True, client_encoding="UTF8", **{**missing, **keywords})
@@ -57,7 +54,7 @@ def connect(
         # Not as a cause: it repeats the host, which in a mistyped URI is a part of the password.
         raise classify_connect_failure(str(exc), role=given.get("user")) from None
     try:
-        conn.guard()
+        conn.guard(options_of(given))
         conn.autocommit = autocommit
     except BaseException:
         conn.close()
@@ -85,9 +82,9 @@ class _Guarded(psycopg.Connection[Any]):
     is_shared = False
     """Whether a pooler may give each transaction another server connection."""
 
-    def guard(self) -> None:
+    def guard(self, options: str) -> None:
         with translate_errors("set up the connection", conn=self):
-            guarded = self.execute(guard_session(self.info.backend_pid).encode()).fetchone()
+            guarded = self.execute(guard_session(self.info.backend_pid, options).encode()).fetchone()
         if guarded is None:
             self.is_shared = True
             self.cursor_factory = _GuardedCursor
@@ -100,6 +97,11 @@ class _Guarded(psycopg.Connection[Any]):
             if self.is_shared:
                 self.execute(SET_LOCAL_GUARDS.encode())
             yield transaction
+
+
+def options_of(given: Mapping[str, Any]) -> str:
+    """What the keywords of a connection, or else the environment, ask the server to set."""
+    return str(given.get("options") or os.environ.get("PGOPTIONS", ""))
 
 
 def is_pooled(conn: psycopg.Connection[Any]) -> bool:

@@ -2,7 +2,7 @@
 One service for a group at a time: an advisory lock that lives as long as its connection.
 
 It needs no registry, only the source database.  A service that dies lets go of it: its
-connection ends, and where its machine has vanished the server notices within a minute.  A pooler gives sessions to
+connection ends, and where its machine has vanished the server notices within 30 s (`links`).  A pooler gives sessions to
 others between transactions: there each lock lives in a transaction that stays open, idle and without a snapshot.
 """
 
@@ -18,7 +18,6 @@ from aqueduck.errors import AqueduckError, ServiceLockedError
 from aqueduck.postgres.connection import connect, is_pooled, translate_errors
 
 __all__ = [
-    "KEEPALIVES",
     "GroupLocks",
     "group_runs",
     "lock_group",
@@ -38,7 +37,6 @@ def lock_key(name: str) -> int:
 def try_lock_group(conn: Connection, name: str) -> bool:
     """Take the group for as long as `conn` lives; `False` if another connection has it."""
     with translate_errors(f"lock the group {name}", conn=conn):
-        conn.execute(KEEPALIVES)
         row = conn.execute("select pg_try_advisory_lock(%s)", (lock_key(name),)).fetchone()
     assert row is not None
     return bool(row[0])
@@ -155,12 +153,6 @@ def unlock_group(conn: Connection, name: str) -> None:
             {"key": lock_key(name)},
         )
 
-
-# The server's own keepalives: without them a lock outlives a machine that vanished by two hours.
-KEEPALIVES = """
-    select set_config('tcp_keepalives_idle', '30', false), set_config('tcp_keepalives_interval', '10', false),
-           set_config('tcp_keepalives_count', '3', false)
-"""
 
 _HOLDER = """
     select l.pid, coalesce(host(a.client_addr), 'the same machine')

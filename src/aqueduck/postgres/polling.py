@@ -23,7 +23,6 @@ import numpy as np
 
 from aqueduck import faults
 from aqueduck.errors import AqueduckError, ConnectionLostError, SlotActiveError, SlotLimitError, own_error
-from aqueduck.postgres.group_lock import KEEPALIVES
 from aqueduck.postgres.pgoutput import Bytes
 from aqueduck.postgres.quoting import identifier, literal
 from aqueduck.postgres.sqlwire import SqlConnection, Stopped
@@ -108,6 +107,8 @@ TEXT_STEP = StepPlan(
 class PolledStream:
     """Reads a slot by SQL, and looks like a replication stream."""
 
+    answers = False
+
     def __init__(
         self,
         dsn: str,
@@ -119,6 +120,7 @@ class PolledStream:
         interval_seconds: float = 0.1,
         step_bytes: int = 64 << 20,
         bulk: bool = False,
+        silence_seconds: float = 30.0,
     ) -> None:
         """`bulk` reads up to the server's end on a copy of the slot, then ends; without a copy it fails."""
         self._slot = slot
@@ -128,6 +130,7 @@ class PolledStream:
         self._step_bytes_max = step_bytes
         self._step_bytes = min(FIRST_STEP_BYTES, step_bytes)
         self._bulk = bulk
+        self._silence_seconds = silence_seconds
         self._copy: str | None = None
         self._source: str | None = None
         self._changed = threading.Condition()
@@ -200,7 +203,6 @@ class PolledStream:
                 conn.query(
                     f"select pg_copy_logical_replication_slot({literal(self._slot)}, {literal(copy)}, true)"
                 )
-                conn.query(KEEPALIVES)  # or the copy outlives a machine that vanished by two hours
                 self._copy = copy
             except SlotLimitError:
                 if self._bulk:
@@ -249,7 +251,7 @@ class PolledStream:
             self._nudged = False
 
     def _lsn(self, function: str) -> int:
-        [[text]] = self._conn.query(f"select {function}")
+        [[text]] = self._conn.query(f"select {function}", self._silence_seconds)
         assert text is not None
         return parse_lsn(text)
 
@@ -281,7 +283,8 @@ class PolledStream:
         """Marks of the relations, and a position after the moment of looking."""
         oids = ", ".join(map(str, self._rows.relations))
         known = f"(select string_agg(oid || ':' || {_MARK}, ' ') from pg_class c where oid in ({oids or 0}))"
-        [[marks, now, source]] = self._conn.query(f"select {known}, pg_current_wal_insert_lsn(), {_SOURCE}")
+        look = f"select {known}, pg_current_wal_insert_lsn(), {_SOURCE}"
+        [[marks, now, source]] = self._conn.query(look, self._silence_seconds)
         assert now is not None
         if self._source not in (None, source):  # behind the same pooler or name
             raise ConnectionLostError("another server has taken over")

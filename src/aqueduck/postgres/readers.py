@@ -62,6 +62,7 @@ def _polled(s: CaptureSettings, position: int, *, bulk: bool = False) -> PolledS
         interval_seconds=s.poll_interval_seconds,
         step_bytes=s.poll_step_bytes,
         bulk=bulk,
+        silence_seconds=s.silence_timeout_seconds,
     )
 
 

@@ -8,15 +8,18 @@ give every transaction another server connection.  The replication connection is
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
 from psycopg import OperationalError, pq
 
 from aqueduck.errors import ConnectionLostError
+from aqueduck.postgres.connection import connection_parameters, options_of
 from aqueduck.postgres.pgoutput import Bytes
 from aqueduck.postgres.wire import connect_wire, raise_failed
 from aqueduck.session_guards import SET_LOCAL_GUARDS, guard_session
@@ -36,6 +39,7 @@ class SqlConnection:
 
     def __init__(self, dsn: str, stopping: Callable[[], bool]) -> None:
         self._stopping = stopping
+        self._deadline = math.inf
         self._pgconn = connect_wire(dsn)
         self._pgconn.nonblocking = 1
         self._socket: socket.socket | None = None
@@ -46,10 +50,18 @@ class SqlConnection:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
         self.is_pooled = False
         """Whether somebody stands between us and the server, and may change the server connection below us."""
-        self.is_pooled = not self.query(guard_session(self._pgconn.backend_pid))
+        guard = guard_session(self._pgconn.backend_pid, options_of(connection_parameters(dsn)))
+        self.is_pooled = not self.query(guard)
 
-    def query(self, sql: str) -> list[tuple[str | None, ...]]:
-        """The rows of the last statement, as text; several are one transaction."""
+    def query(self, sql: str, seconds: float = math.inf) -> list[tuple[str | None, ...]]:
+        """The rows of the last statement, as text; several are one transaction.  After so many `seconds` the server is given up."""
+        self._deadline = time.monotonic() + seconds
+        try:
+            return self._query(sql)
+        finally:
+            self._deadline = math.inf
+
+    def _query(self, sql: str) -> list[tuple[str | None, ...]]:
         if self.is_pooled:
             sql = f"{SET_LOCAL_GUARDS}; {sql}"
         with _lost_where_broken():
@@ -79,6 +91,8 @@ class SqlConnection:
         while True:
             if self._stopping():
                 raise Stopped
+            if time.monotonic() > self._deadline:
+                raise ConnectionLostError("the server does not answer")
             fd = [self._pgconn.socket]
             if any(select.select([] if write else fd, fd if write else [], [], 0.5)):
                 return

@@ -21,10 +21,12 @@ from psycopg import OperationalError, pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from aqueduck.errors import AqueduckError, ConnectionLostError, ProtocolError
+from aqueduck.links import CLIENT_END, server_end
+from aqueduck.postgres.connection import options_of
 from aqueduck.postgres.failures import classify_connect_failure, classify_server_error
 from aqueduck.postgres.pgoutput import PG_EPOCH_US, Bytes
 from aqueduck.schema import lsn_text
-from aqueduck.session_guards import GUARDS
+from aqueduck.session_guards import GUARDS, guard_session
 
 __all__ = [
     "OUTPUT_OPTIONS",
@@ -45,7 +47,6 @@ __all__ = [
 _COPY = "copy rows"
 READ_BYTES = 4 << 20
 COPY_READ_BYTES = 1 << 20  # a good piece to decode: small enough for the cache
-CONNECT_SECONDS = 10
 MESSAGE_BYTES_MAX = (1 << 30) + (1 << 20)  # a row has less than 1 GiB
 OTHER_BYTES_MAX = 64 << 20
 
@@ -68,6 +69,8 @@ class ReplicationStream(Protocol):
 
     ended: bool
     """Whether it has nothing more, and another one goes on after what it gave."""
+    answers: bool
+    """Whether something comes soon after a status that asks for a reply."""
 
     def read_into(self, buf: Bytes, at: int, timeout: float) -> int:
         """Read what there is into ``buf[at:]``; waits at most `timeout` seconds; returns the bytes read."""
@@ -80,26 +83,33 @@ class ReplicationStream(Protocol):
 
 def connect_replication(dsn: str) -> pq.abc.PGconn:
     """A connection that speaks the replication protocol, and writes values as we want them."""
-    options = str(conninfo_to_dict(dsn).get("options") or "")
-    return connect_wire(dsn, replication="database", options=f"{options} {OUTPUT_OPTIONS}".strip())
+    given = options_of(conninfo_to_dict(dsn)).strip()
+    # A walsender looks for its client itself, and not every system can do it otherwise.
+    ends = (f"-c {n}={v}" for n, v in server_end(given).items() if n != "client_connection_check_interval")
+    options = " ".join((given, *ends, OUTPUT_OPTIONS)).strip()
+    return _connect(dsn, replication="database", options=options)
 
 
 def connect_wire(dsn: str, **keywords: str) -> pq.abc.PGconn:
     """A connection to be read in bulk; who wants values as we do says so with `SET_LOCAL_OUTPUT`."""
+    pgconn = _connect(dsn, **keywords)
+    try:
+        guard = guard_session(pgconn.backend_pid, options_of(conninfo_to_dict(dsn)))
+        raise_failed(pgconn.exec_(guard.encode()), pq.ExecStatus.TUPLES_OK, "set up the connection")
+    except BaseException:
+        pgconn.finish()
+        raise
+    return pgconn
+
+
+def _connect(dsn: str, **keywords: str) -> pq.abc.PGconn:
     given = conninfo_to_dict(dsn)
-    defaults: dict[str, str | int] = {
-        "application_name": "aqueduck",
-        "connect_timeout": CONNECT_SECONDS,
-        # A peer that vanished is noticed within a minute, not after the system's two hours.
-        "keepalives_idle": 30,
-        "keepalives_interval": 10,
-        "keepalives_count": 3,
-    }
+    defaults: dict[str, str | int] = {"application_name": "aqueduck", **CLIENT_END}
     conninfo = make_conninfo(
         dsn, gssencmode="disable", client_encoding="UTF8",
         **{name: value for name, value in defaults.items() if name not in given}, **keywords,
     )  # fmt: skip
-    return _connected(conninfo, float(given.get("connect_timeout") or CONNECT_SECONDS))
+    return _connected(conninfo, float(given.get("connect_timeout") or CLIENT_END["connect_timeout"]))
 
 
 def _connected(conninfo: str, seconds: float) -> pq.abc.PGconn:
@@ -180,6 +190,7 @@ class _SocketStream:
     """Reads the socket directly: one system call for megabytes of small messages."""
 
     ended = False
+    answers = True
 
     def __init__(self, pgconn: pq.abc.PGconn, command: str) -> None:
         self._pgconn = pgconn  # owns the descriptor
@@ -267,6 +278,7 @@ class _LibpqStream:
     """Reads through libpq, for connections that it encrypts."""
 
     ended = False
+    answers = True
 
     def __init__(self, pgconn: pq.abc.PGconn, command: str) -> None:
         self._pgconn = pgconn

@@ -17,6 +17,7 @@ CDC_OPTIONS = (
     "dsn", "dsn_env", "slot", "publication", "table", "tables", "envelope", "create", "starting_lsn",
     "max_rows_per_trigger", "max_bytes_per_trigger", "idle_seconds", "stage_dir", "stage_bytes",
     "capture", "plugin", "poll_interval_ms", "poll_step_bytes", "catchup_bytes",
+    "silence_timeout_seconds",
 )  # fmt: skip
 
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
@@ -50,6 +51,7 @@ class CdcOptions:
     poll_interval_seconds: float
     poll_step_bytes: int
     catchup_bytes: int
+    silence_timeout_seconds: float
 
     @property
     def table_names(self) -> list[str]:
@@ -92,6 +94,7 @@ class CdcOptions:
             poll_interval_seconds=(options.number("poll_interval_ms", least=10) or 100) / 1000,
             poll_step_bytes=options.size("poll_step_bytes") or SQL_BYTES,
             catchup_bytes=options.size("catchup_bytes") or SQL_BYTES,
+            silence_timeout_seconds=options.number("silence_timeout_seconds", least=1) or 30,
         )
 
 

@@ -231,6 +231,7 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
             poll_interval_seconds=o.poll_interval_seconds,
             poll_step_bytes=o.poll_step_bytes,
             catchup_bytes=o.catchup_bytes,
+            silence_timeout_seconds=o.silence_timeout_seconds,
         )
 
     def _start(self) -> tuple[CdcStage, CdcCapture]:
