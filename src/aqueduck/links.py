@@ -12,22 +12,22 @@ from collections.abc import Mapping
 
 __all__ = ["CLIENT_END", "SERVER_END", "server_end"]
 
-#: our end, as keywords of libpq: an idle peer is asked after 10 s and given up after 25
+#: our end, as keywords of libpq: an idle peer is asked after 10 s and given up after 22
 CLIENT_END: Mapping[str, int] = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
-    "keepalives_interval": 5,
+    "keepalives_interval": 3,
     "keepalives_count": 3,
-    "tcp_user_timeout": 25_000,
+    "tcp_user_timeout": 20_000,
 }
 
 #: the server's end, as its settings: with the connection go its locks, slots and transactions
 SERVER_END: Mapping[str, str] = {
     "tcp_keepalives_idle": "10",
-    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_interval": "3",
     "tcp_keepalives_count": "3",
-    "tcp_user_timeout": "25000",
-    "client_connection_check_interval": "10000",
+    "tcp_user_timeout": "20000",
+    "client_connection_check_interval": "5000",
 }
 
 

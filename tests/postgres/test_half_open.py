@@ -39,8 +39,8 @@ def server_settings(query: Callable[[str], Any]) -> dict[str, str]:
 def test_both_ends_of_every_connection_have_a_bound(db: Database) -> None:
     """P-T06: SQL, bulk and replication connections."""
     wanted = {
-        "tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3",
-        "tcp_user_timeout": "25000", "client_connection_check_interval": "10s",
+        "tcp_keepalives_idle": "10", "tcp_keepalives_interval": "3", "tcp_keepalives_count": "3",
+        "tcp_user_timeout": "20000", "client_connection_check_interval": "5s",
     }  # fmt: skip
     with connect(db.dsn) as conn:
         assert server_settings(lambda sql: conn.execute(sql.encode()).fetchone()) == wanted
@@ -61,7 +61,7 @@ def test_what_the_connection_string_says_wins(db: Database) -> None:
     with connect(dsn) as conn:
         assert conn.info.get_parameters()["keepalives_idle"] == "77"
         assert conn.execute("show tcp_keepalives_idle").fetchone() == ("66",)
-        assert conn.execute("show tcp_keepalives_interval").fetchone() == ("5",)
+        assert conn.execute("show tcp_keepalives_interval").fetchone() == ("3",)
         assert conn.execute("show work_mem").fetchone() == ("5MB",)
     for made in (connect_replication(dsn), connect_wire(dsn)):
         assert made.exec_(b"show tcp_keepalives_idle").get_value(0, 0) == b"66"
