@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,8 +87,27 @@ class Run:
 
     first: int
     last: int
-    removes: bool
-    """Whether any of them removed rows."""
+    removing: tuple[int, ...] = ()
+    """Those that removed rows."""
+
+    @property
+    def removes(self) -> bool:
+        return bool(self.removing)
+
+    def within(self, first: int, last: int) -> Run:
+        """The part of the run from one lake snapshot to another."""
+        return Run(first, last, tuple(s for s in self.removing if first <= s <= last))
+
+    def one_by_one(self) -> Iterator[Run]:
+        """The run in pieces: a lake snapshot that removed rows is one of its own."""
+        start = self.first
+        for snapshot in self.removing:
+            if start < snapshot:
+                yield Run(start, snapshot - 1)
+            yield Run(snapshot, snapshot, (snapshot,))
+            start = snapshot + 1
+        if start <= self.last:
+            yield Run(start, self.last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +162,8 @@ def readable_runs(
             open_run = False
         elif done & (_INSERTS | _DELETES):
             removes = bool(done & _DELETES) or any(first <= snapshot <= last for first, last in deletes)
-            if open_run:
-                runs[-1] = Run(runs[-1].first, snapshot, runs[-1].removes or removes)
-            else:
-                runs.append(Run(snapshot, snapshot, removes))
+            before = runs.pop() if open_run else Run(snapshot, snapshot)
+            runs.append(Run(before.first, snapshot, (*before.removing, *([snapshot] if removes else ()))))
             open_run = True
     return runs
 

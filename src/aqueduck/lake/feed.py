@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from aqueduck.errors import ConfigError, ReservedColumnError, SchemaChangeError
 from aqueduck.fanout_plan import PLACES, Run, SourceColumn, SourceTable
+from aqueduck.lake.change_sides import dated, side, sides
 from aqueduck.lake.failures import lake_errors
-from aqueduck.lake.lake_changes import NEVER_WERE
 from aqueduck.lake.pool import LakePool, PooledLake
 from aqueduck.lake.source_lake import RunRead, SourceLake
 from aqueduck.lake.sql import ident, literal
@@ -46,9 +46,8 @@ class FeedPart:
     table: TableName
     cells: tuple[tuple[str, str], ...]
     """Name and expression of each column."""
-    first: int
-    last: int
-    removes: bool
+    run: Run
+    table_id: int
     scan: bool = False
     condition: str = "true"
     files: str = "true"
@@ -102,10 +101,10 @@ class Feed:
 
     def scan(self, at: int, names: Sequence[str], parts: int) -> list[FeedPart]:
         """The whole table at a lake snapshot, its files shared out to so many parts."""
-        _, _, source = self.source.table_at(at)
+        table_id, _, source = self.source.table_at(at)
         by_name = {column.name: column for column in source.columns}
         cells = tuple(_shown(by_name[n]) for n in names)
-        whole = FeedPart(self._table, cells, at, at, False, scan=True)
+        whole = FeedPart(self._table, cells, Run(at, at), table_id, scan=True)
         if any(column.name.lower() == "filename" for column in source.columns):
             return [whole]  # a column of this name hides DuckLake's own
         groups = self._file_groups(at, parts)
@@ -161,12 +160,13 @@ class Feed:
         """How many changes each lake snapshot of the range has."""
         found: dict[int, int] = {}
         for part in self.changes(start, end, [], 1):
-            place = _place(self._lake, part)
-            for kind in ("insertions", "deletions") if part.removes else ("insertions",):
-                for snapshot, count in self._lake.execute(
-                    f"select snapshot_id, count(*) from ducklake_table_{kind}({place}) group by 1"
-                ):
-                    found[snapshot] = found.get(snapshot, 0) + count
+            for run in dated(self._lake, part.table_id, part.run):
+                for kind in ("insertions", "deletions") if run.removes else ("insertions",):
+                    rows = side(self._lake, part.table, kind, run, "")
+                    for snapshot, count in self._lake.execute(
+                        f"select aqueduck_s, count(*) from ({rows}) group by 1"
+                    ):
+                        found[snapshot] = found.get(snapshot, 0) + count
         return sorted(found.items())
 
 
@@ -176,17 +176,23 @@ def read_part(pool: LakePool, place: LakePlace, part: FeedPart) -> Iterator[pa.R
         lake.con.execute("set arrow_lossless_conversion = false")
         names = ", ".join(ident(name) for name, _ in part.cells)
         if part.scan:
-            source = f"select {_cells(part)} from {lake.table(part.table)} at (version => {part.last}) where {part.files}"
-            query = f"select {names} from ({source}) where {part.condition}"
-        else:
-            # Names that a user's table cannot have been given, so that conditions mean its columns.
-            meta = 'change_type_ as "_change_type", s_ as "_lake_snapshot_id", r_ as "_rowid"'
-            columns = f"{names}, " if names else ""
-            query = (
-                f"select * from (select {columns}{meta} from ({_typed(lake, part)})) where {part.condition}"
-            )
-            query += ' order by "_lake_snapshot_id", "_rowid", "_change_type" desc'
-        yield from lake.con.execute(query).to_arrow_reader(BATCH_ROWS)
+            source = f"select {_cells(part)} from {lake.table(part.table)} at (version => {part.run.last}) where {part.files}"
+            yield from _batches(lake, f"select {names} from ({source}) where {part.condition}")
+            return
+        # Names that a user's table cannot have been given, so that conditions mean its columns.
+        meta = 'change_type_ as "_change_type", aqueduck_s as "_lake_snapshot_id", aqueduck_r as "_rowid"'
+        columns = f"{names}, " if names else ""
+        with lake.transaction():  # nobody merges files between the question for merged ones and the reads
+            for run in dated(lake, part.table_id, part.run):
+                yield from _batches(
+                    lake,
+                    f"select * from (select {columns}{meta} from ({_typed(lake, part, run)})) where {part.condition}"
+                    ' order by "_lake_snapshot_id", "_rowid", "_change_type" desc',
+                )
+
+
+def _batches(lake: PooledLake, query: str) -> Iterator[pa.RecordBatch]:
+    yield from lake.con.execute(query).to_arrow_reader(BATCH_ROWS)
 
 
 def spark_type(kind: str) -> str:
@@ -214,39 +220,31 @@ def _shown(column: SourceColumn, cell: str | None = None) -> tuple[str, str]:
 def _pieces(read: RunRead, columns: Sequence[SourceColumn], parts: int) -> Iterator[FeedPart]:
     cells = tuple(_shown(column, cell) for column, cell in zip(columns, read.cells, strict=True))
     for run in _split(read.run, parts):
-        yield FeedPart(read.table, cells, run.first, run.last, run.removes)
+        yield FeedPart(read.table, cells, run, read.table_id)
 
 
 def _split(run: Run, parts: int) -> Iterator[Run]:
     length = run.last - run.first + 1
     step = -(-length // max(1, min(parts, length)))
     for first in range(run.first, run.last + 1, step):
-        yield Run(first, min(first + step - 1, run.last), run.removes)
+        yield run.within(first, min(first + step - 1, run.last))
 
 
 def _cells(part: FeedPart) -> str:
     return ", ".join(f"{cell} as {ident(name)}" for name, cell in part.cells)
 
 
-def _place(lake: PooledLake, part: FeedPart) -> str:
-    table = ", ".join(map(literal, (lake.alias, part.table.schema, part.table.name)))
-    return f"{table}, {part.first}, {part.last}"
-
-
-def _typed(lake: PooledLake, part: FeedPart) -> str:
+def _typed(lake: PooledLake, part: FeedPart, run: Run) -> str:
     """Both sides of each change with its kind: an update is a row that was removed and added under one row id."""
-    place, cells = _place(lake, part), _cells(part)
-    cells = f", {cells}" if cells else ""
-    added, removed = f"ducklake_table_insertions({place})", f"ducklake_table_deletions({place})"
-    if not part.removes:
-        return f"select 'insert' as change_type_, snapshot_id as s_, rowid as r_{cells} from {added}"
-    side = "select aqueduck_i.snapshot_id as s_, aqueduck_i.rowid as r_{} from {} aqueduck_i" + NEVER_WERE
+    cells = f", {_cells(part)}" if part.cells else ""
+    if not run.removes:
+        return f"select 'insert' as change_type_, * from ({side(lake, part.table, 'insertions', run, cells)})"
     kind = (
-        "select case when exists (select 1 from {} o where o.s_ = aqueduck_x.s_ and o.r_ = aqueduck_x.r_)"
-        " then '{}' else '{}' end as change_type_, aqueduck_x.* from {} aqueduck_x"
+        "select case when exists (select 1 from {} o where o.aqueduck_s = x.aqueduck_s and o.aqueduck_r = x.aqueduck_r)"
+        " then '{}' else '{}' end as change_type_, x.* from {} x"
     )
     return (
-        f"with added as ({side.format(cells, added, removed)}), removed as ({side.format(cells, removed, added)})"
+        f"{sides(lake, part.table, run, cells, cells)}"
         f" {kind.format('removed', 'update_postimage', 'insert', 'added')} union all"
         f" {kind.format('added', 'update_preimage', 'delete', 'removed')}"
     )

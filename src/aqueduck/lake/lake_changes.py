@@ -13,35 +13,25 @@ own value.  Ranges are inclusive at both ends, so they begin one after the curso
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import duckdb
 import pyarrow as pa
 
 from aqueduck.errors import LakeWriteError, RoutingError
+from aqueduck.fanout_plan import Run
+from aqueduck.lake.change_sides import dated, side, sides
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.pool import LakePool, PooledLake
 from aqueduck.lake.source_lake import ReadPlan, RunRead, SourceLake
-from aqueduck.lake.sql import equal, ident, literal
+from aqueduck.lake.sql import equal, ident
 
 __all__ = ["ReadReport", "Routes", "check_routes", "chunks", "read_routed"]
 
 CHUNK_ROWS = 16_384
 CHUNK_BYTES = 8 << 20
 UNKNOWN_VALUES_MAX = 10_000
-
-NEVER_WERE = (
-    " where not exists (select 1 from {} z where z.snapshot_id = aqueduck_i.snapshot_id"
-    " and z.filename = aqueduck_i.filename and z.file_row_number = aqueduck_i.file_row_number"
-    " and aqueduck_i.filename like '%.parquet')"
-)
-"""
-Leaves out what the other side has too: a row that one transaction wrote to a file and removed again.
-
-Inlined rows are never on both sides for that reason; theirs have no place in a file to be compared by.  The outer table has a long name: in
-a subquery, a column of the inner one that is called like it would be taken for it.
-"""
 
 _numbers = itertools.count(1)
 
@@ -126,19 +116,21 @@ def _read_routed(
     con = pool.con.cursor()
     with pool.use(plan.place, read_only=True) as lake, lake_errors("reading the source"):
         _make_routes(con, f"{name}_routes", plan, routes)
-        selected = " union all ".join(_reads(lake, plan)) or _nothing(plan)
         others = "left" if count_after is not None else "inner"
         mine = "t.b >= 0"
         cells = ", ".join(
             f"c{i}" if i == plan.field else f"case when {mine} then c{i} end as c{i}"
             for i in range(len(plan.source.columns))
         )
-        con.execute(
-            f"create or replace table {name} as select t.d, t.b, s, r, op, {cells}"
-            f" from ({selected}) x {others} join {name}_routes t"
+        routed = (
+            f"select t.d, t.b, s, r, op, {cells} from ({{}}) x {others} join {name}_routes t"
             f" on {equal(plan.field_type, f'x.c{plan.field}', 't.v')}"
             f" where t.d is null or {'true' if plan.scan else 's > t.cursor'}"
         )
+        con.execute(f"create or replace table {name} as {routed.format(_nothing(plan))}")
+        with lake.transaction():  # nobody merges files between the question for merged ones and the reads
+            for selected in _reads(lake, plan):
+                lake.execute(f"insert into {name} {routed.format(selected)}", doing="reading the source")
         if not plan.scan:
             # What expired while we read may be missing from it.
             SourceLake(lake, plan.table).refuse_gap(plan.start, plan.end)
@@ -191,48 +183,67 @@ def _streams(batch: pa.RecordBatch) -> Iterator[tuple[bytes, int]]:
 
 
 def _reads(lake: PooledLake, plan: ReadPlan) -> Iterator[str]:
-    """The selects of (s, r, op, c0, c1, …), one or two for each run."""
+    """The selects of (s, r, op, c0, c1, …), of which each change has its lake snapshot."""
     for read in plan.reads:
-        cells = ", ".join(f"{cell} as c{i}" for i, cell in enumerate(read.cells))
         if plan.scan:
             source = f"{lake.table(read.table)} at (version => {plan.end})"
-            yield f"select {plan.end}::bigint as s, 0::bigint as r, true as op, {cells} from {source}"
+            yield f"select {plan.end}::bigint as s, 0::bigint as r, true as op{_cells(read.cells)} from {source}"
             continue
-        table = ", ".join(map(literal, (lake.alias, read.table.schema, read.table.name)))
-        place = f"{table}, {read.run.first}, {read.run.last}"
-        yield from _changes(lake, plan, read, place, cells)
+        runs = dated(lake, read.table_id, read.run)
+        if read.placed or not plan.keys:
+            for run in runs:
+                yield _changes(lake, plan, read, run)
+        else:
+            yield _still_there(lake, read)
+            for run in runs:
+                if run.removes:
+                    yield _select(
+                        "false", side(lake, read.table, "deletions", run, _removed_cells(plan, read))
+                    )
 
 
-def _changes(lake: PooledLake, plan: ReadPlan, read: RunRead, place: str, cells: str) -> Iterator[str]:
-    added, removed = f"ducklake_table_insertions({place})", f"ducklake_table_deletions({place})"
-    select = "select aqueduck_i.snapshot_id as s, aqueduck_i.rowid as r, {} as op, {} from {} aqueduck_i"
-    if not read.run.removes:
-        yield select.format("true", cells, added)
-        return
+def _changes(lake: PooledLake, plan: ReadPlan, read: RunRead, run: Run) -> str:
+    added = _cells(read.cells)
+    if not run.removes:
+        return _select("true", side(lake, read.table, "insertions", run, added))
     if not plan.keys:
         # What an update leaves is no new row.
-        yield select.format("true", cells, added) + (
-            f" where not exists (select 1 from {removed} z"
-            " where z.snapshot_id = aqueduck_i.snapshot_id and z.rowid = aqueduck_i.rowid)"
+        removed = side(lake, read.table, "deletions", run, "")
+        return _select("true", side(lake, read.table, "insertions", run, added)) + (
+            f" where not exists (select 1 from ({removed}) z"
+            " where z.aqueduck_s = aqueduck_i.aqueduck_s and z.aqueduck_r = aqueduck_i.aqueduck_r)"
         )
-        return
-    if read.placed:
-        yield select.format("true", cells, added) + NEVER_WERE.format(removed)
-    else:
-        yield _still_there(lake, read, added, cells)
-    wanted = {plan.field, *plan.keys}
-    cells = ", ".join(
-        f"{cell if i in wanted else f'null::{column.type}'} as c{i}"
-        for i, (cell, column) in enumerate(zip(read.cells, plan.source.columns, strict=True))
+    both = sides(lake, read.table, run, added, _removed_cells(plan, read))
+    return f"{both} {_select('true', 'from added')} union all {_select('false', 'from removed')}"
+
+
+def _select(op: str, source: str) -> str:
+    return (
+        f"select aqueduck_s as s, aqueduck_r as r, {op} as op, * exclude (aqueduck_s, aqueduck_r)"
+        f" from ({source}) aqueduck_i"
     )
-    yield select.format("false", cells, removed) + (NEVER_WERE.format(added) if read.placed else "")
 
 
-def _still_there(lake: PooledLake, read: RunRead, added: str, cells: str) -> str:
+def _cells(cells: Iterable[str]) -> str:
+    return "".join(f", {cell} as c{i}" for i, cell in enumerate(cells))
+
+
+def _removed_cells(plan: ReadPlan, read: RunRead) -> str:
+    """What there is to know of a row that is gone: where it belonged."""
+    wanted = {plan.field, *plan.keys}
+    columns = zip(read.cells, plan.source.columns, strict=True)
+    return _cells(cell if i in wanted else f"null::{c.type}" for i, (cell, c) in enumerate(columns))
+
+
+def _still_there(lake: PooledLake, read: RunRead) -> str:
     """What was added and is there at the run's end, for want of places by which to tell what was removed at once."""
-    newest = f"select rowid as aqueduck_r, max(snapshot_id) as aqueduck_s from {added} group by rowid"
+    added = side(lake, read.table, "insertions", read.run, "")
+    newest = f"select aqueduck_r, max(aqueduck_s) as aqueduck_s from ({added}) group by aqueduck_r"
     rows = f"select *, rowid as aqueduck_r from {lake.table(read.table)} at (version => {read.run.last})"
-    return f"select aqueduck_s as s, aqueduck_r as r, true as op, {cells} from ({rows}) join ({newest}) using (aqueduck_r)"
+    return (
+        f"select aqueduck_s as s, aqueduck_r as r, true as op{_cells(read.cells)}"
+        f" from ({rows}) join ({newest}) using (aqueduck_r)"
+    )
 
 
 def _expected(con: duckdb.DuckDBPyConnection, lake: PooledLake, plan: ReadPlan, name: str) -> dict[int, int]:

@@ -38,6 +38,7 @@ class RunRead:
     table: TableName
     cells: tuple[str, ...]
     """For each column of the plan, the expression that gives its value."""
+    table_id: int
     placed: bool = True
     """Whether DuckLake tells where rows are; a column named like one of `PLACES` hides it."""
 
@@ -218,7 +219,7 @@ class SourceLake:
     def plan_scan(self, field: str, keys: Sequence[str], at: int) -> ReadPlan:
         """How to read the whole table as it was at a lake snapshot."""
         table_id, _, source = self.table_at(at)
-        read = RunRead(Run(at, at, False), *self._cells(table_id, source, at))
+        read = RunRead(Run(at, at), *self._cells(table_id, source, at))
         return self._plan(source, field, keys, at, at, (read,), scan=True)
 
     def _plan(
@@ -256,12 +257,14 @@ class SourceLake:
         )
         return {int(snapshot) for (snapshot,) in rows}
 
-    def _cells(self, table_id: int, source: SourceTable, at: int) -> tuple[TableName, tuple[str, ...], bool]:
-        """The table's name at a lake snapshot, how each column of `source` is read there, and whether places are told."""
+    def _cells(
+        self, table_id: int, source: SourceTable, at: int
+    ) -> tuple[TableName, tuple[str, ...], int, bool]:
+        """What there is to know of a `RunRead` whose run ends at the lake snapshot."""
         table, columns = self._columns_at(table_id, at)
         then = {column.id: column for column in columns}
         cells = tuple(cell(then.get(column.id), column) for column in source.columns)
-        return table, cells, not any(column.name.lower() in PLACES for column in columns)
+        return table, cells, table_id, not any(column.name.lower() in PLACES for column in columns)
 
     def _ask(self, statement: str, parameters: Sequence[str] = ()) -> list[tuple[Any, ...]]:
         return self._lake.execute(statement, parameters, doing="reading the source's catalog")
@@ -276,9 +279,9 @@ def split_plan(plan: ReadPlan, parts: int) -> list[ReadPlan]:
     for number, (read, snapshot) in enumerate(snapshots):
         piece = pieces[number * parts // len(snapshots)]
         if piece and piece[-1].cells is read.cells and piece[-1].run.last == snapshot - 1:
-            piece[-1] = replace(piece[-1], run=replace(piece[-1].run, last=snapshot))
+            piece[-1] = replace(piece[-1], run=read.run.within(piece[-1].run.first, snapshot))
         else:
-            piece.append(replace(read, run=Run(snapshot, snapshot, read.run.removes)))
+            piece.append(replace(read, run=read.run.within(snapshot, snapshot)))
     return [replace(plan, reads=tuple(piece)) for piece in pieces if piece]
 
 

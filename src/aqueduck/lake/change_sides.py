@@ -1,0 +1,63 @@
+"""
+Both sides of a run of lake snapshots, what was inserted and what was deleted, each row with its lake snapshot.
+
+DuckLake 1.5.5 dates a row that was deleted from a merged file by its *insertion* (`tests/lake/test_ducklake_conformance.py`).
+The set of rows that it gives for a range is right, though, so a range of one lake snapshot needs no date from it:
+`dated` divides a run into such ranges as soon as the table has a merged file.
+"""
+
+from __future__ import annotations
+
+from aqueduck.fanout_plan import Run
+from aqueduck.lake.pool import PooledLake
+from aqueduck.lake.sql import literal
+from aqueduck.schema import TableName
+
+__all__ = ["dated", "side", "sides"]
+
+
+def dated(lake: PooledLake, table_id: int, run: Run) -> list[Run]:
+    """
+    The run as runs of which every change can be dated, in order.
+
+    A merge may come at any time: ask in the transaction that reads.
+    """
+    if not run.removes:
+        return [run]
+    merged = (
+        f"from {lake.metadata}.ducklake_data_file where table_id = {table_id} and partial_max is not null"
+    )
+    [[any_merged]] = lake.execute(f"select exists ({merged})", doing="looking for merged files")
+    return list(run.one_by_one()) if any_merged else [run]
+
+
+def side(lake: PooledLake, table: TableName, kind: str, run: Run, cells: str) -> str:
+    """Select the insertions or deletions of a dated run: lake snapshot, row id and cells."""
+    name = ", ".join(map(literal, (lake.alias, table.schema, table.name)))
+    snapshot = str(run.first) if run.first == run.last else "snapshot_id"
+    return (
+        f"select {snapshot}::bigint as aqueduck_s, rowid as aqueduck_r{cells}"
+        f" from ducklake_table_{kind}({name}, {run.first}, {run.last})"
+    )
+
+
+def sides(lake: PooledLake, table: TableName, run: Run, added: str, removed: str) -> str:
+    """
+    A `with` that names both sides of a dated run, `added` and `removed`, with these cells.
+
+    What both sides have is left out: a row that one transaction wrote to a file and removed again.  Inlined rows are
+    never on both sides for that reason; theirs have no place in a file to be compared by.
+    """
+    place = ", filename as aqueduck_f, file_row_number as aqueduck_n"
+    kept = (
+        "select x.* exclude (aqueduck_f, aqueduck_n) from {} x where not exists (select 1 from {} z"
+        " where z.aqueduck_s = x.aqueduck_s and z.aqueduck_f = x.aqueduck_f and z.aqueduck_n = x.aqueduck_n"
+        " and z.aqueduck_f like '%.parquet')"
+    )
+    insertions = side(lake, table, "insertions", run, place + added)
+    deletions = side(lake, table, "deletions", run, place + removed)
+    return (
+        f"with aqueduck_a as materialized ({insertions}), aqueduck_d as materialized ({deletions}),"
+        f" added as ({kept.format('aqueduck_a', 'aqueduck_d')}),"
+        f" removed as ({kept.format('aqueduck_d', 'aqueduck_a')})"
+    )
