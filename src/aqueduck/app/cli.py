@@ -176,6 +176,9 @@ def verify(
     ] = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the lake to catch up.")] = 60.0,
     no_spark: Annotated[bool, typer.Option("--no-spark", help="Read in this process: small tables.")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Every row by itself, also those that nobody should have.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Compare source and lake, by table or destination; exits 1 on a difference, 3 if one was not compared."""
@@ -186,7 +189,7 @@ def verify(
             raise ConfigError(
                 "--table is for files with groups; this one is a fan-out", hint="use --destination"
             )
-        _verify_fanout(config, destination or (), as_json)
+        _verify_fanout(config, destination or (), as_json, deep=deep)
         return
     if destination:
         raise ConfigError("--destination is for the file of a fan-out", hint="use --table")
@@ -199,7 +202,7 @@ def verify(
     try:
         with show.verify_progress(Console(stderr=True)) as progress:
             results = verify_tables(
-                file, spark=spark, tables=table or (), wait_seconds=wait, progress=progress
+                file, spark=spark, tables=table or (), wait_seconds=wait, deep=deep, progress=progress
             )
     finally:
         if spark is not None:
@@ -213,12 +216,13 @@ def verify(
         raise typer.Exit(show.NOT_COMPARED)
 
 
-def _verify_fanout(config: Path, only: Sequence[str], as_json: bool) -> None:
+def _verify_fanout(config: Path, only: Sequence[str], as_json: bool, *, deep: bool) -> None:
     from aqueduck.app import show
-    from aqueduck.app.fanout_verify import raise_difference, verify_destinations
+    from aqueduck.app.fanout_verdicts import raise_difference
+    from aqueduck.app.fanout_verify import verify_destinations
 
     with show.verify_progress(Console(stderr=True)) as progress:
-        results = verify_destinations(load_fanout(config), only=only, progress=progress)
+        results = verify_destinations(load_fanout(config), only=only, deep=deep, progress=progress)
     if as_json:
         show.print_json([r.to_dict() for r in results])
     else:

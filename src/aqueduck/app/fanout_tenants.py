@@ -87,6 +87,10 @@ class Tenants:
     def __getitem__(self, name: str) -> Tenant:
         return self._all[name]
 
+    def values(self) -> set[str]:
+        """The routing values of all destinations, also of those that other instances serve."""
+        return {t.destination.value for t in self} | set(self.elsewhere.values())
+
     def take_over(self, config: FanoutConfig, destinations: Sequence[DestinationConfig]) -> None:
         """Serve these destinations and no others; those that are the same go on as they are."""
         wanted: dict[str, Destination] = {}

@@ -11,13 +11,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from aqueduck.app.fanout import FanoutService
-from aqueduck.errors import AqueduckError, ConfigError, VerifyDifferenceError, own_error
+from aqueduck.app.fanout_deep import compare_deeply
+from aqueduck.app.fanout_verdicts import DestinationComparison, Verdict
+from aqueduck.errors import AqueduckError, ConfigError, own_error
 from aqueduck.fanout_config import FanoutConfig
 from aqueduck.fanout_plan import Destination, SourceColumn, SourceTable
 from aqueduck.lake.destination import State, read_state
@@ -27,7 +29,7 @@ from aqueduck.lake.source_lake import SourceLake
 from aqueduck.lake.sql import equal, ident
 from aqueduck.lake_place import resolve
 
-__all__ = ["DestinationComparison", "raise_difference", "verify_destinations"]
+__all__ = ["compare_sums", "verify_destinations"]
 
 THREADS = 4
 MEMORY = "1GB"
@@ -35,22 +37,6 @@ APPEND_ONLY = "append-only: what the source changed or removed since stays here 
 
 Sums = tuple[int, int]
 """Rows, and the sum of their hashes: the same for the same rows in any order."""
-
-
-@dataclass(frozen=True, slots=True)
-class DestinationComparison:
-    """One destination's verdict: identical, different, or not compared."""
-
-    destination: str
-    verdict: str
-    source_rows: int | None = None
-    rows: int | None = None
-    cursor: int | None = None
-    """The source's lake snapshot at which both were compared."""
-    note: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "same": self.verdict == "identical"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +52,10 @@ def verify_destinations(
     *,
     env: Mapping[str, str] = os.environ,
     only: Sequence[str] = (),
+    deep: bool = False,
     progress: Callable[[str, str, float], None] = lambda _name, _doing, _share: None,
 ) -> list[DestinationComparison]:
-    """Compare all destinations that this instance serves, or only those with these ids."""
+    """Compare all destinations that this instance serves, or only those with these ids; `deep` compares every row."""
     service = FanoutService(config, env=env)
     try:
         service.prepare()
@@ -79,19 +66,27 @@ def verify_destinations(
     if unknown:
         raise ConfigError(f"no destination has the id {unknown[0]}", hint="see aqueduck status")
     pool = LakePool(max_open=max(THREADS, min(config.pool.max_open, 50)), memory_limit=MEMORY)
+    source = resolve(config.source, {}, env)
     try:
-        return _compare(pool, config, resolve(config.source, {}, env), destinations, progress)
+        if deep:
+            return compare_deeply(
+                pool, config, source, destinations, service.tenants.values, progress, THREADS
+            )
+        return compare_sums(pool, config, source, destinations, progress, THREADS)
     finally:
         pool.close()
 
 
-def _compare(
+def compare_sums(
     pool: LakePool,
     config: FanoutConfig,
     place: Any,
     destinations: Sequence[Destination],
     progress: Callable[[str, str, float], None],
+    threads: int,
 ) -> list[DestinationComparison]:
+    """The verdict on each destination by counts and sums, in their order."""
+
     def one(each: tuple[int, Destination]) -> _Side | DestinationComparison:
         number, destination = each
         progress("destinations", "reading", number / len(destinations))
@@ -101,8 +96,8 @@ def _compare(
         except Exception as exc:  # noqa: BLE001 - one that cannot be read leaves the others to compare
             return DestinationComparison(destination.id, "not compared", note=str(own_error(exc)))
 
-    with ThreadPoolExecutor(max_workers=THREADS) as threads:
-        found = list(threads.map(one, enumerate(destinations)))
+    with ThreadPoolExecutor(max_workers=threads) as workers:
+        found = list(workers.map(one, enumerate(destinations)))
     sides = {d.id: side for d, side in zip(destinations, found, strict=True) if isinstance(side, _Side)}
     results = {c.destination: c for c in found if isinstance(c, DestinationComparison)}
     for cursor in sorted({side.state.cursor for side in sides.values()}):
@@ -124,6 +119,7 @@ def _judge(
     destination: Destination, side: _Side, source: Sums, *, append_only: bool
 ) -> DestinationComparison:
     note = None
+    verdict: Verdict
     if side.sums == source:
         verdict = "identical"
     elif append_only:
@@ -193,16 +189,3 @@ def _sums(columns: Sequence[SourceColumn], table: str = "") -> str:
     prefix = f"{table}." if table else ""
     cells = ", ".join(f"{prefix}{ident(column.name)}" for column in columns)
     return f"count(*), coalesce(sum(hash({cells})::hugeint), 0)"
-
-
-def raise_difference(results: Sequence[DestinationComparison]) -> None:
-    """Raise if any destination differs."""
-    differing = [r for r in results if r.verdict == "different"]
-    if differing:
-        first = differing[0]
-        others = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
-        raise VerifyDifferenceError(
-            f"{first.destination}{others} of {len(results)} destinations: {first.source_rows:,} rows in the source,"
-            f" {first.rows:,} in the destination, at lake snapshot {first.cursor}",
-            hint="delete its row of aqueduck.fanout_state in its lake: it is seeded again",
-        )

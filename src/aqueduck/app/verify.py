@@ -9,17 +9,19 @@ done by Spark, or in this process for callers that have a small lake in hand.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
-from aqueduck.app.verify_reads import Progress, Sides, Work
+from aqueduck.app.verify_reads import Progress, Sides, Verdict, Work
 from aqueduck.app.verify_rounds import Round
 from aqueduck.config import SyncConfig
 from aqueduck.errors import AqueduckError, ConfigError, TableMissingError
 from aqueduck.lake.catalog import LakeSession, open_lake
+from aqueduck.lake.mode_checks import Finding, check_mode
 from aqueduck.lake.table_states import TableState
 from aqueduck.lake.versions import current_version, tables_at
 from aqueduck.postgres.connection import connect
@@ -39,9 +41,10 @@ KEYS_SHOWN = 10
 class TableComparison:
     """One table's verdict: identical, different, or not compared."""
 
+    group: str
     table: str
     target: str
-    verdict: str
+    verdict: Verdict
     source_rows: int
     lake_rows: int
     position: str | None
@@ -55,6 +58,10 @@ class TableComparison:
     differences: tuple[dict[str, Any], ...]
     """The first of them: kind and key."""
     note: str | None
+    behind: bool = False
+    """The lake did not have everything up to the position: what differs may only be late."""
+    findings: tuple[Finding, ...] = ()
+    """What is wrong with the lake table by itself; only of a deep comparison."""
 
     @property
     def same(self) -> bool:
@@ -62,7 +69,8 @@ class TableComparison:
 
     def to_dict(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
-        return {**fields, "differences": list(self.differences), "same": self.same}
+        findings = [{"rows": f.rows, "what": f.what} for f in self.findings]
+        return {**fields, "differences": list(self.differences), "findings": findings, "same": self.same}
 
 
 def verify_tables(
@@ -72,27 +80,34 @@ def verify_tables(
     spark: Any = None,
     tables: Sequence[str] = (),
     wait_seconds: float = WAIT_SECONDS,
+    deep: bool = False,
+    reader: Callable[[LakeSession], Reader] | None = None,
     progress: Progress | None = None,
 ) -> list[TableComparison]:
     """
     Compare all tables that the lake has or the file names, or only `tables`.
 
-    `session` is for callers whose own process holds the catalog; without `spark`, this process reads.
+    `session` is for callers whose own process holds the catalog; without `spark`, this process reads, unless there is
+    a `reader`.  `deep` also looks at what the lake tables have to be by themselves.
     """
     with contextlib.ExitStack() as stack:
         lake = session or stack.enter_context(contextlib.closing(open_lake(config.lake, read_only=True)))
         conn = stack.enter_context(connect(config.source.dsn))
-        reader: Reader = InProcess(lake) if spark is None else OnSpark(spark, lake)
+        reads = reader or (InProcess if spark is None else functools.partial(OnSpark, spark))
         works = _chosen(_works(config, lake, conn), tables)
         slots = _slots(config, conn, {work.group for work in works})
         say = progress or (lambda _table, _doing, _share: None)
         by_sql = any(group.capture == "poll" for group in config.groups)
-        comparison = Round(Sides(config.source.dsn, conn, lake, reader, say, by_sql), slots, wait_seconds)
+        comparison = Round(
+            Sides(config.source.dsn, conn, lake, reads(lake), say, by_sql), slots, wait_seconds
+        )
         for _ in range(ROUNDS):
             left = [work for work in works if work.verdict is None]
             if not left:
                 break
             comparison.run(left)
+        if deep:
+            _check_modes(lake, works)
     return [_result(work) for work in works]
 
 
@@ -109,6 +124,19 @@ def _works(config: SyncConfig, lake: LakeSession, conn: psycopg.Connection[Any])
             note = "it is not in the lake yet"
             works.append(Work(group.name, state, verdict="not compared", note=note))
     return works
+
+
+def _check_modes(lake: LakeSession, works: Sequence[Work]) -> None:
+    """What rows of the targets say about themselves, at the lake snapshots that were compared."""
+    for work in works:
+        if work.version is None or work.verdict == "not compared":
+            continue
+        target = work.state.target
+        states = (s for group in tables_at(lake, work.version).values() for s in group.values())
+        values = {
+            s.mode.source_value for s in states if s.target == target and s.mode.source_value is not None
+        }
+        work.findings = tuple(check_mode(lake, target, work.version, work.state.mode, values))
 
 
 def _oid(conn: psycopg.Connection[Any], source: str) -> int | None:
@@ -151,10 +179,15 @@ def _result(work: Work) -> TableComparison:
     if verdict is None and work.keys is not None and note is None:
         verdict, in_motion = "identical", len(work.keys)
         note = f"{in_motion:,} keys changed all the time and were not compared"
+    if work.findings:
+        verdict = "different"
+        found = "; ".join(f"{f.rows:,} {f.what}" for f in work.findings)
+        note = found if note is None else f"{note}; {found}"
     if verdict in ("identical", "different") and work.left_out:
         unsent = f"not compared: {', '.join(work.left_out)}, whose unchanged values the log does not have"
         note = unsent if note is None else f"{note}; {unsent}"
     return TableComparison(
+        group=work.group,
         table=work.state.source,
         target=work.state.target.qualified,
         verdict=verdict or "not compared",
@@ -170,4 +203,6 @@ def _result(work: Work) -> TableComparison:
             for d in work.differences[:KEYS_SHOWN]
         ),
         note=note,
+        behind=work.behind,
+        findings=work.findings,
     )

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import psycopg
 import pyarrow as pa
 
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.digest import Answer, Difference, Question
+from aqueduck.lake.mode_checks import Finding
 from aqueduck.lake.table_states import TableState
 from aqueduck.lake.versions import KEYS
 from aqueduck.postgres.key_lookup import can_look_up, key_condition
@@ -24,12 +25,13 @@ from aqueduck.projection import masks_key
 from aqueduck.schema import TableSchema
 from aqueduck.spark.verify_job import LakeRead, Reader, SourceRead
 
-__all__ = ["Cut", "Pair", "Progress", "Sides", "Wanted", "Work", "hashes", "key_table"]
+__all__ = ["Cut", "Pair", "Progress", "Sides", "Verdict", "Wanted", "Work", "hashes", "key_table"]
 
 CHUNK_BYTES = 32 << 20
 WHOLE_RELATION = 1 << 62
 LOOKUP_KEYS_MAX = 50_000
 
+Verdict = Literal["identical", "different", "not compared"]
 Progress = Callable[[str, str, float], None]
 """Called with a table, what is being done, and the share of it that is done."""
 
@@ -54,7 +56,11 @@ class Work:
     """Why it was not compared, or what to know about the verdict."""
     left_out: tuple[str, ...] = ()
     """Columns that are not compared, because the lake does not have all of their values."""
-    verdict: str | None = None
+    verdict: Verdict | None = None
+    behind: bool = False
+    """Whether the lake lacked something of the source's snapshot when it was compared."""
+    findings: tuple[Finding, ...] = ()
+    """What is wrong with the lake table by itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -336,7 +336,11 @@ def _count_without(rows: pa.Table, hashes: pa.Array) -> int:
 
 def _judge_behind(work: Work, differences: list[Difference], behind: int) -> None:
     """Without a lake that has everything, nothing is proven; equal is equal all the same."""
-    work.differences, work.verdict = differences, "different" if differences else "identical"
+    work.differences, work.verdict, work.behind = (
+        differences,
+        "different" if differences else "identical",
+        True,
+    )
     if differences:
         work.note = f"the lake is {behind:,} bytes behind: run the service, then verify again"
 

@@ -25,7 +25,8 @@ from rich.console import Console
 from aqueduck.app.bench.workbench import Meter, bench_server
 from aqueduck.app.fanout import FanoutService
 from aqueduck.app.fanout_run import catch_up
-from aqueduck.app.fanout_verify import raise_difference, verify_destinations
+from aqueduck.app.fanout_verdicts import raise_difference
+from aqueduck.app.fanout_verify import verify_destinations
 from aqueduck.fanout_config import FanoutConfig, parse_fanout
 from aqueduck.lake.lake_changes import Routes, chunks, read_routed
 from aqueduck.lake.pool import LakePool, PooledLake
