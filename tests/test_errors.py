@@ -153,4 +153,5 @@ def test_errors_that_pass_by_themselves_are_retried() -> None:
         "spark.query",
         "sink.write",
         "sink.unreachable",
+        "verify.postponed",
     }

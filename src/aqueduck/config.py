@@ -33,6 +33,7 @@ from aqueduck.sections import (
     MIB,
     SCHEME,
     DataPath,
+    Interval,
     LakeTable,
     PostgresTable,
     Section,
@@ -59,6 +60,7 @@ __all__ = [
     "SyncConfig",
     "TableConfig",
     "TracingConfig",
+    "VerifyConfig",
     "load_config",
     "parse_config",
 ]
@@ -306,6 +308,18 @@ class MaintenanceConfig(Section):
     """How old a file has to be that no catalog knows."""
 
 
+class VerifyConfig(Section):
+    """When the service compares what it wrote with what it read; see docs/verify.md."""
+
+    interval: Interval = None
+    """How often every table or destination is compared; off: only `aqueduck verify` does it."""
+    deep: bool = True
+    share: float = Field(default=0.1, gt=0, le=1)
+    """At most this share of the time goes into it, on one core; the rest is rest."""
+    pause_lag_seconds: float = Field(default=30.0, gt=0)
+    """Nothing is compared while the flow is further behind than this."""
+
+
 class TracingConfig(Section):
     """Where OpenTelemetry traces of batches go."""
 
@@ -323,6 +337,7 @@ class SyncConfig(Section):
     spark: SparkConfig = SparkConfig()
     server: ServerConfig = ServerConfig()
     maintenance: MaintenanceConfig = MaintenanceConfig()
+    verify: VerifyConfig = VerifyConfig()
     tracing: TracingConfig = TracingConfig()
     state_dir: Text = ".aqueduck"
     mask_salt_env: VariableName | None = None
@@ -351,6 +366,7 @@ _SECTIONS: Sections = {
     ("server",): ServerConfig,
     ("server", "tokens"): TokenConfig,
     ("maintenance",): MaintenanceConfig,
+    ("verify",): VerifyConfig,
     ("tracing",): TracingConfig,
 }
 

@@ -61,6 +61,7 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     ├── SparkQueryError              spark.query         retried
     ├── StageFullError               stage.full
     ├── VerifyDifferenceError        verify.different
+    ├── VerifyPostponedError         verify.postponed
     ├── ServiceLockedError           service.locked
     ├── RegistryIncompleteError      registry.incomplete
     └── MaintenanceError             maintenance.failed
@@ -140,6 +141,7 @@ __all__ = [
     "UnpublishedError",
     "ValueCastError",
     "VerifyDifferenceError",
+    "VerifyPostponedError",
     "WalLevelError",
     "error_codes",
     "own_error",
@@ -593,6 +595,13 @@ class VerifyDifferenceError(AqueduckError):
     """Source and lake do not hold the same rows."""
 
     code = "verify.different"
+
+
+class VerifyPostponedError(AqueduckError):
+    """A comparison was given up, because the flow needs the machine."""
+
+    code = "verify.postponed"
+    retry = Retry.AUTO
 
 
 class ServiceLockedError(AqueduckError):

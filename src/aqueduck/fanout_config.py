@@ -16,12 +16,13 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from aqueduck.config import MaintenanceConfig, SparkConfig
+from aqueduck.config import MaintenanceConfig, SparkConfig, VerifyConfig
 from aqueduck.errors import ConfigError
 from aqueduck.lake_place import LakeKeys, LakePlace, PlainText, lake_address, resolve
 from aqueduck.object_store import Properties
 from aqueduck.schema import TableName, parse_table_name
 from aqueduck.sections import (
+    Interval,
     Section,
     Sections,
     Text,
@@ -197,6 +198,13 @@ class FanoutServerConfig(ServerConfig):
     port: int = Field(default=8000, ge=0, le=65535)
 
 
+class FanoutVerifyConfig(VerifyConfig):
+    """It reads lakes only, and no database that others work with: on."""
+
+    interval: Interval = 86_400.0
+    on_difference: Literal["reseed", "report"] = "reseed"
+
+
 class FanoutConfig(Section):
     """A whole file of the flow `fanout`."""
 
@@ -214,6 +222,7 @@ class FanoutConfig(Section):
     spark: SparkConfig = SparkConfig()
     maintenance: MaintenanceConfig = MaintenanceConfig()
     """Of the destinations' lakes."""
+    verify: FanoutVerifyConfig = FanoutVerifyConfig()
     state_dir: Text = ".aqueduck"
 
     @model_validator(mode="after")
@@ -291,6 +300,7 @@ _SECTIONS: Sections = {
     ("instance", "partition"): PartitionConfig,
     ("spark",): SparkConfig,
     ("maintenance",): MaintenanceConfig,
+    ("verify",): FanoutVerifyConfig,
 }
 
 

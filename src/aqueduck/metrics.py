@@ -9,7 +9,7 @@ functions `observe_…` and `count_…`.  What is so right now is read from the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +18,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 
 from aqueduck.lifecycle import TableState
-from aqueduck.overview import FlowOverview, GroupOverview, LakeOverview, Overview, TableOverview
+from aqueduck.overview import (
+    FlowOverview,
+    GroupOverview,
+    LakeOverview,
+    Overview,
+    TableOverview,
+    VerifyOverview,
+)
 
 __all__ = [
     "METRICS",
@@ -32,6 +39,7 @@ __all__ = [
     "observe_hold",
     "observe_maintenance",
     "observe_read",
+    "observe_verify",
     "scrape",
 ]
 
@@ -122,6 +130,14 @@ METRICS: tuple[MetricSpec, ...] = (
     _observed("aqueduck_maintenance_files_total", "counter", ("flow", "what"), "Files that were merged, rewritten, removed or orphaned."),
     _observed("aqueduck_maintenance_rows_flushed_total", "counter", _F, "Inlined rows that were moved into files."),
     _observed("aqueduck_maintenance_snapshots_expired_total", "counter", _F, "Lake snapshots that were forgotten."),
+    # -- verification
+    _observed("aqueduck_verify_looks_total", "counter", ("flow", "verdict"), "Comparisons: identical, different or not compared."),
+    _observed("aqueduck_verify_seconds_total", "counter", _F, "Time that the service spent comparing."),
+    MetricSpec("aqueduck_verify_interval_seconds", "gauge", _F, "How often the service compares everything; absent if it does not."),
+    MetricSpec("aqueduck_verify_last_success_timestamp_seconds", "gauge", _T, "When the table was last found identical; 0 if never."),
+    MetricSpec("aqueduck_verify_differences", "gauge", _T, "Rows that differ by the last verdict; absent before the first."),
+    MetricSpec("aqueduck_destination_verify_last_success_timestamp_seconds", "gauge", _D, "When it was last found identical; 0 if never."),
+    MetricSpec("aqueduck_destination_verify_differences", "gauge", _D, "Rows that differ by the last verdict; absent before the first."),
     # -- fan-out
     MetricSpec("aqueduck_fanout_polls_total", "counter", _F, "Looks at the source lake for new lake snapshots."),
     MetricSpec("aqueduck_fanout_cycles_total", "counter", _F, "Cycles that brought changes or a seed to destinations."),
@@ -238,6 +254,13 @@ def observe_maintenance(
     _INSTRUMENTS["aqueduck_maintenance_snapshots_expired_total"].labels(flow).inc(max(0, snapshots_expired))
 
 
+def observe_verify(flow: str, *, seconds: float, verdicts: Sequence[str]) -> None:
+    """The service has compared some tables or destinations."""
+    _INSTRUMENTS["aqueduck_verify_seconds_total"].labels(flow).inc(seconds)
+    for verdict in verdicts:
+        _INSTRUMENTS["aqueduck_verify_looks_total"].labels(flow, verdict).inc()
+
+
 def observe_hold(flow: str, seconds: float) -> None:
     """One step of maintenance kept commits waiting."""
     _INSTRUMENTS["aqueduck_maintenance_hold_seconds"].labels(flow).observe(seconds)
@@ -285,8 +308,13 @@ def _samples(overview: Overview, ready: bool) -> Iterator[Sample]:
         yield "aqueduck_process_memory_bytes", (process.name,), process.memory_bytes
         yield "aqueduck_process_cpu_seconds_total", (process.name,), process.cpu_seconds
     for flow in overview.flows:
+        if flow.verification is not None:
+            yield "aqueduck_verify_interval_seconds", (flow.name,), flow.verification.interval_seconds
         for group in flow.groups:
             yield from _of_group(group)
+            if flow.verification is not None:
+                for table in group.tables:
+                    yield from _of_verified("aqueduck_verify", (table.group, table.source), table.verified)
         if flow.kind == "fanout":
             yield from _of_fanout(flow)
     if overview.lake is not None:
@@ -369,6 +397,14 @@ def _of_fanout(flow: FlowOverview) -> Iterator[Sample]:
         yield "aqueduck_destination_snapshot", labels, d.position
         yield "aqueduck_destination_lag_snapshots", labels, d.lag_snapshots
         yield "aqueduck_destination_lag_seconds", labels, d.lag_seconds
+        if flow.verification is not None:
+            yield from _of_verified("aqueduck_destination_verify", labels, d.verified)
+
+
+def _of_verified(name: str, labels: tuple[str, ...], verified: VerifyOverview) -> Iterator[Sample]:
+    last = verified.identical_at
+    yield f"{name}_last_success_timestamp_seconds", labels, 0 if last is None else last.timestamp()
+    yield f"{name}_differences", labels, None if verified.verdict == "never" else verified.differences
 
 
 def _of_lake(lake: LakeOverview) -> Iterator[Sample]:

@@ -39,6 +39,8 @@ __all__ = [
     "ProcessUsage",
     "SeedOverview",
     "TableOverview",
+    "VerificationOverview",
+    "VerifyOverview",
     "to_plain",
 ]
 
@@ -76,6 +78,24 @@ class CopyOverview:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOverview:
+    """What the last comparison with the source said about a table or a destination."""
+
+    verdict: Literal["never", "identical", "different"] = "never"
+    at: datetime | None = None
+    """When that was."""
+    identical_at: datetime | None = None
+    """When both were last found to be the same."""
+    differences: int = 0
+    """Rows that differ, or 1 where they were not counted."""
+    note: str | None = None
+    deep: bool = False
+    failed_at: datetime | None = None
+    """When it could not be looked at, since then."""
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableOverview:
     """One synced table: the columns of P-S27, and its changes since the service started."""
 
@@ -108,6 +128,7 @@ class TableOverview:
     parked_rows: int = 0
     parked_bytes: int = 0
     parked_since: datetime | None = None
+    verified: VerifyOverview = VerifyOverview()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +206,7 @@ class DestinationOverview:
     error: Problem | None = None
     failures: int = 0
     retry_at: datetime | None = None
+    verified: VerifyOverview = VerifyOverview()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +255,22 @@ class PoolOverview:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VerificationOverview:
+    """All tables or destinations of a flow, by their last verdicts."""
+
+    interval_seconds: float
+    deep: bool
+    identical: int = 0
+    different: int = 0
+    never: int = 0
+    """Not compared yet."""
+    oldest_at: datetime | None = None
+    """When the one that waits longest was last found identical; `None` if one never was."""
+    doing: tuple[str, ...] = ()
+    """What is compared right now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlowOverview:
     """One flow of the service, with its groups or its destinations."""
 
@@ -251,6 +289,8 @@ class FlowOverview:
     """Why the source of a fan-out cannot be read."""
     moved_at: datetime | None = None
     """When the flow last did anything, also looked and found nothing; `None` where that is not told."""
+    verification: VerificationOverview | None = None
+    """What the service's own comparisons say; `None` if only people compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

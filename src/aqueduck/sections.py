@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 from pydantic_core import ErrorDetails
 
 from aqueduck.errors import ConfigError, system_reason
@@ -27,6 +35,7 @@ __all__ = [
     "SCHEME",
     "Bytes",
     "DataPath",
+    "Interval",
     "LakeTable",
     "PostgresTable",
     "Section",
@@ -77,7 +86,25 @@ def _data_path(value: str) -> str:
     return value
 
 
+_INTERVAL = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h|d)")
+_UNIT_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def _interval(value: Any) -> float | None:
+    """Seconds; YAML reads a bare `off` as false."""
+    if value in (None, "off") or value is False:
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+        return float(value)
+    found = _INTERVAL.fullmatch(value) if isinstance(value, str) else None
+    if found is None or float(found[1]) == 0:
+        raise ValueError("must be a time such as 30min, 6h or 1d, or off")
+    return float(found[1]) * _UNIT_SECONDS[found[2]]
+
+
 Text = Annotated[str, Field(min_length=1)]
+Interval = Annotated[float | None, BeforeValidator(_interval)]
+"""A time as people write it, in seconds; None if it is off."""
 DataPath = Annotated[str, Field(min_length=1), AfterValidator(_data_path)]
 Bytes = Annotated[ByteSize, Field(gt=0)]
 SlotName = Annotated[str, AfterValidator(slot_name)]

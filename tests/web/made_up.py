@@ -27,6 +27,8 @@ from aqueduck.overview import (
     ProcessUsage,
     SeedOverview,
     TableOverview,
+    VerificationOverview,
+    VerifyOverview,
 )
 
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -51,8 +53,10 @@ def group(*tables: TableOverview, name: str = "shop", **fields: Any) -> GroupOve
     return GroupOverview(name=name, tables=tuple(tables), **{**defaults, **fields})
 
 
-def sync(*groups: GroupOverview) -> FlowOverview:
-    return FlowOverview(name="sync", kind="sync", source="shop", target="lake", groups=tuple(groups))
+def sync(*groups: GroupOverview, **fields: Any) -> FlowOverview:
+    return FlowOverview(
+        name="sync", kind="sync", source="shop", target="lake", groups=tuple(groups), **fields
+    )
 
 
 def events_flow(name: str = "faucet_slot", **fields: Any) -> FlowOverview:
@@ -84,6 +88,8 @@ FAILED = Problem(
     group="shop",
     table="public.prices",
 )
+IDENTICAL = VerifyOverview(verdict="identical", at=START, identical_at=START, deep=True)
+VERIFICATION = VerificationOverview(interval_seconds=21_600, deep=True, identical=1, never=2)
 COPYING = table(
     "public.items",
     TableState.SNAPSHOT,
@@ -104,17 +110,20 @@ LAKE = LakeOverview(
 FULL = overview(
     sync(
         group(
-            table(inserts=100, updates=20, deletes=3),
+            table(inserts=100, updates=20, deletes=3, verified=IDENTICAL),
             COPYING,
             BROKEN,
             lag_bytes=2048,
             batches=7,
             retained_bytes=9 * MIB,
             last_sync_at=START,
-        )
+        ),
+        verification=VERIFICATION,
     ),
     fanout(
-        destination("acme", position=90, rows_replicated=502, rows_written=500, rows_deleted=2),
+        destination(
+            "acme", position=90, rows_replicated=502, rows_written=500, rows_deleted=2, verified=IDENTICAL
+        ),
         destination(
             "bolt", "errored", position=80, lag_snapshots=10, error=replace(FAILED, destination="bolt")
         ),
@@ -122,6 +131,7 @@ FULL = overview(
         counts=FanoutCounts(polls=9, cycles=4, reads=4, rows_read=510, unrouted_rows=3, null_rows=1),
         seed=SeedOverview(destinations=1, rows=250, rows_total=1000, share=0.25, seconds=3.0),
         pool=PoolOverview(open=2, created=3, evicted=1),
+        verification=VERIFICATION,
     ),
     events_flow(),
     lake=LAKE,

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from aqueduck.lifecycle import TableState
-from aqueduck.overview import FanoutCounts, Problem, SeedOverview
+from aqueduck.overview import FanoutCounts, Problem, SeedOverview, VerificationOverview, VerifyOverview
 from aqueduck.server_config import ServerConfig
 from aqueduck.web.server import serve
 from tests.web.conftest import TOKEN, Client
@@ -105,6 +105,37 @@ def test_a_healthy_service_is_shown_live(client: Client, open_page: Callable[...
     client.stage.now = overview(sync(group(table(inserts=5, rows_synced=4321))))
     playwright.expect(row_of(page, "public.orders")).to_contain_text("4,321", timeout=SECONDS_MAX)
     assert re.match(r"Freshness: .* now", page.get_by_role("img").first.get_attribute("aria-label"))
+
+
+def test_a_difference_is_loud_and_a_good_verdict_has_its_age(
+    client: Client, open_page: Callable[..., Any]
+) -> None:
+    """P-T01: a table that streams and differs is among what needs attention, with the step that repairs it."""
+    now = datetime.now(UTC)
+    good = VerifyOverview(verdict="identical", at=now, identical_at=now)
+    bad = VerifyOverview(verdict="different", at=now, differences=2, note="2 keys differ (2 missing)")
+    hint = "aqueduck tables resync -c FILE public.orders"
+    problem = Problem(
+        code="verify.different", message="it differs", hint=hint, group="shop", table="public.orders"
+    )
+    counted = VerificationOverview(interval_seconds=3600, deep=True, identical=2, oldest_at=now)
+    client.stage.now = overview(
+        sync(group(table(verified=good), table("public.items", verified=good)), verification=counted)
+    )
+    page = open_page(client.address)
+    verdict(page, "Everything flows")
+    playwright.expect(row_of(page, "public.orders")).to_contain_text("verified")
+    playwright.expect(page.get_by_text("identical,")).to_be_visible()
+    client.stage.now = overview(
+        sync(
+            group(table(verified=bad, error=problem), table("public.items", verified=good)),
+            verification=replace(counted, identical=1, different=1, oldest_at=None),
+        )
+    )
+    verdict(page, "1 thing needs attention")
+    playwright.expect(row_of(page, "public.orders")).to_contain_text("differs from its source")
+    playwright.expect(page.get_by_text(hint)).to_be_visible()
+    playwright.expect(page.get_by_text("1 different")).to_be_visible()
 
 
 def test_an_events_flow_shows_its_place_and_its_sink(client: Client, open_page: Callable[..., Any]) -> None:

@@ -31,6 +31,7 @@ from aqueduck.app.fanout_source import FanoutSource
 from aqueduck.app.fanout_status import FLOW, FanoutStatus, StateFile, state_path
 from aqueduck.app.fanout_tenants import Tenant, Tenants
 from aqueduck.app.maintenance_fanout import DestinationUpkeep
+from aqueduck.app.verify_schedule import Verdicts
 from aqueduck.errors import (
     AqueduckError,
     ConfigError,
@@ -38,6 +39,7 @@ from aqueduck.errors import (
     RoutingError,
     SourceExpiredError,
     SparkStartError,
+    VerifyDifferenceError,
 )
 from aqueduck.fanout_config import FanoutConfig
 from aqueduck.fanout_roster import Made, Roster, made_of, values_of
@@ -63,7 +65,7 @@ class FanoutService:
         self, config: FanoutConfig, *, env: Mapping[str, str] = os.environ, spark: Any = None
     ) -> None:
         self.config = config
-        self._env = env
+        self.env = env
         self.status = FanoutStatus(config.instance.id)
         self.state_file = StateFile(state_path(config))
         self.tenants = Tenants(config, self.status, env)
@@ -72,6 +74,10 @@ class FanoutService:
         self._own_spark = spark is None
         self._counted = -1
         self.upkeep = DestinationUpkeep(config.maintenance)
+        self.verdicts = Verdicts(state_path(config).with_suffix(".verified.json"))
+        self.reseed_wanted: set[str] = set()
+        """Destinations that were found to differ; the main lane gives them their rows anew."""
+        self.verifying: Callable[[], tuple[str, ...]] = tuple
         self._listed_at: int | None = None
         self._roster: Roster | None = None
         self._unknown: deque[str] = deque()
@@ -99,11 +105,11 @@ class FanoutService:
     def _serve(self, config: FanoutConfig, plan: ReadPlan, values: Sequence[str] = ()) -> None:
         """Serve the destinations of the file, its table, and of the pattern for these values and those seen before."""
         made = self.state_file.recall() if self._made is None else self._made
-        roster = Roster(config, self._env, functools.partial(self.source.canonical, plan))
+        roster = Roster(config, self.env, functools.partial(self.source.canonical, plan))
         if config.destinations_table is not None:
             roster.add_rows(self.source.listed(config.destinations_table, plan))
-        found = roster.add_values([*values_of(config, made, self._env), *values])
-        self._made = made | made_of(config, found, self._env)
+        found = roster.add_values([*values_of(config, made, self.env), *values])
+        self._made = made | made_of(config, found, self.env)
         self.tenants.take_over(config, roster.destinations)
         self.config, self._roster, self._listed_at = config, roster, plan.end
         self._report_left_out()
@@ -123,7 +129,7 @@ class FanoutService:
         assert self._roster is not None
         assert self._made is not None
         new = self._roster.add_values(values)
-        self._made |= made_of(self.config, new, self._env)
+        self._made |= made_of(self.config, new, self.env)
         self.tenants.add(new)
         self._report_left_out()
         if new:
@@ -171,6 +177,7 @@ class FanoutService:
             log.info("source within reach again")
         self.status.source_error = None
         self.status.source_snapshot = latest
+        self._reseed_wanted()
         self._lags(latest)
         behind = [t for t in self.tenants if t.well and t.cursor != latest]
         if not behind:
@@ -259,10 +266,20 @@ class FanoutService:
         for tenant in tenants:
             if tenant.cursor is not None and not first <= tenant.cursor <= latest:
                 log.warning("destination is seeded again", destination=tenant.status.id, reason=str(why))
-                tenant.at(None)
-                tenant.status.state = "pending"
-                self.status.reseeds += 1
-                metrics.count_destination_error(FLOW, tenant.status.id, why.code)
+                self._seed_again(tenant, why.code)
+
+    def _reseed_wanted(self) -> None:
+        """Only this lane touches destinations that are well."""
+        for tenant in [t for t in self.tenants if t.well and t.destination.id in self.reseed_wanted]:
+            self.reseed_wanted.discard(tenant.destination.id)
+            log.warning("destination is seeded again", destination=tenant.status.id, reason="it differs")
+            self._seed_again(tenant, VerifyDifferenceError.code)
+
+    def _seed_again(self, tenant: Tenant, code: str) -> None:
+        tenant.at(None)
+        tenant.status.state = "pending"
+        self.status.reseeds += 1
+        metrics.count_destination_error(FLOW, tenant.status.id, code)
 
     # -- the side lane
 
@@ -381,6 +398,8 @@ class FanoutService:
 
     def write_state(self) -> None:
         """What `aqueduck status` shows, and what the pattern made, if it changed."""
+        for name, status in list(self.status.destinations.items()):
+            status.verified = self.verdicts[name]
         self.state_file.remember(self._made or Made())
         self.state_file.write(self.status)
 

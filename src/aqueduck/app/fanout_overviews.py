@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from aqueduck import __version__
 from aqueduck.app.fanout_status import FLOW, DestinationStatus
+from aqueduck.app.fanout_verdicts import FOREIGN
 from aqueduck.app.overviews import SLOW_SECONDS, processes
-from aqueduck.app.problems import Problems
+from aqueduck.app.problems import Problems, difference
+from aqueduck.app.verify_schedule import summary
 from aqueduck.overview import (
     DestinationOverview,
     FlowOverview,
@@ -30,6 +32,8 @@ if TYPE_CHECKING:  # the service starts the server that shows it
     from aqueduck.app.fanout import FanoutService
 
 __all__ = ["FanoutOverviews"]
+
+DESTINATION_NEXT = f"wait for the seed that the service gives it; of another tenant: {FOREIGN}"
 
 _everything = attrgetter(*(f.name for f in fields(DestinationStatus)))
 
@@ -67,6 +71,11 @@ class FanoutOverviews:
             ),
             error=self._problems.see(status.source_error),
             moved_at=_moment(max(status.moved_at, *jobs)),
+            verification=summary(
+                service.config.verify,
+                [service.verdicts[name] for name in list(status.destinations)],
+                service.verifying(),
+            ),
         )
         return Overview(
             at=datetime.now(UTC),
@@ -91,7 +100,8 @@ class FanoutOverviews:
         )
 
     def _destination(self, status: DestinationStatus) -> DestinationOverview:
-        now = _everything(status)
+        verified = self._service.verdicts[status.id]
+        now = (*_everything(status), verified)
         before = self._rows.get(status.id)
         if before is not None and before[0] == now:
             return before[1]
@@ -108,7 +118,10 @@ class FanoutOverviews:
             rows_deleted=status.rows_deleted,
             rows_matched=status.rows_matched,
             last_change_at=_moment(status.last_change_at),
-            error=self._problems.see(status.last_error, destination=status.id),
+            error=self._problems.see(
+                status.last_error or difference(verified, DESTINATION_NEXT), destination=status.id
+            ),
+            verified=verified,
             failures=status.failures,
             retry_at=_moment(status.retry_at),
         )

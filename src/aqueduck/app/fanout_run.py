@@ -19,6 +19,7 @@ from aqueduck.app.fanout import FanoutService
 from aqueduck.app.fanout_overviews import FanoutOverviews
 from aqueduck.app.fanout_status import StateFile, state_path
 from aqueduck.app.maintenance_fanout import only_instance
+from aqueduck.app.verify_fanout import fanout_verifier
 from aqueduck.errors import LakeWriteError, own_error
 from aqueduck.fanout_config import load_fanout
 from aqueduck.fanout_plan import TRIES
@@ -67,6 +68,23 @@ def follow(
     failure: list[BaseException] = []
     side = threading.Thread(target=_side_lane, args=(service, stopping, failure), daemon=True)
     side.start()
+    verifier = fanout_verifier(service)
+    service.verifying = lambda: verifier.doing
+    verifier.start()
+    try:
+        _main_lane(service, stopping, reload, path, failure)
+    finally:
+        verifier.stop()
+    side.join(timeout=60)
+
+
+def _main_lane(
+    service: FanoutService,
+    stopping: threading.Event,
+    reload: threading.Event,
+    path: Path | None,
+    failure: list[BaseException],
+) -> None:
     while not stopping.is_set():
         if reload.is_set() and path is not None:
             reload.clear()
@@ -81,7 +99,6 @@ def follow(
             well = [t.destination for t in service.tenants if t.well]
             service.upkeep.some((d.id, d.place, d.target) for d in well)
             _wait(service, stopping, reload)
-    side.join(timeout=60)
 
 
 def _side_lane(service: FanoutService, stopping: threading.Event, failure: list[BaseException]) -> None:

@@ -20,7 +20,8 @@ from typing import Any
 
 from aqueduck.fanout_config import FanoutConfig
 from aqueduck.fanout_roster import Made
-from aqueduck.overview import DestinationState, FanoutCounts
+from aqueduck.overview import DestinationState, FanoutCounts, VerifyOverview
+from aqueduck.verification import NEVER, in_words
 
 __all__ = ["FLOW", "DestinationStatus", "FanoutStatus", "StateFile", "state_path"]
 
@@ -49,6 +50,7 @@ class DestinationStatus:
     last_error: str | None = None
     last_change_at: float | None = None
     retry_at: float | None = None
+    verified: VerifyOverview = NEVER
 
     @property
     def rows_replicated(self) -> int:
@@ -109,10 +111,10 @@ _TABLE = """
 create table if not exists destinations (
     destination_id text primary key, instance_id text, state text, last_snapshot_id integer,
     lag_snapshots integer, lag_seconds real, rows_replicated integer, last_error text, last_change_at text,
-    retry_at text, updated_at text
+    retry_at text, verdict text, verified_at text, identical_at text, differences integer, verify_note text, updated_at text
 )
 """
-_SHAPE = 2
+_SHAPE = 3
 """The table's; one of another shape is made anew, because everything in it comes from the lakes."""
 _DISCOVERED = "create table if not exists discovered (routing_value text, made_at text, primary key (routing_value, made_at))"
 """What the pattern made, and where; never made anew."""
@@ -171,7 +173,7 @@ class StateFile:
                 con.execute(f"pragma user_version = {_SHAPE}")
             con.execute(_TABLE)
             con.executemany(
-                "insert or replace into destinations values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?,"
+                f"insert or replace into destinations values ({'?, ' * 15}"
                 " strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))",
                 changed,
             )
@@ -194,8 +196,13 @@ def _row(d: DestinationStatus, instance: str) -> tuple[Any, ...]:
     changed, retry = (None if t is None else _iso(t) for t in times)
     return (
         d.id, instance, d.state, d.cursor, d.lag_snapshots, round(d.lag_seconds, 1), d.rows_replicated,
-        d.last_error, changed, retry,
+        d.last_error, changed, retry, *_verified(d.verified),
     )  # fmt: skip
+
+
+def _verified(v: VerifyOverview) -> tuple[Any, ...]:
+    times = (None if at is None else _iso(at.timestamp()) for at in (v.at, v.identical_at))
+    return (v.verdict, *times, v.differences, in_words(v))
 
 
 def _iso(seconds: float) -> str:

@@ -36,9 +36,11 @@ from aqueduck.lake.progress import lake_mark, read_position
 from aqueduck.lake.table_states import read_states
 from aqueduck.lake.units import UnitWriter, skips_of
 from aqueduck.notes import read_report, write_skips, write_tables
+from aqueduck.overview import VerifyOverview
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.spark.copy_job import cancel_copies, run_copy
 from aqueduck.spark.sync_query import SyncQuery
+from aqueduck.verification import NEVER
 
 __all__ = ["GroupRunner"]
 
@@ -84,6 +86,8 @@ class GroupRunner:
         """What a single run (`--once`) has read to its end; there may have been nothing to commit."""
         self.on_commit: Callable[[list[str]], None] | None = None
         """Called with the segments of a batch right after its commit; a bench times them."""
+        self.verified: Callable[[str], VerifyOverview] = lambda _source: NEVER
+        """What the service's last comparison of a table said."""
         self.on_traced: Callable[[BatchTimes], None] | None = None
         """Called after each batch, where traces are wanted."""
         known = read_states(lake, ready.group.name)

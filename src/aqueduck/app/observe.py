@@ -16,6 +16,7 @@ from aqueduck.errors import AqueduckError, TableDisabledError
 from aqueduck.lifecycle import TableState as Life
 from aqueduck.lifecycle import classify
 from aqueduck.postgres.registry import GroupObservation, TableObservation, TableRow
+from aqueduck.verification import NEVER, in_words
 
 __all__ = [
     "RequestsDone",
@@ -136,7 +137,7 @@ def observe_table(runner: GroupRunner, group_id: int | None, oid: int, row: Tabl
         retry_at=None,
         consecutive_failures=0,
     )
-    return _with_failure(_with_copy(seen, runner, oid), runner, oid)
+    return _with_failure(_with_verdict(_with_copy(seen, runner, oid), runner, oid), runner, oid)
 
 
 def _with_copy(seen: TableObservation, runner: GroupRunner, oid: int) -> TableObservation:
@@ -150,6 +151,20 @@ def _with_copy(seen: TableObservation, runner: GroupRunner, oid: int) -> TableOb
         copy_bytes_total=copying.bytes_total,
         copy_started_at=copying.began_at,
         copy_finished_at=copying.ended_at,
+    )
+
+
+def _with_verdict(seen: TableObservation, runner: GroupRunner, oid: int) -> TableObservation:
+    verified = runner.verified(runner.tables[oid].source)
+    if verified == NEVER:
+        return seen
+    return replace(
+        seen,
+        verdict=verified.verdict,
+        verified_at=verified.at,
+        identical_at=verified.identical_at,
+        differences=verified.differences,
+        verify_note=in_words(verified),
     )
 
 

@@ -21,7 +21,9 @@ from aqueduck import __version__
 from aqueduck.app.control import Wanted
 from aqueduck.app.group import GroupRunner
 from aqueduck.app.observe import errored_tables, observe_table, refused_tables, table_error, table_state
-from aqueduck.app.problems import Problems
+from aqueduck.app.problems import Problems, difference
+from aqueduck.app.verify_schedule import summary
+from aqueduck.app.verify_sync import subject
 from aqueduck.errors import AqueduckError
 from aqueduck.lake.health import read_health
 from aqueduck.lifecycle import TableState
@@ -79,10 +81,25 @@ class SyncOverviews:
         )
 
     def _flow(self, groups: tuple[GroupOverview, ...]) -> FlowOverview:
-        reconciler = self._service.known_reconciler
+        service, reconciler = self._service, self._service.known_reconciler
         error = None if reconciler is None else reconciler.error
-        problem = self._problems.see(None if error is None else str(error))
-        return FlowOverview(name=FLOW, kind="sync", source=str(self._database), groups=groups, error=problem)
+        known = [table.verified for group in groups for table in group.tables]
+        doing = () if service.verifier is None else service.verifier.doing
+        return FlowOverview(
+            name=FLOW,
+            kind="sync",
+            source=str(self._database),
+            groups=groups,
+            error=self._problems.see(None if error is None else str(error)),
+            verification=summary(service.config.verify, known, doing),
+        )
+
+    def _verified(self, table: TableOverview, error: str | None = None) -> TableOverview:
+        """With its error, and what the last comparison said: a difference is an error as long as there is no other."""
+        verified = self._service.verdicts[subject(table.group, table.source)]
+        text = error or difference(verified, f"aqueduck tables resync -c FILE {table.source}")
+        problem = self._problems.see(text, group=table.group, table=table.source)
+        return replace(table, verified=verified, error=problem)
 
     def _look_slowly(self, groups: tuple[GroupOverview, ...]) -> None:
         self._slow_at = time.monotonic()
@@ -121,7 +138,7 @@ class SyncOverviews:
             seen |= {found.id: found for found in errored_tables(wanted, errored.error)}
         problem = self._problems.see(None if errored is None else str(errored.error), group=name)
         rows = [row for row in wanted.rows.values() if not row.removed]
-        tables = tuple(_table(name, row, seen[row.id]) for row in rows)
+        tables = tuple(self._verified(_table(name, row, seen[row.id])) for row in rows)
         return GroupOverview(
             name=name, state=state, slot_name=wanted.group.slot_name, error=problem, tables=tables
         )
@@ -179,8 +196,7 @@ class SyncOverviews:
                 else seen.error_message
             )
             yield replace(
-                made,
-                error=self._problems.see(text, group=group, table=table.source),
+                self._verified(made, text),
                 inserts=counts.inserts,
                 updates=counts.updates,
                 deletes=counts.deletes,
@@ -190,8 +206,7 @@ class SyncOverviews:
         for seen in (*refused.values(), *refused_tables(runner, wanted)):
             row = next(row for row in rows.values() if row.id == seen.id)
             if str(row.source) not in shown:
-                error = self._problems.see(seen.error_message, group=group, table=str(row.source))
-                yield replace(_table(group, row, seen), error=error)
+                yield self._verified(_table(group, row, seen), seen.error_message)
                 shown.add(str(row.source))
         for source, why in dict(runner.refused).items():
             if source not in shown and source not in rows:

@@ -10,12 +10,20 @@ from __future__ import annotations
 from collections import deque
 from datetime import UTC, datetime
 
-from aqueduck.errors import AqueduckError
-from aqueduck.overview import Problem
+from aqueduck.errors import AqueduckError, VerifyDifferenceError
+from aqueduck.overview import Problem, VerifyOverview
 
-__all__ = ["Problems"]
+__all__ = ["Problems", "difference"]
 
 RECENT_MAX = 200
+
+
+def difference(verified: VerifyOverview, next_step: str) -> str | None:
+    """What the last comparison found wrong, as an error's text; None if it found nothing wrong."""
+    if verified.verdict != "different":
+        return None
+    about = f": {verified.note}" if verified.note else ""
+    return str(VerifyDifferenceError(f"it was found to differ from the source{about}", hint=next_step))
 
 
 class Problems:

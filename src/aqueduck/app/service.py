@@ -30,6 +30,8 @@ from aqueduck.app.prepare import PreparedGroup, group_dir, prepare_group
 from aqueduck.app.reconcile import Reconciler, switch_tables
 from aqueduck.app.status import GroupStatus
 from aqueduck.app.tracing import Traces, open_traces
+from aqueduck.app.verify_schedule import Verifier
+from aqueduck.app.verify_sync import subject, sync_verdicts, sync_verifier
 from aqueduck.app.watch import SourceWatch
 from aqueduck.config import SyncConfig
 from aqueduck.errors import (
@@ -88,6 +90,8 @@ class SyncService:
         self._locks: GroupLocks | None = None
         self._spark: Any = None
         self._maintainer: Maintainer | None = None
+        self.verdicts = sync_verdicts(config)
+        self.verifier: Verifier | None = None
         self._traces: Traces | None = None
         self.watch = SourceWatch()
         self._watched_at = 0.0
@@ -189,6 +193,7 @@ class SyncService:
     def start_group(self, name: str, *, once: bool = False) -> None:
         ready = self.prepared[name]
         runner = GroupRunner(self.config, self.spark, self.lake, self.commit_lock, ready)
+        runner.verified = lambda source: self.verdicts[subject(name, str(source))]
         runner.on_traced = None if self._traces is None else self._traces.batch
         self.running[name] = runner
         switch_tables(runner, self.wanted[name])
@@ -222,6 +227,8 @@ class SyncService:
         """Keep the queries running until told to stop."""
         self._maintainer = Maintainer(self)
         self._maintainer.start()
+        self.verifier = sync_verifier(self)
+        self.verifier.start()
         while not stopping.wait(0.2):
             for runner in list(self.running.values()):
                 runner.copier.start()
@@ -336,6 +343,9 @@ class SyncService:
 
     def stop(self) -> None:
         """Finish the commits that are under way, then end."""
+        if self.verifier is not None:
+            self.verifier.stop()
+            self.verifier = None
         if self._maintainer is not None:
             self._maintainer.stop()
             self._maintainer = None

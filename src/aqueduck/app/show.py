@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from aqueduck.app.check_server import CheckResult
-from aqueduck.app.fanout_verify import DestinationComparison
+from aqueduck.app.fanout_verdicts import DestinationComparison
 from aqueduck.app.verify import TableComparison
 from aqueduck.app.verify_reads import Progress as Told
 from aqueduck.errors import VerifyDifferenceError
@@ -110,7 +110,8 @@ def show_status(out: Console, rows: Sequence[Row], *, now: datetime | None = Non
     now = now or datetime.now(UTC)
     details = [_details(row) for row in rows]
     columns = ("group", "table", "state", "since", ">rows", ">behind", ">last change")
-    table = _table(*columns, *(["details"] if any(details) else []))
+    compared = any(row.get("verdict", "never") != "never" for row in rows)
+    table = _table(*columns, *(["verified"] if compared else []), *(["details"] if any(details) else []))
     for row, detail in zip(rows, details, strict=True):
         behind = f"{size(row['lag_bytes'])}, {span(row['lag_seconds'])}"
         table.add_row(
@@ -121,10 +122,13 @@ def show_status(out: Console, rows: Sequence[Row], *, now: datetime | None = Non
             _number(row["rows_synced"]),
             "–" if row["lag_bytes"] is None else behind,
             _ago(row["last_sync_at"], now),
+            *([_verified(row)] if compared else []),
             *([detail] if any(details) else []),
         )
     out.print(table if rows else "no tables yet: aqueduck tables add TABLE, or list them in the file")
     for row in rows:
+        if row.get("verify_note"):
+            out.print(f"{row['source']}: {row['verify_note']}", markup=False, highlight=False)
         if row["error_message"]:
             again = (
                 ""
@@ -168,7 +172,9 @@ def _details(row: Row) -> str:
 
 def show_destinations(out: Console, rows: Sequence[Row]) -> None:
     """The destinations of a fan-out."""
-    table = _table("destination", "state", ">cursor", ">behind", ">rows", "last change", "error", "next try")
+    table = _table(
+        "destination", "state", ">cursor", ">behind", ">rows", "last change", "verified", "error", "next try"
+    )
     for row in rows:
         behind = f"{row['lag_snapshots']:,} ({span(row['lag_seconds'])})" if row["lag_snapshots"] else "–"
         table.add_row(
@@ -178,10 +184,21 @@ def show_destinations(out: Console, rows: Sequence[Row]) -> None:
             behind,
             _number(row["rows_replicated"]),
             str(row["last_change_at"] or "–"),
+            _verified(row),
             escape(str(row["last_error"] or "")),
             str(row["retry_at"] or "–"),
         )
     out.print(table if rows else "nothing yet")
+
+
+def _verified(row: Row) -> str:
+    """What the service's last comparison said, and when; an older service said nothing."""
+    verdict, at = row.get("verdict", "never"), row.get("verified_at")
+    if verdict == "never":
+        return "never"
+    style = "green" if verdict == "identical" else "bold red"
+    moment = datetime.fromisoformat(at) if isinstance(at, str) else at
+    return f"[{style}]{verdict}[/], {_ago(moment, datetime.now(UTC))} ago"
 
 
 def show_events(out: Console, row: Row) -> None:

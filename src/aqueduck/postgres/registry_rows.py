@@ -102,6 +102,12 @@ class TableObservation:
     parked_rows: int = 0
     parked_bytes: int = 0
     parked_since: datetime | None = None
+    verdict: str = "never"
+    """Of the service's last comparison with the lake."""
+    verified_at: datetime | None = None
+    identical_at: datetime | None = None
+    differences: int = 0
+    verify_note: str | None = None
 
     def after(self, life: Lifecycle) -> TableObservation:
         """The same table in another state of its life."""
@@ -281,6 +287,8 @@ _TABLE_TYPES = {
     "copy_rows": "bigint", "copy_bytes": "bigint", "copy_bytes_total": "bigint",
     "copy_started_at": "timestamptz", "copy_finished_at": "timestamptz", "parked_rows": "bigint",
     "parked_bytes": "bigint", "parked_since": "timestamptz",
+    "verdict": "text", "verified_at": "timestamptz", "identical_at": "timestamptz", "differences": "bigint",
+    "verify_note": "text",
 }  # fmt: skip
 _GROUP_TYPES = {
     "id": "bigint", "confirmed_flush_lsn": "pg_lsn", "last_sync_at": "timestamptz", "paused": "boolean",

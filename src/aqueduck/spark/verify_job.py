@@ -27,7 +27,7 @@ from aqueduck.modes import UPSERT, TableMode
 from aqueduck.postgres.table_copy import Chunk, ChunkReader
 from aqueduck.schema import TableName, TableSchema
 
-__all__ = ["InProcess", "LakeRead", "OnSpark", "Reader", "SourceRead"]
+__all__ = ["Gently", "InProcess", "LakeRead", "OnSpark", "Reader", "SourceRead"]
 
 POLL_SECONDS = 0.2
 
@@ -162,6 +162,28 @@ class OnSpark:
                 ) from exc
             finally:
                 wanted.destroy()
+
+
+class Gently:
+    """
+    One piece at a time, beside other work: the source by `there`, a job of one task for each, the lake here on `session`.
+
+    `pause` is called before each piece, and raises if there is no room for it.
+    """
+
+    def __init__(self, there: Reader, session: LakeSession, pause: Callable[[], None]) -> None:
+        self._there, self._here, self._pause = there, InProcess(session), pause
+
+    def read(
+        self, reads: Sequence[SourceRead | LakeRead], keys: Mapping[int, pa.Array], done: Done
+    ) -> dict[int, Answer]:
+        answers: dict[int, Answer] = {}
+        for read in reads:
+            self._pause()
+            reader = self._here if isinstance(read, LakeRead) else self._there
+            [piece] = reader.read([read], keys, done).values()
+            answers[read.part] = answers[read.part].plus(piece) if read.part in answers else piece
+        return answers
 
 
 class _Counts(AccumulatorParam[dict[int, int]]):

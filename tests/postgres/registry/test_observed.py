@@ -39,7 +39,7 @@ def full_observation(number: int, group_id: int, oid: int) -> TableObservation:
         applied_lsn=(1 << 64) - 1, rows_synced=1 << 40, queued_changes=3, queued_bytes=4,
         last_sync_at=NOW.replace(microsecond=500000), lag_bytes=5, lag_seconds=0.125, copy_rows=6, copy_bytes=25,
         copy_bytes_total=100, copy_started_at=NOW, copy_finished_at=None, parked_rows=7, parked_bytes=8,
-        parked_since=NOW,
+        parked_since=NOW, verdict="different", verified_at=NOW, identical_at=NOW, differences=9, verify_note="why",
     ).after(life)  # fmt: skip
 
 

@@ -70,7 +70,7 @@ function openProblems(head) {
     for (const group of flow.groups) if (group.error) open.push({ group: group.name, ...group.error });
   }
   for (const row of [...tables.rows.values(), ...destinations.rows.values()]) {
-    if (row.error && row.state.toUpperCase() === "ERRORED") open.push(row.error);
+    if (row.error && (row.state.toUpperCase() === "ERRORED" || row.verified.verdict === "different")) open.push(row.error);
   }
   return open;
 }

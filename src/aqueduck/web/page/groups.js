@@ -108,6 +108,7 @@ export class Cards {
       ["Received", bytes(group.received_bytes)],
       ["Staged", bytes(group.staged_bytes)],
       ["WAL kept", group.retained_bytes === null ? null : bytes(group.retained_bytes)],
+      ["Verified", flow.kind === "sync" ? verifiedFact(flow.verification) : null],
       ["Restarts", group.restarts ? count(group.restarts) : null],
     ], points);
   }
@@ -125,11 +126,20 @@ export class Cards {
       ["Unrouted rows", count(counts.unrouted_rows)],
       ["Without a value", counts.null_rows ? count(counts.null_rows) : null],
       ["Moved", counts.routing_moves ? count(counts.routing_moves) : null],
+      ["Verified", verifiedFact(flow.verification)],
       ["Seeded again", counts.reseeds ? count(counts.reseeds) : null],
       ["Open sessions", flow.pool ? count(flow.pool.open) : null],
       ["Evicted", flow.pool ? count(flow.pool.evicted) : null],
     ], points);
   }
+}
+
+// Everything in one line: what differs, what was never compared, or how old the oldest good verdict is.
+function verifiedFact(v) {
+  if (!v) return "off";
+  if (v.different) return `${count(v.different)} different`;
+  if (v.oldest_at) return `identical, ${ago(v.oldest_at)}`;
+  return v.identical ? `${count(v.identical)} identical, ${count(v.never)} never` : "never";
 }
 
 function askPause(group) {

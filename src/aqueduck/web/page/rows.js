@@ -67,8 +67,16 @@ function tableNote(t) {
     const again = t.retry_at ? `retry ${until(t.retry_at)}` : "waits for you";
     return [t.error && t.error.code, again, parked].filter(Boolean).join(" · ");
   }
+  if (t.verified.verdict === "different") return verifiedText(t.verified);
   if (t.queued_changes) return `${count(t.queued_changes)} queued`;
-  return parked;
+  return parked || verifiedText(t.verified);
+}
+
+// What the last comparison with the source said; nothing where nobody compares.
+export function verifiedText(v) {
+  if (v.verdict === "different") return `differs from its source, found ${ago(v.at)}`;
+  const failed = v.failed_at ? `not compared ${ago(v.failed_at)}` : "";
+  return failed || (v.verdict === "identical" ? `verified ${ago(v.at)}` : "");
 }
 
 function askResync(t) {
@@ -115,7 +123,8 @@ function destinationRow(row) {
     setPill(state, d.state);
     const again = d.retry_at ? `retry ${until(d.retry_at)}` : "";
     const text = d.state === "errored" ? [d.error && d.error.code, again].filter(Boolean).join(" · ")
-      : d.lag_snapshots ? `${seconds(d.lag_seconds)} behind` : "";
+      : d.verified.verdict === "different" ? verifiedText(d.verified)
+        : d.lag_snapshots ? `${seconds(d.lag_seconds)} behind` : verifiedText(d.verified);
     setText(note, text);
     setAttribute(note, "title", d.error ? d.error.message : null);
     setText(speed, d.rate ? rate(d.rate) : "–");

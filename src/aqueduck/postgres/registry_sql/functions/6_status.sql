@@ -16,7 +16,8 @@ returns table (
     error_code text, error_class text, error_message text, consecutive_failures int, retry_at timestamptz,
     snapshot_lsn pg_lsn, applied_lsn pg_lsn, lag_bytes bigint, lag_seconds float8,
     copy_rows bigint, copy_bytes bigint, copy_bytes_total bigint, copy_share float8, copy_seconds float8,
-    copy_seconds_left float8, parked_rows bigint, parked_bytes bigint, parked_since timestamptz)
+    copy_seconds_left float8, parked_rows bigint, parked_bytes bigint, parked_since timestamptz,
+    verdict text, verified_at timestamptz, identical_at timestamptz, differences bigint, verify_note text)
 language sql stable set search_path = pg_catalog, pg_temp as $$
     select g.name, aqueduck._source_name(m), format('%I.%I', m.target_schema, m.target_table), m.mode,
            m.source_column, m.source_value, m.state, m.state_since, m.enabled and g.enabled,
@@ -26,7 +27,8 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
            m.snapshot_lsn, m.applied_lsn, m.lag_bytes, m.lag_seconds,
            m.copy_rows, m.copy_bytes, m.copy_bytes_total, p.share, p.seconds,
            case when m.copy_finished_at is null and p.share > 0 then p.seconds * (1 - p.share) / p.share end,
-           m.parked_rows, m.parked_bytes, m.parked_since
+           m.parked_rows, m.parked_bytes, m.parked_since,
+           m.verdict, m.verified_at, m.identical_at, m.differences, m.verify_note
     from aqueduck.table_mappings m join aqueduck.sync_groups g on g.id = m.group_id
     cross join lateral (
         select case when m.copy_finished_at is not null then 1.0
