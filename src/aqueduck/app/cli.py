@@ -23,6 +23,7 @@ from aqueduck.app.events_cli import add_events_commands
 from aqueduck.app.registry_cli import add_registry_commands, show_rows
 from aqueduck.errors import ConfigError, own_error
 from aqueduck.fanout_config import file_is_fanout, load_fanout
+from aqueduck.private_files import restrict_new_files
 
 __all__ = ["app", "main"]
 
@@ -45,6 +46,7 @@ def _common(
     from aqueduck.app.logs import configure_logs
 
     configure_logs()
+    restrict_new_files(os.environ)
     if version:
         out.print(f"aqueduck {__version__}", highlight=False)
         raise typer.Exit

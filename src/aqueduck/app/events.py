@@ -46,6 +46,7 @@ from aqueduck.notes import note_position, read_report
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.events_capture import EventsSettings
 from aqueduck.postgres.group_lock import GroupLocks
+from aqueduck.private_files import private_directory
 from aqueduck.schema import lsn_text
 from aqueduck.sinks import Sink
 from aqueduck.spark.events_query import EventsQuery
@@ -95,7 +96,7 @@ class EventsService:
         """Everything that can be refused is refused here, before Spark starts."""
         self._lock = GroupLocks(self.dsn)
         self._lock.take(lock_name(self.config))
-        self.directory.mkdir(parents=True, exist_ok=True)
+        private_directory(self.directory)
         self._sink, self._bookmarks = open_flow(self.config, self.dsn, self._pause)
         self._recover(trust_slot=trust_slot)
 

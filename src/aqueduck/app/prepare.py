@@ -23,7 +23,6 @@ from aqueduck.app.options import is_other, known_projections, with_projection
 from aqueduck.config import GroupConfig, SyncConfig, TableConfig
 from aqueduck.errors import (
     AqueduckError,
-    ConfigError,
     ConnectionLostError,
     LakeError,
     LakeWriteError,
@@ -33,7 +32,6 @@ from aqueduck.errors import (
     SlotLostError,
     SourceUnreachableError,
     TableRecreatedError,
-    system_reason,
 )
 from aqueduck.lake.apply import check_target, ensure_target, make_target, refuse_names
 from aqueduck.lake.catalog import LakeSession, open_lake
@@ -69,6 +67,7 @@ from aqueduck.postgres.server import ServerInfo, read_server, require_logical_wa
 from aqueduck.postgres.slots import SlotInfo, check_slot, create_slot, drop_slot, slot_info
 from aqueduck.postgres.structure import read_structure
 from aqueduck.postgres.tables import describe_table
+from aqueduck.private_files import private_directory
 from aqueduck.projection import Projection
 from aqueduck.schema import TableName, TableSchema, lsn_text
 
@@ -165,7 +164,7 @@ def prepare_group(
     `renew` are sources that somebody wants copied again, whatever they are by now.
     """
     group = wanted.group
-    directory = _made(group_dir(config, group))
+    directory = private_directory(group_dir(config, group))
     with connect(config.source.dsn) as conn:
         server = read_server(conn)
         require_logical_wal(server)
@@ -201,17 +200,6 @@ def prepare_group(
                 first = Position(group.name, position, None, server.system_identifier, server.timeline)
                 _begin_at(lake, group, tables, first)
     return PreparedGroup(group, tables, position, server.system_identifier, server.timeline, refused)
-
-
-def _made(directory: Path) -> Path:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as exc:
-        hint = "let state_dir name a directory that this user may write"
-        raise ConfigError(
-            f"the state directory {directory} cannot be made: {system_reason(exc)}", hint=hint
-        ) from exc
-    return directory
 
 
 def publish(conn: psycopg.Connection[Any], group: GroupConfig, tables: Sequence[TableSchema]) -> None:

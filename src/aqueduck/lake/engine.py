@@ -19,6 +19,7 @@ import duckdb
 from aqueduck.errors import CatalogUnreachableError
 from aqueduck.lake.object_stores import create_secret, store_of, tune_uploads
 from aqueduck.lake.sql import literal
+from aqueduck.private_files import private_directory
 
 __all__ = ["is_remote", "load_extension", "new_connection", "open_kernel", "open_store"]
 
@@ -87,4 +88,5 @@ def _extension_file(name: str) -> Path:
 
 def _spill_directory() -> str:
     # DuckDB makes it when a query outgrows its memory, and removes it at the end.
-    return str(Path(tempfile.gettempdir()) / f"aqueduck-spill-{os.getpid()}-{next(_numbers)}")
+    home = private_directory(Path(tempfile.gettempdir()) / f"aqueduck-{os.geteuid()}")
+    return str(home / f"spill-{os.getpid()}-{next(_numbers)}")

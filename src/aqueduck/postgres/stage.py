@@ -47,7 +47,7 @@ class Stage:
         rows_max: int = 10_000_000,
     ) -> None:
         shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
+        directory.mkdir(parents=True, mode=0o700)
         self.changed = threading.Condition()
         self._directory = directory
         self._segment_bytes = segment_bytes

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from aqueduck.postgres.cdc_capture import CdcCapture, CdcStage
     from aqueduck.postgres.cdc_prepare import CdcSource
+from aqueduck.private_files import private_directory
 
 __all__ = ["FORMAT", "PostgresCdcSource"]
 
@@ -240,9 +241,7 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
         assert self._source is not None
         o, source = self._options, self._source
         home = Path(o.stage_dir or tempfile.gettempdir()) / f"aqueduck-cdc-{_tag(source, o.slot)}"
-        # Changes are other people's data: where everybody may look, nobody else may.
-        home.mkdir(parents=True, exist_ok=True, mode=0o777 if o.stage_dir else 0o700)
-        self._directory = str(home / uuid.uuid4().hex)
+        self._directory = str(private_directory(home) / uuid.uuid4().hex)
         s = self._capture_settings
         stage = CdcStage(
             s.stage_dir,
