@@ -132,6 +132,26 @@ def test_a_change_in_the_source_by_hand_that_was_not_carried_is_found(fan: Fan) 
     assert (counts.extra, counts.total) == (2, 2)
 
 
+def test_changes_inside_of_nested_columns_are_no_differences(fan: Fan) -> None:
+    """Fields that come, go, change their names and their places: rows written before and after are the same on both sides."""
+    fan.change(
+        "alter table lake.t add column st struct(a int, b varchar)",
+        "update lake.t set st = {'a': id, 'b': 'x'}",
+    )
+    fan.poll()
+    fan.change(
+        "alter table lake.t add column st.c int",
+        "update lake.t set st = {'a': id, 'b': 'y', 'c': id} where id < 30",
+        "alter table lake.t drop column st.b",
+        "alter table lake.t rename column st.a to aa",
+        "alter table lake.t add column st.a int",
+    )
+    fan.poll()
+    assert {(r.verdict, r.note) for r in deeply(fan).values()} == {("identical", None)}
+    damage(fan, "one", "update lake.t set st = {'aa': -1, 'c': 1, 'a': 1} where id = 3")
+    assert deeply(fan)["one"].differing == 1
+
+
 def test_an_append_only_destination_must_have_what_the_source_has(fan: Fan, tmp_path: Path) -> None:
     """Without keys, rows that the source removed stay and are no difference; one that is missing is."""
     log = Fan(tmp_path / "log", {"one": "a", "two": "b"}, keys=())

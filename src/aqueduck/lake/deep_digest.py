@@ -98,7 +98,10 @@ class TableAt:
 
 
 def _cells(columns: Sequence[SourceColumn]) -> str:
-    cells = [ident(c.name) for c in columns]
+    # A struct's hash depends on the order of its fields, which a destination may have in another one.
+    cells = [
+        f"cast({ident(c.name)} as {c.type})" if "STRUCT" in c.type.upper() else ident(c.name) for c in columns
+    ]
     cells += [
         f"cast({ident(c.name)} as varchar)"
         for c in columns
