@@ -30,6 +30,7 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── LakeBusyError            lake.conflict       retried
     │   ├── LakeWriteError           lake.write          retried
     │   ├── ValueCastError           lake.value
+    │   ├── LakeTypeError            lake.type
     │   ├── SchemaChangeError        lake.schema_change
     │   ├── SourceExpiredError       lake.expired
     │   ├── ReservedColumnError      lake.reserved_column
@@ -96,6 +97,7 @@ __all__ = [
     "LakeBusyError",
     "LakeError",
     "LakeTableMissingError",
+    "LakeTypeError",
     "LakeWriteError",
     "MaintenanceError",
     "MethodError",
@@ -400,6 +402,12 @@ class ValueCastError(LakeError):
     """A value cannot be held by the type of its lake column."""
 
     code = "lake.value"
+
+
+class LakeTypeError(LakeError):
+    """A column has a type that cannot be carried exactly."""
+
+    code = "lake.type"
 
 
 class SchemaChangeError(LakeError):

@@ -65,6 +65,10 @@ class SourceTable:
     """Tells a table that was dropped and made anew from the old one."""
     columns: tuple[SourceColumn, ...]
 
+    @property
+    def types(self) -> dict[str, str]:
+        return {column.name: column.type for column in self.columns}
+
     def refuse_reserved_names(self) -> None:
         """Raise if a column has a name under which DuckLake reports something else."""
         for column in self.columns:

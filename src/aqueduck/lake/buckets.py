@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from aqueduck.errors import own_error
 from aqueduck.fanout_plan import Applied, Destination
-from aqueduck.lake.destination import apply_changes, drop, fold, load, seed
+from aqueduck.lake.destination import apply_changes, drop, fold, load, refuse_unkept, seed
 from aqueduck.lake.pool import LakePool
 from aqueduck.lake.source_lake import ReadPlan
 
@@ -32,11 +32,12 @@ def apply_bucket(
     progressed: Callable[[int, int], None] = lambda _rows, _destinations: None,
 ) -> list[Applied]:
     """Bring every destination to the end of the plan, or say why not; a plan that scans seeds them."""
-    net = fold(pool, load(pool, chunks), plan)
+    net = fold(pool, load(pool, chunks, plan), plan)
     expected = expected or {}
 
     def one(index: int, destination: Destination) -> Applied:
         try:
+            refuse_unkept(pool, net, index, plan)
             with pool.use(destination.place) as lake:
                 if plan.scan:
                     return seed(lake, destination, index, net, plan, instance)

@@ -26,6 +26,8 @@ from aqueduck.errors import SchemaChangeError
 from aqueduck.fanout_plan import Applied, Destination, Evolve, SourceColumn, SourceTable, evolution
 from aqueduck.lake.catalog import OWN_SCHEMA
 from aqueduck.lake.failures import lake_errors
+from aqueduck.lake.kept_types import one_key, received, unkept, unkept_error
+from aqueduck.lake.not_inlined import keep_out_of_catalog
 from aqueduck.lake.pool import LakePool, PooledLake
 from aqueduck.lake.source_lake import ReadPlan
 from aqueduck.lake.sql import equal, ident, idents, literal
@@ -41,6 +43,7 @@ __all__ = [
     "load",
     "make_tables",
     "read_state",
+    "refuse_unkept",
     "seed",
 ]
 
@@ -130,16 +133,17 @@ class SeedNeededError(CursorMovedError):
     """What the changes lead to is not what the source has, or its columns changed too much: only a seed helps."""
 
 
-def load(pool: LakePool, chunks: Iterable[bytes]) -> str | None:
+def load(pool: LakePool, chunks: Iterable[bytes], plan: ReadPlan) -> str | None:
     """What came for the destinations, as one relation; None if nothing did."""
     name = f"changes_{next(_numbers)}"
     con = pool.con.cursor()
     made = False
+    cells = ", ".join(f"{received(c.type, f'c{i}')} as c{i}" for i, c in enumerate(plan.source.columns))
+    arrived = f"select d, s, r, op, bad, {cells} from arrived"
     with lake_errors("taking in changes"):
         for chunk in chunks:
             con.register("arrived", pa.ipc.open_stream(pa.BufferReader(chunk)).read_all())
-            how = f"insert into {name} from arrived" if made else f"create table {name} as from arrived"
-            con.execute(how)
+            con.execute(f"insert into {name} {arrived}" if made else f"create table {name} as {arrived}")
             con.unregister("arrived")
             made = True
     return name if made else None
@@ -150,14 +154,14 @@ def fold(pool: LakePool, changes: str | None, plan: ReadPlan) -> Net:
     if changes is None:
         return Net("", {})
     con = pool.con.cursor()
-    cells = ", ".join(f"c{i}" for i in range(len(plan.source.columns)))
+    cells = ", ".join(("bad", *(f"c{i}" for i in range(len(plan.source.columns)))))
     with lake_errors("folding changes"):
         [[removes]] = con.execute(f"select bool_or(not op) from {changes}").fetchall()
         if not removes and not plan.strict:
             rows = con.execute(f"select d, count(*) from {changes} group by d").fetchall()
             con.execute(f"alter table {changes} add column gone boolean default false")
             return Net(changes, {d: {"rows": n} for d, n in rows})
-        keys = ", ".join(f"c{k}" for k in plan.keys)
+        keys = ", ".join(one_key(plan.source.columns[k].type, f"c{k}") for k in plan.keys)
         name = f"net_{next(_numbers)}"
         # A destination that lost nothing needs no fold: its rows are new.
         gone = "true" if plan.strict else f"bool_or(not op) over (partition by d, {keys})"
@@ -182,6 +186,15 @@ def fold(pool: LakePool, changes: str | None, plan: ReadPlan) -> Net:
         ).fetchall()
     names = ("rows", "keys", "lost", "known", "conflicts", "nulls")
     return Net(name, {d: dict(zip(names, counts, strict=True)) for d, *counts in counted})
+
+
+def refuse_unkept(pool: LakePool, net: Net, index: int, plan: ReadPlan) -> None:
+    """Raise if a row for the destination has a value that its lake would not keep."""
+    if net.name and unkept(plan.source.columns):
+        query = f"select min(bad) from {net.name} where d = {index} and op"
+        [[bad]] = pool.con.cursor().execute(query).fetchall()
+        if bad is not None:
+            raise unkept_error(plan.source.columns[bad], plan.table.qualified)
 
 
 def drop(pool: LakePool, name: str) -> None:
@@ -276,6 +289,7 @@ def seed(
     rows = net.of(index).get("rows", 0)
     # Tables are made before: DuckLake loses inlined rows of a table that is made by the same transaction.
     state = make_tables(lake, destination, plan, instance)
+    keep_out_of_catalog(lake, destination.target, plan.source.types)
     with lake.transaction():
         routed = _routed(destination, plan, state)
         lake.execute(
@@ -347,6 +361,7 @@ def _check_and_evolve(lake: PooledLake, destination: Destination, plan: ReadPlan
     state = read_state(lake, destination.id)
     if state is None or state.cursor != destination.cursor or not state.fits(destination, plan):
         raise CursorMovedError
+    keep_out_of_catalog(lake, destination.target, plan.source.types)
     if state.source.columns == plan.source.columns and state.terms is not None:
         return
     steps = evolution(state.source.columns, plan.source.columns)
@@ -411,7 +426,8 @@ def _delete(
     keys = ", ".join(f"c{k}" for k in plan.keys)
     [[count]] = lake.execute(
         f"delete from {lake.table(destination.target)} as t"
-        f" using (select {keys} from memory.main.{net.name} where d = {index} and gone) as k where {same}",
+        # A key that the lake would not keep, it does not have: it may have one that is equal to it.
+        f" using (select {keys} from memory.main.{net.name} where d = {index} and gone and bad is null) as k where {same}",
         doing="deleting rows of a destination",
     )
     return int(count)

@@ -56,6 +56,9 @@ _GONE = ("no such file or directory", "no files found that match", "404 (not fou
 _VALUES = (duckdb.ConversionException, duckdb.OutOfRangeException)
 _KNOWN_PATH = re.compile(r'data path in the catalog "([^"]+)"')
 _OTHER_VERSION = re.compile(r"catalog version is (\S+), but the extension requires version ([\d.]+\d)")
+_COLUMN_CAST = re.compile(
+    r'failed to cast column "((?:[^"]|"")+)" from type .+? to ([A-Z][A-Z_ ]*(?:\([\d,]+\))?)'
+)
 _SHOWN = re.compile(r"^[^'\"\n`$]*")
 
 _REASONS = (
@@ -102,7 +105,10 @@ def classify(exc: duckdb.Error, doing: str, *, table: str | None = None) -> Aque
         return LakeWriteError(f"{doing} lost the connection to the lake's catalog", table=table)
     if isinstance(exc, _VALUES):
         hint = "see docs/types.md for what each type can hold, and resync the table"
-        return ValueCastError(f"{doing} met a value that its lake type cannot hold", hint=hint, table=table)
+        found = _COLUMN_CAST.search(str(exc))
+        where = f" in the column {found[1]}, which is {found[2].strip()}" if found else ""
+        message = f"{doing} met a value that its lake type cannot hold{where}"
+        return ValueCastError(message, hint=hint, table=table)
     if isinstance(exc, duckdb.IOException | duckdb.HTTPException) and any(
         words in text for words in _STORAGE
     ):

@@ -5,7 +5,8 @@ What happened in a lake table between two lake snapshots, told once for all dest
 by bucket.  What a destination does with them is in `destination`.
 
 A row of a routed relation is `d` (index of the destination), `b` (bucket), `s` (lake snapshot), `r` (row id),
-`op` (true: the row is there afterwards, false: it is gone), and the source's columns as `c0`, `c1`, ….
+`op` (true: the row is there afterwards, false: it is gone), `bad` (number of a column whose value no lake keeps), and the
+source's columns as `c0`, `c1`, ….
 DuckLake's insertions and deletions are enough for that: an update is both, and each side is routed by its
 own value.  Ranges are inclusive at both ends, so they begin one after the cursor.
 """
@@ -23,6 +24,7 @@ from aqueduck.errors import LakeWriteError, RoutingError
 from aqueduck.fanout_plan import Run
 from aqueduck.lake.change_sides import dated, side, sides
 from aqueduck.lake.failures import lake_errors
+from aqueduck.lake.kept_types import sent, unkept
 from aqueduck.lake.pool import LakePool, PooledLake
 from aqueduck.lake.source_lake import ReadPlan, RunRead, SourceLake
 from aqueduck.lake.sql import equal, ident
@@ -122,8 +124,10 @@ def _read_routed(
             f"c{i}" if i == plan.field else f"case when {mine} then c{i} end as c{i}"
             for i in range(len(plan.source.columns))
         )
+        odd = unkept(plan.source.columns)
+        bad = f"case when {mine} then {odd} end" if odd else "null::integer"
         routed = (
-            f"select t.d, t.b, s, r, op, {cells} from ({{}}) x {others} join {name}_routes t"
+            f"select t.d, t.b, s, r, op, {bad} as bad, {cells} from ({{}}) x {others} join {name}_routes t"
             f" on {equal(plan.field_type, f'x.c{plan.field}', 't.v')}"
             f" where t.d is null or {'true' if plan.scan else 's > t.cursor'}"
         )
@@ -160,11 +164,13 @@ def _read_routed(
 def chunks(pool: LakePool, name: str, plan: ReadPlan, bucket: int) -> Iterator[tuple[bytes, int]]:
     """The rows of a bucket as Arrow streams of a few megabytes and how many they have, sorted by destination."""
     con = pool.con.cursor()
-    con.execute("set arrow_lossless_conversion = true")
-    cells = ", ".join(f"c{i}" for i in range(len(plan.source.columns)))
+    con.execute(
+        "set arrow_lossless_conversion = true"
+    )  # values keep their exact type on their way through Arrow
+    cells = ", ".join(f"{sent(c.type, f'c{i}')} as c{i}" for i, c in enumerate(plan.source.columns))
     with lake_errors("handing out changes"):
         reader = con.execute(
-            f"select d, s, r, op, {cells} from {name} where b = {bucket} order by d"
+            f"select d, s, r, op, bad, {cells} from {name} where b = {bucket} order by d"
         ).to_arrow_reader(CHUNK_ROWS)
         for batch in reader:
             yield from _streams(batch)

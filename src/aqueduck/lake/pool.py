@@ -87,8 +87,6 @@ class LakePool:
         self.created = 0
         self.evicted = 0
         self.con = new_connection(threads=threads, memory_limit=memory_limit)
-        # Values keep their exact type on their way through Arrow.
-        self.con.execute("set arrow_lossless_conversion = true")
         self._idle: OrderedDict[tuple[LakePlace, bool], PooledLake] = OrderedDict()
         self._used = 0
         self._lock = threading.Lock()

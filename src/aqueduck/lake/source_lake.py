@@ -21,6 +21,7 @@ from aqueduck.fanout_plan import (
     had_upkeep,
     readable_runs,
 )
+from aqueduck.lake.kept_types import refuse_types
 from aqueduck.lake.nested import cell
 from aqueduck.lake.pool import PooledLake
 from aqueduck.lake.sql import ident, literal
@@ -234,6 +235,7 @@ class SourceLake:
         scan: bool,
     ) -> ReadPlan:
         source.refuse_reserved_names()
+        refuse_types(source.columns, self._table.qualified)
         places = {column.name.lower(): i for i, column in enumerate(source.columns)}
         for key, name in (("routing.field", field), *(("routing.key_columns", k) for k in keys)):
             if name.lower() not in places:
