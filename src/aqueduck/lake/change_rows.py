@@ -21,9 +21,9 @@ from aqueduck.changes import OP_DELETE, SegmentRef
 from aqueduck.envelope import Envelope, EventKind, Part, Step, envelope_steps, truncate_event
 from aqueduck.lake import json_kernels as kernels
 from aqueduck.lake.failures import lake_errors
-from aqueduck.lake.feed import spark_type
 from aqueduck.lake.json_events import EventLines, segment_batches
 from aqueduck.lake.segments import Scans
+from aqueduck.lake.spark_cells import spark_type
 from aqueduck.lake.sql import ident, literal, string_list
 from aqueduck.lake.units import task_engine
 from aqueduck.schema import TableSchema

@@ -59,6 +59,7 @@ _OTHER_VERSION = re.compile(r"catalog version is (\S+), but the extension requir
 _COLUMN_CAST = re.compile(
     r'failed to cast column "((?:[^"]|"")+)" from type .+? to ([A-Z][A-Z_ ]*(?:\([\d,]+\))?)'
 )
+_OWN = re.compile(r"^Invalid Input Error: aqueduck: (.*)")
 _SHOWN = re.compile(r"^[^'\"\n`$]*")
 
 _REASONS = (
@@ -103,6 +104,10 @@ def classify(exc: duckdb.Error, doing: str, *, table: str | None = None) -> Aque
         return LakeBusyError(f"{doing} lost a race with another writer of the lake", table=table)
     if any(words in text for words in _LOST):
         return LakeWriteError(f"{doing} lost the connection to the lake's catalog", table=table)
+    if own := _OWN.search(str(exc)):
+        return ValueCastError(
+            own[1], hint="cast the column to a type that holds the value (docs/types.md)", table=table
+        )
     if isinstance(exc, _VALUES):
         hint = "see docs/types.md for what each type can hold, and resync the table"
         found = _COLUMN_CAST.search(str(exc))

@@ -2,13 +2,12 @@
 A lake table for other people's queries: its rows at a lake snapshot, or its changes, as Arrow batches.
 
 Behind the Spark formats `ducklake` and `ducklake_changes` (`spark.lake_source`).  Columns have types that Spark
-can hold: what it has no type for is text, unsigned integers are the next wider ones.
+can hold (`spark_cells`).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import duckdb
@@ -20,23 +19,17 @@ from aqueduck.lake.change_sides import dated, side, sides
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.pool import LakePool, PooledLake
 from aqueduck.lake.source_lake import RunRead, SourceLake
+from aqueduck.lake.spark_cells import mark_variants, marked, spark_type, to_spark
 from aqueduck.lake.sql import ident, literal
 from aqueduck.lake_place import LakePlace
 from aqueduck.schema import TableName
 
-__all__ = ["Feed", "FeedPart", "is_nested", "read_part", "spark_type"]
+__all__ = ["Feed", "FeedPart", "read_part"]
 
 BATCH_ROWS = 8192
 SCAN_BYTES = 8 << 20
 """Files of less are read by one task."""
 META_COLUMNS = ("_change_type", "_lake_snapshot_id", "_rowid")
-
-_WIDER = {"UTINYINT": "SMALLINT", "USMALLINT": "INTEGER", "UINTEGER": "BIGINT", "UBIGINT": "DECIMAL(20,0)"}
-_TIMES = {"TIMESTAMP_S": "TIMESTAMP", "TIMESTAMP_MS": "TIMESTAMP", "TIMESTAMP_NS": "TIMESTAMP"}
-_TEXT = ("UUID", "HUGEINT", "UHUGEINT", "TIME", "TIME WITH TIME ZONE", "INTERVAL", "BIT", "JSON")
-_ODD_INSIDE = re.compile(
-    r"\b(U?HUGEINT|UUID|TIME|INTERVAL|BIT|JSON|U(TINY|SMALL|BIG)INT|UINTEGER|TIMESTAMP_\w+)\b"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +45,7 @@ class FeedPart:
     condition: str = "true"
     files: str = "true"
     """Of a scan: the condition that picks its files."""
+    variants: frozenset[str] = frozenset()
 
 
 class Feed:
@@ -65,7 +59,8 @@ class Feed:
     def schema(self, at: int, *, changes: bool) -> pa.Schema:
         """The columns as Spark gets them, those of the change among them where it is about changes."""
         with lake_errors("describing the table"):
-            return self._lake.con.execute(self._no_rows(at, changes=changes)).to_arrow_table().schema
+            schema = self._lake.con.execute(self._no_rows(at, changes=changes)).to_arrow_table().schema
+        return mark_variants(schema, _variants(self.source.table_at(at)[2].columns))
 
     def check_condition(self, condition: str, at: int, *, changes: bool) -> None:
         """Refuse what is no condition on these columns."""
@@ -104,7 +99,8 @@ class Feed:
         table_id, _, source = self.source.table_at(at)
         by_name = {column.name: column for column in source.columns}
         cells = tuple(_shown(by_name[n]) for n in names)
-        whole = FeedPart(self._table, cells, Run(at, at), table_id, scan=True)
+        variants = _variants(by_name[n] for n in names)
+        whole = FeedPart(self._table, cells, Run(at, at), table_id, scan=True, variants=variants)
         if any(column.name.lower() == "filename" for column in source.columns):
             return [whole]  # a column of this name hides DuckLake's own
         groups = self._file_groups(at, parts)
@@ -173,11 +169,10 @@ class Feed:
 def read_part(pool: LakePool, place: LakePlace, part: FeedPart) -> Iterator[pa.RecordBatch]:
     """The rows of a part."""
     with pool.use(place, read_only=True) as lake, lake_errors("reading the lake"):
-        lake.con.execute("set arrow_lossless_conversion = false")
         names = ", ".join(ident(name) for name, _ in part.cells)
         if part.scan:
             source = f"select {_cells(part)} from {lake.table(part.table)} at (version => {part.run.last}) where {part.files}"
-            yield from _batches(lake, f"select {names} from ({source}) where {part.condition}")
+            yield from _batches(lake, part, f"select {names} from ({source}) where {part.condition}")
             return
         # Names that a user's table cannot have been given, so that conditions mean its columns.
         meta = 'change_type_ as "_change_type", aqueduck_s as "_lake_snapshot_id", aqueduck_r as "_rowid"'
@@ -186,41 +181,32 @@ def read_part(pool: LakePool, place: LakePlace, part: FeedPart) -> Iterator[pa.R
             for run in dated(lake, part.table_id, part.run):
                 yield from _batches(
                     lake,
+                    part,
                     f"select * from (select {columns}{meta} from ({_typed(lake, part, run)})) where {part.condition}"
                     ' order by "_lake_snapshot_id", "_rowid", "_change_type" desc',
                 )
 
 
-def _batches(lake: PooledLake, query: str) -> Iterator[pa.RecordBatch]:
-    yield from lake.con.execute(query).to_arrow_reader(BATCH_ROWS)
-
-
-def spark_type(kind: str) -> str:
-    """The type in which Spark gets a column."""
-    if kind in _WIDER or kind in _TIMES:
-        return _WIDER.get(kind) or _TIMES[kind]
-    if kind in _TEXT or (is_nested(kind) and _ODD_INSIDE.search(kind)):
-        return "VARCHAR"
-    return kind
-
-
-def is_nested(kind: str) -> bool:
-    return kind.endswith("]") or kind.startswith(("STRUCT", "MAP", "UNION"))
+def _batches(lake: PooledLake, part: FeedPart, query: str) -> Iterator[pa.RecordBatch]:
+    reader = lake.con.execute(query).to_arrow_reader(BATCH_ROWS)
+    schema = mark_variants(reader.schema, part.variants)
+    for batch in reader:
+        yield marked(batch, schema) if part.variants else batch
 
 
 def _shown(column: SourceColumn, cell: str | None = None) -> tuple[str, str]:
     cell = ident(column.name) if cell is None else cell
-    target = spark_type(column.type)
-    if target == column.type:
-        return column.name, cell
-    value = f"to_json({cell})" if is_nested(column.type) else cell
-    return column.name, f"cast({value} as {target})"
+    return column.name, to_spark(column.name, column.type, cell)
+
+
+def _variants(columns: Iterable[SourceColumn]) -> frozenset[str]:
+    return frozenset(column.name for column in columns if column.type == "VARIANT")
 
 
 def _pieces(read: RunRead, columns: Sequence[SourceColumn], parts: int) -> Iterator[FeedPart]:
     cells = tuple(_shown(column, cell) for column, cell in zip(columns, read.cells, strict=True))
     for run in _split(read.run, parts):
-        yield FeedPart(read.table, cells, run, read.table_id)
+        yield FeedPart(read.table, cells, run, read.table_id, variants=_variants(columns))
 
 
 def _split(run: Run, parts: int) -> Iterator[Run]:

@@ -9,7 +9,7 @@ some values (`kept`) and none for some types (`refuse_types`); inlined text does
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import duckdb
 
@@ -62,6 +62,9 @@ _LEAVES: dict[str, Callable[[str, str], str]] = {
 """The condition under which a value that is not null is the same after a file was written and read."""
 
 
+_NOT_ADOPTED = frozenset({"HUGEINT", "UHUGEINT", "TIME WITH TIME ZONE", "VARIANT"})
+
+
 @functools.cache
 def _shape(kind: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Of a type: leaf, list, map or struct, and the types inside by name."""
@@ -83,13 +86,18 @@ def is_inlined(kind: str) -> bool:
     return kind != "VARIANT" and not _shape(kind)[1]
 
 
-def refuse_types(columns: Iterable[SourceColumn], table: str) -> None:
-    """Raise if a column has a type of which no file can be written."""
-    for column in columns:
-        inside = {*leaves(column.type)}
-        if "TIME_NS" in inside or ("VARIANT" in inside and column.type != "VARIANT"):
+def is_adopted(kind: str) -> bool:
+    """Whether DuckLake takes over a file that somebody else wrote with a column of the type."""
+    return all(leaf not in _NOT_ADOPTED and not leaf.startswith("GEOMETRY") for leaf in leaves(kind))
+
+
+def refuse_types(columns: Mapping[str, str], table: str) -> None:
+    """Raise if a column (name: type) has a type of which no file can be written."""
+    for name, kind in columns.items():
+        inside = {*leaves(kind)}
+        if "TIME_NS" in inside or ("VARIANT" in inside and kind != "VARIANT"):
             raise LakeTypeError(
-                f"the column {column.name} is {column.type}, of which DuckLake writes no file",
+                f"the column {name} is {kind}, of which DuckLake writes no file",
                 hint="keep its values in a column of the type VARCHAR or JSON (docs/types.md)",
                 table=table,
             )

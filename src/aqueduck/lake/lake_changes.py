@@ -125,7 +125,11 @@ def _read_routed(
             for i in range(len(plan.source.columns))
         )
         odd = unkept(plan.source.columns)
-        bad = f"case when {mine} then {odd} end" if odd else "null::integer"
+        bad = (
+            f"case when {mine} then {odd} end".replace("{", "{{").replace("}", "}}")
+            if odd
+            else "null::integer"
+        )
         routed = (
             f"select t.d, t.b, s, r, op, {bad} as bad, {cells} from ({{}}) x {others} join {name}_routes t"
             f" on {equal(plan.field_type, f'x.c{plan.field}', 't.v')}"
@@ -164,9 +168,7 @@ def _read_routed(
 def chunks(pool: LakePool, name: str, plan: ReadPlan, bucket: int) -> Iterator[tuple[bytes, int]]:
     """The rows of a bucket as Arrow streams of a few megabytes and how many they have, sorted by destination."""
     con = pool.con.cursor()
-    con.execute(
-        "set arrow_lossless_conversion = true"
-    )  # values keep their exact type on their way through Arrow
+    con.execute("set arrow_lossless_conversion = true")  # values keep their type on their way through Arrow
     cells = ", ".join(f"{sent(c.type, f'c{i}')} as c{i}" for i, c in enumerate(plan.source.columns))
     with lake_errors("handing out changes"):
         reader = con.execute(

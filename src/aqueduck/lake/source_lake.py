@@ -235,7 +235,7 @@ class SourceLake:
         scan: bool,
     ) -> ReadPlan:
         source.refuse_reserved_names()
-        refuse_types(source.columns, self._table.qualified)
+        refuse_types(source.types, self._table.qualified)
         places = {column.name.lower(): i for i, column in enumerate(source.columns)}
         for key, name in (("routing.field", field), *(("routing.key_columns", k) for k in keys)):
             if name.lower() not in places:

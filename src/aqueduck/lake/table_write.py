@@ -169,7 +169,7 @@ def _apply(lake: PooledLake, order: WriteOrder, target: WriteTarget, parts: Sequ
             _insert(lake, target, f"{folded}{condition}")
             lake.execute(f"drop table {folded}")
             return set()
-    if target.partitioned or sum(part.rows for part in parts) <= INLINE_ROWS:
+    if target.inserted or sum(part.rows for part in parts) <= INLINE_ROWS:
         _insert(lake, target, rows)
         return set()
     lake.execute(

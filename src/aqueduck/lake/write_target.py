@@ -20,8 +20,10 @@ from aqueduck.errors import ConfigError, SchemaChangeError
 from aqueduck.lake.directories import stored_directory
 from aqueduck.lake.encryption import refuse_encrypted
 from aqueduck.lake.engine import is_remote, new_connection
-from aqueduck.lake.feed import is_nested, spark_type
+from aqueduck.lake.kept_types import is_adopted, kept, refuse_types
+from aqueduck.lake.not_inlined import keep_out_of_catalog
 from aqueduck.lake.pool import LakePool, PooledLake
+from aqueduck.lake.spark_cells import OWN_MESSAGE, from_spark, is_nested, spark_type
 from aqueduck.lake.sql import ident, literal
 from aqueduck.lake.upkeep import table_id
 from aqueduck.lake_place import LakePlace
@@ -69,7 +71,8 @@ class WriteTarget:
     """The table's columns."""
     cells: tuple[str, ...]
     """What is written to a part, as SQL over the rows that arrive."""
-    partitioned: bool
+    inserted: bool
+    """Whether rows are inserted, however many: DuckLake would not take over the files."""
 
 
 def open_target(pool: LakePool, place: LakePlace, order: WriteOrder, arrow: pa.Schema) -> WriteTarget:
@@ -87,12 +90,15 @@ def open_target(pool: LakePool, place: LakePlace, order: WriteOrder, arrow: pa.S
                 doing="describing the table",
             )
         ]
+        types = {name: kind for name, kind, _ in stored}
+        refuse_types(types, order.table.qualified)
+        keep_out_of_catalog(lake, order.table, types)
         return WriteTarget(
             order.table,
             _directory(lake, order.table),
             tuple(name for name, _, _ in stored),
             tuple(_cells(order, columns, stored)),
-            _is_partitioned(lake, order.table),
+            _is_partitioned(lake, order.table) or not all(map(is_adopted, types.values())),
         )
 
 
@@ -104,11 +110,17 @@ def _types(arrow: pa.Schema) -> dict[str, str]:
         rows = con.execute("select column_name, column_type from (describe from empty)").fetchall()
     except duckdb.Error:
         raise SchemaChangeError(
-            "a column has a type that a lake cannot hold", hint="cast intervals and variants to text"
+            "a column has a type that a lake cannot hold", hint="cast it to string or binary"
         ) from None
     finally:
         con.close()
-    return {str(name): str(kind) for name, kind in rows}
+    variants = {field.name for field in arrow if _is_variant(field.type)}
+    return {str(name): "VARIANT" if name in variants else str(kind) for name, kind in rows}
+
+
+def _is_variant(kind: pa.DataType) -> bool:
+    """Spark's mark of a struct that stands for a VARIANT."""
+    return pa.types.is_struct(kind) and any((field.metadata or {}).get(b"variant") for field in kind)
 
 
 def _check_names(order: WriteOrder, columns: Sequence[str]) -> None:
@@ -169,7 +181,12 @@ def _cells(order: WriteOrder, columns: dict[str, str], stored: Sequence[tuple[st
                 hint=f"cast the column to {spark_type(kind).lower()} first",
                 table=order.table.qualified,
             )
-        cell = f"cast({ident(source)} as {kind})"
+        cell = from_spark(kind, source_kind, ident(source))
+        if rule := kept(kind, cell):
+            problem = literal(
+                f"{OWN_MESSAGE}the column {name} has a value that DuckLake does not keep exactly as {kind}"
+            )
+            cell = f"case when {ident(source)} is null or ({rule}) then {cell} else error({problem}) end"
         if required:
             problem = literal(f"{name} is null")
             cell = f"case when {ident(source)} is null then error({problem}) else {cell} end"
@@ -187,7 +204,7 @@ def _fits(source: str, target: str) -> bool:
         return True
     if source in _WIDER and target in _WIDER:
         return _WIDER.index(source) <= _WIDER.index(target)
-    if (source, target) == ("FLOAT", "DOUBLE"):
+    if (source, target) in (("FLOAT", "DOUBLE"), ("TIMESTAMP", "TIMESTAMP_NS")):
         return True
     one, other = _DECIMAL.fullmatch(source), _DECIMAL.fullmatch(target)
     if one is None or other is None:

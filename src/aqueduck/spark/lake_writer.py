@@ -25,7 +25,7 @@ from aqueduck.lake.write_target import WriteMode, WriteOrder, WriteTarget, open_
 from aqueduck.lake_place import LakePlace
 from aqueduck.spark.lake_source import lake_engine
 from aqueduck.spark.source_options import Options, store_properties
-from aqueduck.spark.spark_types import arrow_of
+from aqueduck.spark.spark_types import arrow_of, refuse_unwritable
 
 __all__ = ["WRITE_OPTIONS", "LakeStreamWriter", "LakeWriter"]
 
@@ -84,6 +84,7 @@ class _Writer:
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._options = options
+        refuse_unwritable(schema, options.order.table.qualified)
         self._target: WriteTarget = open_target(lake_engine(), options.place, options.order, arrow_of(schema))
 
     def _write(self, batches: Iterator[pa.RecordBatch], mark: Mark | None) -> PartMessage:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from pyspark.sql import SparkSession
+import os
+import subprocess
+import sys
 
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
+
+from aqueduck.errors import SparkStartError
 from aqueduck.spark.cdc_source import PostgresCdcSource
 from aqueduck.spark.lake_source import LakeChangesSource, LakeSource
 from aqueduck.spark.table_source import PostgresTableSource
@@ -16,6 +23,33 @@ _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 def register_sources(spark: SparkSession) -> None:
     """Make the formats known, and let Spark hand filters to them: without, it refuses readers that take any."""
+    if not is_remote():
+        _find_python(spark.sparkContext)
     spark.conf.set(_PUSHDOWN, "true")
     for source in SOURCES:
         spark.dataSource.register(source)
+
+
+def _find_python(context: SparkContext) -> None:
+    """
+    Have workers run a Python that knows us: Spark takes `python3` of the path where PYSPARK_PYTHON is not set.
+
+    PySpark reads that when a session starts, and hands it to everything that is registered or defined afterwards.
+    """
+    local = str(context.master).startswith("local")
+    if local and not os.environ.get("PYSPARK_PYTHON"):
+        context.pythonExec = sys.executable
+    elif context.pythonExec != sys.executable and not _knows_us(context.pythonExec):
+        raise SparkStartError(
+            f"the Python of Spark's workers, {context.pythonExec}, cannot import aqueduck",
+            hint="set PYSPARK_PYTHON to the Python that has it, the same path on all machines, before the session starts"
+            + (f": {sys.executable}" if local else ""),
+        )
+
+
+def _knows_us(python: str) -> bool:
+    try:
+        done = subprocess.run([python, "-c", "import aqueduck"], capture_output=True, timeout=60, check=False)
+    except OSError:
+        return False
+    return done.returncode == 0

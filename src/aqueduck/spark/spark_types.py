@@ -9,11 +9,35 @@ from __future__ import annotations
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VariantType,
+)
 
-from aqueduck.errors import ConfigError
+from aqueduck.errors import ConfigError, LakeTypeError
 
-__all__ = ["arrow_of", "duckdb_types", "struct_of"]
+__all__ = ["arrow_of", "duckdb_types", "refuse_unwritable", "struct_of"]
+
+_WRITABLE = (
+    BinaryType, BooleanType, ByteType, DateType, DecimalType, DoubleType, FloatType, IntegerType, LongType, ShortType,
+    StringType, TimestampNTZType, TimestampType,
+)  # fmt: skip
 
 _NAMES = {
     pa.bool_(): "BOOLEAN",
@@ -39,6 +63,28 @@ def struct_of(schema: pa.Schema) -> StructType:
 def arrow_of(schema: StructType) -> pa.Schema:
     """What Spark expects batches to look like."""
     return to_arrow_schema(schema, timezone="UTC")
+
+
+def refuse_unwritable(schema: StructType, table: str) -> None:
+    """Raise if a column would not come back from a lake as it is."""
+    for field in schema:
+        if not isinstance(field.dataType, VariantType) and not _is_writable(field.dataType):
+            raise LakeTypeError(
+                f"the column {field.name} is {field.dataType.simpleString()}, which a lake does not keep as such",
+                hint="cast it to string, number or binary before you write it",
+                table=table,
+            )
+
+
+def _is_writable(kind: DataType) -> bool:
+    match kind:
+        case ArrayType():
+            return _is_writable(kind.elementType)
+        case MapType():
+            return _is_writable(kind.keyType) and _is_writable(kind.valueType)
+        case StructType():
+            return bool(kind.fields) and all(_is_writable(field.dataType) for field in kind)
+    return isinstance(kind, _WRITABLE)
 
 
 def duckdb_types(schema: StructType) -> tuple[tuple[str, str], ...]:

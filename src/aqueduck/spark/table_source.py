@@ -93,7 +93,7 @@ class PostgresTableSource(DataSource):
 
 def table_struct(table: TableSchema) -> StructType:
     """The columns of a table as Spark sees them."""
-    from aqueduck.lake.feed import spark_type
+    from aqueduck.lake.spark_cells import spark_type
     from aqueduck.lake.sql import ident
     from aqueduck.lake.units import task_engine
     from aqueduck.spark.spark_types import struct_of
@@ -164,7 +164,7 @@ class TableReader(DataSourceReader):
         import pyarrow as pa
 
         from aqueduck.lake.failures import lake_errors
-        from aqueduck.lake.feed import spark_type
+        from aqueduck.lake.spark_cells import spark_type
         from aqueduck.lake.sql import ident
         from aqueduck.lake.units import task_engine
         from aqueduck.spark.spark_types import duckdb_types
