@@ -10,7 +10,7 @@ import duckdb
 import pytest
 
 from aqueduck.errors import LakeTypeError
-from aqueduck.lake.kept_types import kept, leaves
+from aqueduck.lake.kept_types import compared, kept, leaves
 from aqueduck.lake_place import LakePlace
 from tests.fanout_lakes import Fan
 from tests.fix_postgres import Database
@@ -75,7 +75,9 @@ def differing(fan: Fan, columns: dict[str, str]) -> dict[str, Any]:
     found = {}
     for name, value in fan.values.items():
         for column, kind in columns.items():
-            query = f"select id, {shown(column, kind)} from lake.t {{}} order by id"
+            # The second is what `aqueduck verify` hashes.
+            cells = f"{shown(column, kind)}, hash({compared(kind, column)})"
+            query = f"select id, {cells} from lake.t {{}} order by id"
             here = fan.look(name, query.format(""))
             there = fan.look("source", query.format(f"where tenant = '{value}'"))
             if here != there:

@@ -11,7 +11,7 @@ from aqueduck.lake.engine import new_connection
 from aqueduck.spark.cdc_source import CdcReader, PostgresCdcSource
 from aqueduck.spark.table_source import PostgresTableSource
 from tests.fix_postgres import Database
-from tests.test_typemap import CASES
+from tests.test_typemap import CASES, USER_TYPES
 
 DEPTH = max(len(values) for _, _, values in CASES)
 SPARK = {
@@ -40,7 +40,7 @@ def check_types(schema: StructType) -> None:
 def test_every_type_of_postgresql_is_read_with_its_type_and_value(db: Database, tmp_path: Path) -> None:
     """P-E10: `postgres_table` and `postgres_cdc` give each type of the table of types, its extremes and NULL, as the lake has them."""
     columns = ", ".join(f"c{i} {kind}" for i, (kind, _, _) in enumerate(CASES))
-    db.execute(f"create table t (id int primary key, {columns})")
+    db.execute(f"{USER_TYPES}; create table t (id int primary key, {columns})")
     changes = PostgresCdcSource(
         {
             "dsn": db.dsn,

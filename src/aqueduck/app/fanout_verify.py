@@ -24,6 +24,7 @@ from aqueduck.fanout_config import FanoutConfig
 from aqueduck.fanout_plan import Destination, SourceColumn, SourceTable
 from aqueduck.lake.destination import State, read_state
 from aqueduck.lake.failures import lake_errors
+from aqueduck.lake.kept_types import compared
 from aqueduck.lake.pool import LakePool, PooledLake
 from aqueduck.lake.source_lake import SourceLake
 from aqueduck.lake.sql import equal, ident
@@ -187,5 +188,5 @@ def _column(table: SourceTable, name: str) -> SourceColumn:
 
 def _sums(columns: Sequence[SourceColumn], table: str = "") -> str:
     prefix = f"{table}." if table else ""
-    cells = ", ".join(f"{prefix}{ident(column.name)}" for column in columns)
+    cells = ", ".join(compared(column.type, f"{prefix}{ident(column.name)}") for column in columns)
     return f"count(*), coalesce(sum(hash({cells})::hugeint), 0)"

@@ -19,6 +19,7 @@ from aqueduck.fanout_plan import Destination, SourceColumn
 from aqueduck.lake.destination import STATE, State, Terms, read_state
 from aqueduck.lake.engine import new_connection
 from aqueduck.lake.failures import lake_errors
+from aqueduck.lake.kept_types import compared
 from aqueduck.lake.pool import LakePool, PooledLake
 from aqueduck.lake.sql import equal, ident
 from aqueduck.schema import TableName
@@ -100,7 +101,10 @@ class TableAt:
 def _cells(columns: Sequence[SourceColumn]) -> str:
     # A struct's hash depends on the order of its fields, which a destination may have in another one.
     cells = [
-        f"cast({ident(c.name)} as {c.type})" if "STRUCT" in c.type.upper() else ident(c.name) for c in columns
+        f"cast({ident(c.name)} as {c.type})"
+        if "STRUCT" in c.type.upper()
+        else compared(c.type, ident(c.name))
+        for c in columns
     ]
     cells += [
         f"cast({ident(c.name)} as varchar)"

@@ -19,6 +19,8 @@ from aqueduck.lake.sql import ident
 
 __all__ = [
     "SELF",
+    "compared",
+    "is_adopted",
     "is_inlined",
     "kept",
     "one_key",
@@ -154,7 +156,7 @@ def sent(kind: str, cell: str) -> str:
             f"date_part('hour', {cell}) * 3600000000 + date_part('minute', {cell}) * 60000000"
             f" + date_part('microsecond', {cell})"
         )
-        return f"{{'m': {months}, 'd': date_part('day', {cell}), 'us': {micros}}}"
+        return f"struct_pack(m := {months}, d := date_part('day', {cell}), us := {micros})"
     return (
         f"cast(try(variant_to_parquet_variant({cell})) as {_PARQUET_VARIANT})" if kind == "VARIANT" else cell
     )
@@ -165,3 +167,9 @@ def received(kind: str, cell: str) -> str:
     if kind == "INTERVAL":
         return f"to_months({cell}.m::integer) + to_days({cell}.d::integer) + to_microseconds({cell}.us)"
     return f'variant_bytes_to_variant({cell}.metadata || {cell}."value")' if kind == "VARIANT" else cell
+
+
+def compared(kind: str, cell: str) -> str:
+    """A cell to hash: what a lake holds for equal is the same, also numbers of other widths inside of a VARIANT."""
+    once = sent(kind, cell)
+    return sent(kind, received(kind, f"({once})")) if kind == "VARIANT" else once

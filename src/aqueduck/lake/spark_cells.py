@@ -65,7 +65,7 @@ def to_spark(name: str, kind: str, cell: str) -> str:
     if kind == "VARIANT":
         problem = literal(f"{OWN_MESSAGE}the column {name} has a VARIANT that Spark cannot hold")
         encoded = f"cast(try(variant_to_parquet_variant({cell})) as {_BYTES})"
-        shown = f"{{'value': {encoded}.\"value\", 'metadata': {encoded}.metadata}}"
+        shown = f'struct_pack("value" := {encoded}."value", metadata := {encoded}.metadata)'
         return f"case when {cell} is null then null when {encoded} is null then error({problem}) else {shown} end"
     if target == "BLOB":
         return f"st_aswkb({cell})"
