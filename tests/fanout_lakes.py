@@ -162,11 +162,16 @@ class Fan:
             [[found[name]]] = self.look(name, "from lake.current_snapshot()")
         return found
 
+    def let_go(self) -> None:
+        """Close the connection with the source; the next change opens another."""
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
     def close(self) -> None:
         self.pool.close()
         self.observer.close()
-        if self._source is not None:
-            self._source.close()
+        self.let_go()
 
 
 def engine() -> duckdb.DuckDBPyConnection:

@@ -33,6 +33,7 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── LakeTypeError            lake.type
     │   ├── SchemaChangeError        lake.schema_change
     │   ├── SourceExpiredError       lake.expired
+    │   ├── SourceDivergedError      lake.diverged
     │   ├── ReservedColumnError      lake.reserved_column
     │   ├── LakeTableMissingError    lake.table_missing
     │   ├── NoSnapshotError          lake.no_snapshot
@@ -420,6 +421,12 @@ class SourceExpiredError(LakeError):
     """Lake snapshots that were still to be read have expired."""
 
     code = "lake.expired"
+
+
+class SourceDivergedError(LakeError):
+    """The source lake has another history than the one that was read: it was put back and written on."""
+
+    code = "lake.diverged"
 
 
 class ReservedColumnError(LakeError):

@@ -136,6 +136,8 @@ class Applied:
     """What the destination's lake says now; None if it has no cursor yet."""
     error: str | None = None
     seeded: bool = False
+    stamp: int | None = None
+    """The stamp of the cursor's lake snapshot."""
     rows: dict[str, int] = field(default_factory=dict)
     """Counts: written, deleted, upserted, matched, conflicts, orphans."""
     seconds: float = 0.0

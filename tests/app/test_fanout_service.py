@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import yaml
 from aqueduck.app import fanout_run
 from aqueduck.app.fanout import FanoutService
 from aqueduck.app.readers import destinations_of, oldest_cursor
-from aqueduck.errors import CatalogUnreachableError, LakeWriteError
+from aqueduck.errors import CatalogUnreachableError, LakeWriteError, RoutingError
 from aqueduck.fanout_config import parse_fanout
 from aqueduck.spark.fanout_query import Workers
 from tests.fanout_lakes import Fan, config, connect, document
@@ -581,3 +582,128 @@ def test_a_value_that_comes_before_the_first_seed_is_found(fan: Fan, serve: Serv
     service.help_others()
     service.poll()
     assert "q" in ids(service)
+
+
+# -- a source that was put back, or changed its names meanwhile
+
+
+def put_back(fan: Fan, change: Callable[[], None]) -> None:
+    """Take a backup of the source, let something happen to it, and put the backup in its place."""
+    kept, lake = fan.directory / "backup.sqlite", fan.directory / "source.sqlite"
+    fan.let_go()
+    shutil.copy(lake, kept)
+    change()
+    fan.let_go()
+    shutil.copy(kept, lake)
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["running", "restarted"])
+@pytest.mark.parametrize("written", [1, 2, 3], ids=["behind", "same", "past"])
+def test_a_source_that_was_put_back_and_written_on_seeds_again(
+    fan: Fan, serve: Serve, restart: bool, written: int
+) -> None:
+    """P-F16: rows that never were go, and rows that were not read come, whether the source is behind or past the cursor."""
+    service = serve()
+    catch_up(service)
+
+    def lost() -> None:
+        fan.change("insert into lake.t values (5, 'a', 5)", "alter table lake.t add column lost int")
+        catch_up(service)
+        assert fan.differing() == {}
+
+    put_back(fan, lost)
+    fan.change(
+        *["alter table lake.t add column kept int", "insert into lake.t values (6, 'a', 6, 6)"][:written]
+    )
+    fan.change(*(f"insert into lake.t values ({n}, 'b', {n}, {n})" for n in range(7, 7 + written - 2)))
+    if restart:
+        service = serve()
+    catch_up(service)
+    assert fan.differing() == {}
+    assert service.status.reseeds == 2
+    assert {d.last_error for d in service.status.destinations.values()} == {None}
+    before = fan.snapshots()
+    catch_up(serve())
+    assert fan.snapshots() == before, "the cursor is one of the new history"
+
+
+def test_a_source_that_was_put_back_to_before_the_cursor_goes_on(fan: Fan, serve: Serve) -> None:
+    """P-F16: a destination that had read nothing of what was lost keeps its rows and goes on."""
+    service = serve()
+    catch_up(service)
+    put_back(
+        fan, lambda: fan.change("insert into lake.t values (5, 'a', 5)", "delete from lake.t where id = 1")
+    )
+    fan.change("insert into lake.t values (6, 'a', 6)")
+    catch_up(service)
+    assert fan.differing() == {}
+    assert service.status.reseeds == 0
+
+
+def test_a_cursor_of_an_earlier_version_is_adopted(fan: Fan, serve: Serve) -> None:
+    """P-F16: a state without a stamp seeds nothing, and has one from the next commit on."""
+    catch_up(serve())
+
+    def stored() -> dict[str, Any]:
+        [[text]] = fan.look("one", "select source_columns from lake.aqueduck.fanout_state")
+        return dict(json.loads(text))
+
+    with connect(fan.place("one"), "data_inlining_row_limit 5") as con:
+        old = json.dumps({key: value for key, value in stored().items() if key != "stamp"})
+        con.execute("update lake.aqueduck.fanout_state set source_columns = ?", [old])
+    fan.change("insert into lake.t values (5, 'a', 5)")
+    service = serve()
+    catch_up(service)
+    assert service.status.reseeds == 0
+    assert stored()["stamp"] == service.tenants["one"].stamp is not None
+
+
+@pytest.mark.parametrize("replay", [False, True], ids=["scan", "replay"])
+@pytest.mark.parametrize(
+    "away",
+    [
+        ["alter table lake.t rename to other", "alter table lake.other rename to t"],
+        ["drop table lake.t", "create table lake.t (id int, c varchar, v int)"],
+        ["alter table lake.t rename column c to d", "alter table lake.t rename column d to c"],
+    ],
+    ids=["renamed", "made anew", "another column"],
+)
+def test_a_name_that_was_away_in_the_middle_of_history_seeds_again(
+    fan: Fan, serve: Serve, away: list[str], replay: bool
+) -> None:
+    """P-F16: where a cycle would end while the table or a column has another name, the rows of now are the way out."""
+    keys = {"routing": REPLAY} if replay else {}
+    catch_up(serve(**keys))
+    other = "create table if not exists lake.beside (i int)"
+    fan.change("insert into lake.t values (5, 'a', 5)", away[0], other, "insert into lake.beside values (1)")
+    fan.change(away[1], ROWS)
+    service = serve(poll={"max_snapshots": 2}, **keys)
+    catch_up(service)
+    assert fan.differing() == {}
+    fan.change("alter table lake.t rename column c to gone")
+    with pytest.raises(RoutingError, match="no column c"):
+        catch_up(service)
+
+
+def test_a_destination_is_seeded_again_beside_one_that_fails(fan: Fan, serve: Serve, tmp_path: Path) -> None:
+    """P-F09: one lake cannot be written while all are to be seeded again; it is seeded when it can, the other at once."""
+    service = serve()
+    catch_up(service)
+
+    def lost() -> None:
+        fan.change("insert into lake.t values (5, 'b', 5)")
+        catch_up(service)
+
+    put_back(fan, lost)
+    fan.change("insert into lake.t values (6, 'a', 6)", "insert into lake.t values (7, 'b', 7)")
+    lake, aside = fan.directory / "two.sqlite", fan.directory / "aside"
+    lake.rename(aside)
+    lake.mkdir()
+    with pytest.raises(LakeWriteError, match="1 destinations could not be written: two"):
+        catch_up(service)
+    lake.rmdir()
+    aside.rename(lake)
+    assert fan.rows("one") == fan.source_rows("a")
+    again = serve()
+    catch_up(again)
+    assert fan.differing() == {}

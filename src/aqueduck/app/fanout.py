@@ -35,8 +35,10 @@ from aqueduck.app.verify_schedule import Verdicts
 from aqueduck.errors import (
     AqueduckError,
     ConfigError,
+    LakeTableMissingError,
     ReservedColumnError,
     RoutingError,
+    SourceDivergedError,
     SourceExpiredError,
     SparkStartError,
     VerifyDifferenceError,
@@ -166,7 +168,7 @@ class FanoutService:
         self.status.polls += 1
         self.status.moved_at = time.time()
         try:
-            latest = self.source.latest()
+            latest = self._look([t for t in self.tenants if t.well])
             self._look_for_destinations(latest)
         except _FATAL:
             raise
@@ -186,25 +188,34 @@ class FanoutService:
         self._lags(latest)
         return True
 
+    def _look(self, tenants: Sequence[Tenant]) -> int:
+        """The source's newest lake snapshot; a destination whose cursor is of another history is to be seeded again."""
+        latest, stamps = self.source.look({t.cursor for t in tenants if t.cursor is not None})
+        for tenant in tenants:
+            if tenant.cursor is None:
+                continue
+            stamp = stamps.get(tenant.cursor)
+            if tenant.cursor > latest or (stamp is not None and tenant.stamp not in (None, stamp)):
+                why = "the source lake was put back: its lake snapshot {} is not the one that was read"
+                self._seed_again(tenant, SourceDivergedError(why.format(tenant.cursor)))
+            elif tenant.stamp is None:
+                tenant.stamp = stamp  # an earlier version did not keep it
+        return latest
+
     def _cycle(self, tenants: Sequence[Tenant], latest: int, *, lane: str) -> None:
         """Bring destinations that have a cursor to `latest`, or as far as one cycle goes."""
         start = min(t.cursor for t in tenants if t.cursor is not None)
         main = lane == "main"
+        end = min(latest, start + self.config.poll.max_snapshots)
         try:
-            if any(t.cursor is not None and t.cursor > latest for t in tenants):
-                raise SourceExpiredError("a destination is ahead of the source, which was put back")
-            end = min(latest, start + self.config.poll.max_snapshots)
-            plan = self.source.plan(start, end)
-        except SourceExpiredError as exc:
-            try:
-                self._reseed(tenants, latest, exc)
-            except AqueduckError as reason:
-                self._source_failed(reason, () if main else tenants)
-            return
+            plan = self._plan(tenants, start, end, latest)
+            self._look(tenants)  # the plan may be of another history than the look before it
         except _FATAL:
             raise
         except AqueduckError as exc:
             self._source_failed(exc, () if main else tenants)
+            return
+        if plan is None:
             return
         tenants = [t for t in tenants if t.cursor is not None and t.cursor < end]
         result = self._run(
@@ -218,6 +229,23 @@ class FanoutService:
                 self._counted = max(self._counted, end)
                 if result.report.unknown:
                     self._discover(result.report.unknown)
+
+    def _plan(self, tenants: Sequence[Tenant], start: int, end: int, latest: int) -> ReadPlan | None:
+        """How to read a range; None if destinations are to be seeded again, because it cannot be read any more."""
+        try:
+            return self.source.plan(start, end)
+        except SourceExpiredError as exc:
+            first = self.source.readable_from(latest)
+            lost = [t for t in tenants if t.cursor is not None and not first <= t.cursor <= latest]
+            why: AqueduckError = exc
+        except (LakeTableMissingError, RoutingError, ReservedColumnError) as exc:
+            if end == latest:
+                raise
+            lost = [t for t in tenants if t.cursor is not None and t.cursor < end]
+            why = exc
+        for tenant in lost:
+            self._seed_again(tenant, why)
+        return None
 
     @property
     def _cores(self) -> int:
@@ -260,26 +288,20 @@ class FanoutService:
         workers = replace(self.workers, progress_file=str(progress.path))
         return workers, lambda: progress.idle_seconds() > HANG_SECONDS
 
-    def _reseed(self, tenants: Sequence[Tenant], latest: int, why: SourceExpiredError) -> None:
-        """Those whose range has a gap are seeded again; the others go on with the next cycle."""
-        first = self.source.readable_from(latest)
-        for tenant in tenants:
-            if tenant.cursor is not None and not first <= tenant.cursor <= latest:
-                log.warning("destination is seeded again", destination=tenant.status.id, reason=str(why))
-                self._seed_again(tenant, why.code)
-
     def _reseed_wanted(self) -> None:
         """Only this lane touches destinations that are well."""
         for tenant in [t for t in self.tenants if t.well and t.destination.id in self.reseed_wanted]:
             self.reseed_wanted.discard(tenant.destination.id)
-            log.warning("destination is seeded again", destination=tenant.status.id, reason="it differs")
-            self._seed_again(tenant, VerifyDifferenceError.code)
+            self._seed_again(tenant, VerifyDifferenceError("it differs from the source"))
 
-    def _seed_again(self, tenant: Tenant, code: str) -> None:
+    def _seed_again(self, tenant: Tenant, why: AqueduckError) -> None:
+        """It gets the rows of now; its cursor leads nowhere."""
+        log.warning("destination is seeded again", destination=tenant.status.id, reason=str(why))
         tenant.at(None)
-        tenant.status.state = "pending"
+        tenant.again = True
+        tenant.status.state, tenant.status.last_error = "pending", str(why)
         self.status.reseeds += 1
-        metrics.count_destination_error(FLOW, tenant.status.id, code)
+        metrics.count_destination_error(FLOW, tenant.status.id, why.code)
 
     # -- the side lane
 
@@ -324,7 +346,7 @@ class FanoutService:
             if each.error is not None:
                 self.tenants.failed([tenant], each.error)
                 continue
-            tenant.at(each.cursor)
+            tenant.at(None if tenant.again else each.cursor, each.stamp)
             tenant.status.rows_before = each.rows - tenant.status.rows_here
             tenant.status.last_change_at = each.changed_at
             tenant.asked()
@@ -332,8 +354,10 @@ class FanoutService:
 
     def _seed(self, tenants: Sequence[Tenant]) -> None:
         """Give new destinations their rows as of now; the lake snapshot is pinned before anything is read."""
+        again = [t for t in tenants if t.again]
+        tenants = again or tenants
         try:
-            plan = self.source.plan_seed(self.config.poll.max_snapshots)
+            plan = self.source.plan_scan() if again else self.source.plan_seed(self.config.poll.max_snapshots)
             self.status.seed = (len(tenants), self.source.rows(plan), time.time())
         except _FATAL:
             raise
@@ -361,13 +385,13 @@ class FanoutService:
 
     def _try_again(self, tenants: Sequence[Tenant]) -> None:
         try:
-            latest = self.source.latest()
+            latest = self._look(tenants)
         except AqueduckError as exc:
             self._source_failed(exc, tenants)
             return
         for tenant in [t for t in tenants if t.cursor == latest]:
             tenant.recovered()
-        behind = [t for t in tenants if t.cursor != latest]
+        behind = [t for t in tenants if t.cursor not in (None, latest)]
         if behind:
             self._cycle([t for t in behind if t.alone][:1] or behind, latest, lane="side")
 

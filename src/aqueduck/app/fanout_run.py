@@ -37,8 +37,7 @@ def catch_up(service: FanoutService, stopping: threading.Event) -> None:
     target = service.source.latest()
     while not stopping.is_set():
         worked = service.help_others()
-        well = [t for t in service.tenants if t.well]
-        if any(t.cursor is not None and t.cursor < target for t in well):
+        if any(t.well for t in service.tenants):
             worked = service.poll() or worked
         if service.status.source_error is not None:
             raise LakeWriteError(f"the source cannot be read: {service.status.source_error}")

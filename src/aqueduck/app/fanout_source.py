@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
 
-from aqueduck.errors import LakeTableMissingError, RoutingError, SourceExpiredError
+from aqueduck.errors import LakeTableMissingError, LakeWriteError, RoutingError, SourceExpiredError
 from aqueduck.fanout_config import FanoutConfig
 from aqueduck.fanout_roster import LISTED_KEYS
 from aqueduck.lake.lake_changes import Routes, check_routes
@@ -47,6 +47,19 @@ class FanoutSource:
     def latest(self) -> int:
         with self._session() as (_, source):
             return source.latest()
+
+    def look(self, snapshots: Iterable[int]) -> tuple[int, dict[int, int]]:
+        """The newest lake snapshot, and the stamps of it and of others that are there."""
+        try:
+            return self._look(snapshots)
+        except LakeWriteError:
+            return self._look(snapshots)  # a session that saw another history is thrown away
+
+    def _look(self, snapshots: Iterable[int]) -> tuple[int, dict[int, int]]:
+        with self._session() as (_, source):
+            latest = source.latest()
+            source.refuse_stale_session(latest)
+            return latest, source.stamps({latest, *snapshots})
 
     def readable_from(self, latest: int) -> int:
         with self._session() as (_, source):
@@ -82,7 +95,8 @@ class FanoutSource:
             except (SourceExpiredError, RoutingError, LakeTableMissingError) as exc:
                 log.warning("history cannot be replayed, seeding by a scan", error=str(exc))
                 return plan
-        return replace(first, reads=(), start=before, end=before)
+            stamp = source.stamps([before]).get(before)
+        return replace(first, reads=(), start=before, end=before, stamp=stamp)
 
     def check_values(self, plan: ReadPlan, values: Sequence[str], ids: Sequence[str]) -> None:
         """Refuse routing values that do not fit the column."""

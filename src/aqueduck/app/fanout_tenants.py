@@ -33,6 +33,10 @@ class Tenant:
         self.status = status
         self.known = False
         """Whether its lake was asked for the cursor."""
+        self.stamp: int | None = None
+        """Of the cursor's lake snapshot; None: its lake does not tell."""
+        self.again = False
+        """It was seeded before and has to be once more, by a scan: a history that led there would lead there again."""
         self.alone = False
         """Jobs with it failed as a whole, more than once: it is tried without others."""
 
@@ -40,8 +44,9 @@ class Tenant:
     def cursor(self) -> int | None:
         return self.destination.cursor
 
-    def at(self, cursor: int | None) -> None:
+    def at(self, cursor: int | None, stamp: int | None = None) -> None:
         self.destination = replace(self.destination, cursor=cursor)
+        self.stamp = stamp
         self.status.cursor = cursor
 
     @property
@@ -154,7 +159,8 @@ class Tenants:
             self.failed([tenant], applied.error)
             return
         status, rows = tenant.status, applied.rows
-        tenant.at(applied.cursor)
+        tenant.at(applied.cursor, applied.stamp)
+        tenant.again = applied.cursor is None
         status.rows_written += rows.get("written", 0)
         status.rows_deleted += rows.get("deleted", 0)
         status.rows_upserted += rows.get("upserted", 0)

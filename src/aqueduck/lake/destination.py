@@ -96,6 +96,8 @@ class State:
     """When a row last changed, in seconds since the Unix epoch."""
     terms: Terms | None = None
     """None: an earlier version wrote it, which did not tell."""
+    stamp: int | None = None
+    """When the source made the lake snapshot of the cursor; None: an earlier version did not tell."""
 
     def fits(self, destination: Destination, plan: ReadPlan) -> bool:
         """Whether the cursor is one of this source table and routing value, on these terms."""
@@ -222,8 +224,9 @@ def read_state(lake: PooledLake, destination_id: str) -> State | None:
     if cursor == NOT_SEEDED:
         return None
     return State(
-        int(cursor), SourceTable.from_json(source), value, int(count), changed, Terms.from_json(source)
-    )
+        int(cursor), SourceTable.from_json(source), value, int(count), changed, Terms.from_json(source),
+        json.loads(source).get("stamp"),
+    )  # fmt: skip
 
 
 def apply_changes(
@@ -263,13 +266,16 @@ def apply_changes(
         lake.memory.pop(destination.id, None)
         state = read_state(lake, destination.id)
         fits = state is not None and state.fits(destination, plan)
-        return Applied(destination.id, state.cursor if state is not None and fits else None)
+        if state is None or not fits:
+            return Applied(destination.id, None)
+        return Applied(destination.id, state.cursor, stamp=state.stamp)
     faults.point("fanout.after_commit")
     lake.memory[destination.id] = checked
     _tidy(lake)
     return Applied(
         destination.id,
         plan.end,
+        stamp=plan.stamp,
         rows={
             "written" if not plan.keys else "upserted": rows,
             "deleted": deleted,
@@ -308,8 +314,9 @@ def seed(
     faults.point("fanout.after_seed")
     lake.memory[destination.id] = plan.source, Terms.of(destination, plan)
     return Applied(
-        destination.id, plan.end, seeded=True, rows={"written": rows}, seconds=time.monotonic() - began
-    )
+        destination.id, plan.end, seeded=True, stamp=plan.stamp, rows={"written": rows},
+        seconds=time.monotonic() - began,
+    )  # fmt: skip
 
 
 def _routed(destination: Destination, plan: ReadPlan, state: State | None) -> list[tuple[SourceColumn, str]]:
@@ -352,8 +359,9 @@ def _write_state(
 
 
 def _described(destination: Destination, plan: ReadPlan) -> str:
-    """The source's columns and the terms, as the state keeps them."""
-    return json.dumps(asdict(plan.source) | asdict(Terms.of(destination, plan)), separators=(",", ":"))
+    """The source's columns, the terms and the cursor's stamp, as the state keeps them."""
+    told = asdict(plan.source) | asdict(Terms.of(destination, plan)) | {"stamp": plan.stamp}
+    return json.dumps(told, separators=(",", ":"))
 
 
 def _check_and_evolve(lake: PooledLake, destination: Destination, plan: ReadPlan) -> None:
@@ -369,10 +377,6 @@ def _check_and_evolve(lake: PooledLake, destination: Destination, plan: ReadPlan
         raise SeedNeededError
     for step in steps:
         lake.execute(_evolve(lake.table(destination.target), step), doing="following a change of columns")
-    lake.execute(
-        f"update {lake.table(STATE)} set source_columns = ? where destination_id = ?",
-        (_described(destination, plan), destination.id),
-    )
 
 
 def _evolve(table: str, step: Evolve) -> str:
@@ -450,7 +454,8 @@ def _move_cursor(
     try:
         rows = lake.execute(
             f"update {lake.table(STATE)} set last_snapshot_id = {plan.end}, instance_id = {literal(instance)},"
-            f" rows_replicated = rows_replicated + {changed}, last_error = null, updated_at = now(){last_change}"
+            f" rows_replicated = rows_replicated + {changed}, last_error = null, updated_at = now(){last_change},"
+            f" source_columns = {literal(_described(destination, plan))}"
             f" where destination_id = {literal(destination.id)} and last_snapshot_id = {destination.cursor}",
             doing="writing the cursor",
         )

@@ -117,6 +117,8 @@ def _read_routed(
     report = ReadReport()
     con = pool.con.cursor()
     with pool.use(plan.place, read_only=True) as lake, lake_errors("reading the source"):
+        source = SourceLake(lake, plan.table)
+        source.refuse_stale_session(plan.end)
         _make_routes(con, f"{name}_routes", plan, routes)
         others = "left" if count_after is not None else "inner"
         mine = "t.b >= 0"
@@ -141,7 +143,8 @@ def _read_routed(
                 lake.execute(f"insert into {name} {routed.format(selected)}", doing="reading the source")
         if not plan.scan:
             # What expired while we read may be missing from it.
-            SourceLake(lake, plan.table).refuse_gap(plan.start, plan.end)
+            source.refuse_gap(plan.start, plan.end)
+        source.refuse_other_history(plan.end, plan.stamp)
         [[report.rows]] = con.execute(f"select count(*) from {name}").fetchall()
         if count_after is not None:
             value = f"c{plan.field}"

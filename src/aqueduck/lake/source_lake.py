@@ -7,11 +7,11 @@ of lake snapshots hold changes.  `ReadPlan` is that as plain data; `lake_changes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aqueduck.errors import LakeTableMissingError, RoutingError, SourceExpiredError
+from aqueduck.errors import LakeTableMissingError, LakeWriteError, RoutingError, SourceExpiredError
 from aqueduck.fanout_plan import (
     PLACES,
     RESERVED,
@@ -61,6 +61,8 @@ class ReadPlan:
     reads: tuple[RunRead, ...]
     scan: bool = False
     """Read the rows that are there at `end`, not changes."""
+    stamp: int | None = None
+    """Of `end`: when the source made it, in microseconds; with the id it tells one history of a lake from another."""
     strict: bool = False
     """
     Upkeep of the source fell into the range.  DuckLake then dates some removals too early, so that destinations
@@ -85,6 +87,31 @@ class SourceLake:
         """The newest lake snapshot."""
         [[snapshot]] = self._ask(f"from {ident(self._lake.alias)}.current_snapshot()")
         return int(snapshot)
+
+    def stamps(self, snapshots: Iterable[int]) -> dict[int, int]:
+        """When lake snapshots were made, in microseconds since the Unix epoch; those that are there."""
+        rows = self._ask(
+            "select snapshot_id, epoch_us(snapshot_time::timestamptz)"
+            f" from {self._lake.metadata}.ducklake_snapshot where snapshot_id in ({', '.join(map(str, snapshots))})"
+        )
+        return {int(snapshot): int(stamp) for snapshot, stamp in rows}
+
+    def refuse_stale_session(self, snapshot: int) -> None:
+        """
+        Raise if this session saw another history of the lake, of which it remembers tables; remember that of `snapshot`.
+
+        A session that fails is thrown away, so that the next one asks again.
+        """
+        before, seen = self._lake.memory.get("history", (snapshot, None))
+        found = self.stamps({before, snapshot})
+        if seen not in (None, found.get(before)):
+            raise LakeWriteError("the source lake was put back", table=self._table.qualified)
+        self._lake.memory["history"] = snapshot, found.get(snapshot)
+
+    def refuse_other_history(self, snapshot: int, stamp: int | None) -> None:
+        """Raise if the lake snapshot is no longer the one with this stamp."""
+        if stamp is not None and self.stamps([snapshot]).get(snapshot) != stamp:
+            raise LakeWriteError("the source lake was put back meanwhile", table=self._table.qualified)
 
     def table_at(self, snapshot: int) -> tuple[int, int, SourceTable]:
         """The table at a lake snapshot: its id, the lake snapshot that made it, and what it looks like."""
@@ -246,7 +273,10 @@ class SourceLake:
                 )
         indexes = tuple(places[key.lower()] for key in keys)
         place = self._lake.place
-        return ReadPlan(place, source, places[field.lower()], indexes, start, end, self._table, reads, scan)
+        return ReadPlan(
+            place, source, places[field.lower()], indexes, start, end, self._table, reads, scan,
+            stamp=self.stamps([end]).get(end),
+        )  # fmt: skip
 
     def _altered(self, table_id: int) -> set[int]:
         """The lake snapshots from which on the table has another name or other columns."""

@@ -104,6 +104,7 @@ class Found:
     """None also where it is one of another source table, routing value or terms."""
     rows: int = 0
     changed_at: float | None = None
+    stamp: int | None = None
     error: str | None = None
 
 
@@ -191,7 +192,7 @@ def find_cursors(
         if state is None:
             return Found(destination.id)
         cursor = state.cursor if state.fits(destination, plan) else None
-        return Found(destination.id, cursor, state.rows, state.changed_at)
+        return Found(destination.id, cursor, state.rows, state.changed_at, state.stamp)
 
     with _job_failures(spark, lane), _watched(spark, lane, hanging):
         rows = spark.range(0, parts, 1, parts).mapInArrow(find, "result string").collect()
