@@ -26,6 +26,7 @@ __all__ = [
     "backoff_seconds",
     "evolution",
     "had_upkeep",
+    "may_touch",
     "readable_runs",
 ]
 
@@ -172,6 +173,16 @@ def readable_runs(
             runs.append(Run(before.first, snapshot, (*before.removing, *([snapshot] if removes else ()))))
             open_run = True
     return runs
+
+
+def may_touch(text: str, table_id: int, table: TableName) -> bool:
+    """Whether a lake snapshot, of which DuckLake says this, may have changed the table, its name or its columns."""
+    entries = _ENTRY.findall(text)
+    name = f'"{table.schema}"."{table.name}"'.lower()
+    return not entries or any(
+        target == str(table_id) or (verb == "created_table" and target.lower() == name)
+        for verb, target in entries
+    )
 
 
 def had_upkeep(changes: Iterable[tuple[int, str]], table_id: int) -> bool:

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from aqueduck.app import fanout_run
+from aqueduck.app import fanout_run, fanout_tenants
 from aqueduck.app.fanout import FanoutService
 from aqueduck.app.readers import destinations_of, oldest_cursor
 from aqueduck.errors import CatalogUnreachableError, LakeWriteError, RoutingError
 from aqueduck.fanout_config import parse_fanout
+from aqueduck.fanout_plan import may_touch
+from aqueduck.schema import TableName
 from aqueduck.spark.fanout_query import Workers
 from tests.fanout_lakes import Fan, config, connect, document
 from tests.small_spark import SmallSpark, SmallTaskContext
@@ -707,3 +709,86 @@ def test_a_destination_is_seeded_again_beside_one_that_fails(fan: Fan, serve: Se
     again = serve()
     catch_up(again)
     assert fan.differing() == {}
+
+
+# -- lake snapshots that are no news
+
+
+def test_a_destination_in_the_sources_own_lake_is_idle_when_the_table_is(fan: Fan, serve: Serve) -> None:
+    """P-F03: its own commits are no news, neither to the running service nor to the next start."""
+    place = fan.place("source")
+    lake = {"catalog": place.catalog, "data_path": place.data_path}
+    mine = [{"id": i, "routing_value": v, "table": f"of_{i}", **lake} for i, v in fan.values.items()]
+
+    def rows(name: str) -> list[Any]:
+        return sorted(fan.look("source", f"from lake.of_{name}"))
+
+    fan.let_go()
+    service = serve(destinations=mine)
+    catch_up(service)
+    fan.change("insert into lake.t values (5, 'a', 5)")
+    fan.let_go()
+    assert service.poll()
+    before = fan.latest()
+    for each in (service, service, serve(destinations=mine)):
+        catch_up(each)
+        assert not each.poll()
+    assert fan.latest() == before
+    assert rows("one") == [(1, "a", 1), (5, "a", 5)]
+    assert rows("two") == [(2, "b", 2)]
+    assert {t.status.lag_snapshots for t in service.tenants} == {0}
+
+
+def test_commits_to_other_tables_are_no_news(fan: Fan, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P-F03: no destination is written for them, until so many have come that the cursor must not stay behind."""
+    service = serve()
+    catch_up(service)
+    before = fan.snapshots()
+    fan.change("create table lake.beside (i int)", *["insert into lake.beside values (1)"] * 3)
+    assert not service.poll()
+    assert fan.snapshots() == before | {"source": fan.latest()}
+    assert {t.status.lag_snapshots for t in service.tenants} == {0}
+    fan.change(
+        "call ducklake_expire_snapshots('lake', older_than => now())", "insert into lake.t values (5, 'a', 5)"
+    )
+    assert service.poll()
+    assert fan.differing() == {}
+    assert service.status.reseeds == 0, "that what was no news expired is no gap"
+    fan.change(*["insert into lake.beside values (1)"] * 3)
+    assert not service.poll()
+    monkeypatch.setattr(fanout_tenants, "STILL_SNAPSHOTS", -2)
+    assert service.poll()
+    assert {t.cursor for t in service.tenants} == {fan.latest()}
+
+
+def test_no_news_of_a_history_that_is_gone_hides_nothing(fan: Fan, serve: Serve) -> None:
+    """P-F16: what was passed by is forgotten when the source is put back to before it; the cursor is still good."""
+    service = serve()
+    catch_up(service)
+
+    def lost() -> None:
+        fan.change("create table lake.beside (i int)", "insert into lake.beside values (1)")
+        assert not service.poll()
+
+    put_back(fan, lost)
+    fan.change("insert into lake.t values (5, 'a', 5)", "create table lake.beside (i int)")
+    fan.change("drop table lake.beside")
+    catch_up(service)
+    assert fan.differing() == {}
+    assert service.status.reseeds == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "touches"),
+    [
+        ("inserted_into_table:7", False),
+        ("inserted_into_table:7,deleted_from_table:1", True),
+        ("altered_table:1", True),
+        ('created_table:"main"."t"', True),
+        ('created_table:"other"."t"', False),
+        ("", True),
+    ],
+)
+def test_what_may_touch_a_table(text: str, touches: bool) -> None:
+    """P-F16: a commit is no news only if everything that it did is known to be about other tables."""
+    assert may_touch(text, 1, TableName("main", "t")) is touches

@@ -181,7 +181,7 @@ class FanoutService:
         self.status.source_snapshot = latest
         self._reseed_wanted()
         self._lags(latest)
-        behind = [t for t in self.tenants if t.well and t.cursor != latest]
+        behind = [t for t in self.tenants if t.well and self._has_work(t, latest)]
         if not behind:
             return False
         self._cycle(behind, latest, lane="main")
@@ -190,21 +190,39 @@ class FanoutService:
 
     def _look(self, tenants: Sequence[Tenant]) -> int:
         """The source's newest lake snapshot; a destination whose cursor is of another history is to be seeded again."""
-        latest, stamps = self.source.look({t.cursor for t in tenants if t.cursor is not None})
+        asked = {s for t in tenants for s in (t.cursor, t.reached) if s is not None}
+        latest, stamps = self.source.look(asked)
         for tenant in tenants:
             if tenant.cursor is None:
                 continue
+            if tenant.reached is not None and stamps.get(tenant.reached) != tenant.reached_stamp:
+                tenant.reached, tenant.reached_stamp = tenant.cursor, tenant.stamp
             stamp = stamps.get(tenant.cursor)
             if tenant.cursor > latest or (stamp is not None and tenant.stamp not in (None, stamp)):
                 why = "the source lake was put back: its lake snapshot {} is not the one that was read"
                 self._seed_again(tenant, SourceDivergedError(why.format(tenant.cursor)))
             elif tenant.stamp is None:
                 tenant.stamp = stamp  # an earlier version did not keep it
+        self._pass_by(tenants, latest, stamps.get(latest))
         return latest
+
+    def _has_work(self, tenant: Tenant, latest: int) -> bool:
+        return tenant.reached != latest or tenant.settles(len(self.tenants))
+
+    def _pass_by(self, tenants: Sequence[Tenant], latest: int, stamp: int | None) -> None:
+        """Lake snapshots that did not touch the table are no news for those that have read what came before."""
+        behind = [t for t in tenants if t.reached not in (None, latest)]
+        since = min((t.reached for t in behind if t.reached is not None), default=latest)
+        if since == latest or latest - since > self.config.poll.max_snapshots:
+            return
+        last = self.source.last_touch(since, latest)
+        for tenant in behind:
+            if tenant.reached is not None and tenant.reached >= last:
+                tenant.reach(latest, stamp)
 
     def _cycle(self, tenants: Sequence[Tenant], latest: int, *, lane: str) -> None:
         """Bring destinations that have a cursor to `latest`, or as far as one cycle goes."""
-        start = min(t.cursor for t in tenants if t.cursor is not None)
+        start = min(t.reached for t in tenants if t.reached is not None)
         main = lane == "main"
         end = min(latest, start + self.config.poll.max_snapshots)
         try:
@@ -236,7 +254,7 @@ class FanoutService:
             return self.source.plan(start, end)
         except SourceExpiredError as exc:
             first = self.source.readable_from(latest)
-            lost = [t for t in tenants if t.cursor is not None and not first <= t.cursor <= latest]
+            lost = [t for t in tenants if t.reached is not None and not first <= t.reached <= latest]
             why: AqueduckError = exc
         except (LakeTableMissingError, RoutingError, ReservedColumnError) as exc:
             if end == latest:
@@ -389,9 +407,9 @@ class FanoutService:
         except AqueduckError as exc:
             self._source_failed(exc, tenants)
             return
-        for tenant in [t for t in tenants if t.cursor == latest]:
+        behind = [t for t in tenants if t.reached is not None and self._has_work(t, latest)]
+        for tenant in [t for t in tenants if t.reached is not None and t not in behind]:
             tenant.recovered()
-        behind = [t for t in tenants if t.cursor not in (None, latest)]
         if behind:
             self._cycle([t for t in behind if t.alone][:1] or behind, latest, lane="side")
 
@@ -410,13 +428,13 @@ class FanoutService:
             tenant.status.retry_at = time.time() + self.config.poll.interval_seconds
 
     def _lags(self, latest: int) -> None:
-        behind = [t for t in self.tenants if t.cursor is not None and t.cursor < latest]
+        behind = [t for t in self.tenants if t.reached is not None and t.reached < latest]
         since: dict[int, float] = {}
         if behind:
             with contextlib.suppress(AqueduckError):
-                since = self.source.seconds_since(sorted({(t.cursor or 0) + 1 for t in behind}))
+                since = self.source.seconds_since(sorted({(t.reached or 0) + 1 for t in behind}))
         for tenant in self.tenants:
-            cursor = latest if tenant.cursor is None else tenant.cursor
+            cursor = latest if tenant.reached is None else tenant.reached
             tenant.status.lag_snapshots = max(0, latest - cursor)
             tenant.status.lag_seconds = since.get(cursor + 1, 0.0)
 

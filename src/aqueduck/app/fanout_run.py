@@ -41,7 +41,7 @@ def catch_up(service: FanoutService, stopping: threading.Event) -> None:
             worked = service.poll() or worked
         if service.status.source_error is not None:
             raise LakeWriteError(f"the source cannot be read: {service.status.source_error}")
-        left = [t for t in service.tenants if not (t.well and (t.cursor or 0) >= target)]
+        left = [t for t in service.tenants if not (t.well and (t.reached or 0) >= target)]
         service.write_state()
         if not left:
             return
@@ -93,7 +93,7 @@ def _main_lane(
         if failure:
             raise failure[0]
         latest, away = service.status.source_snapshot, service.status.source_error is not None
-        if away or not any(t.well and (t.cursor or 0) < latest for t in service.tenants):
+        if away or not any(t.well and (t.reached or 0) < latest for t in service.tenants):
             # Only this lane writes them, and it does not now.
             well = [t.destination for t in service.tenants if t.well]
             service.upkeep.some((d.id, d.place, d.target) for d in well)

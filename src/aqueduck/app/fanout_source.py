@@ -61,6 +61,10 @@ class FanoutSource:
             source.refuse_stale_session(latest)
             return latest, source.stamps({latest, *snapshots})
 
+    def last_touch(self, since: int, latest: int) -> int:
+        with self._session() as (_, source):
+            return source.last_touch(since, latest)
+
     def readable_from(self, latest: int) -> int:
         with self._session() as (_, source):
             return source.readable_from(latest)

@@ -18,23 +18,34 @@ from aqueduck.app.fanout_status import FLOW, DestinationStatus, FanoutStatus
 from aqueduck.errors import AqueduckError
 from aqueduck.fanout_config import DestinationConfig, FanoutConfig, assigned
 from aqueduck.fanout_plan import Applied, Destination, backoff_seconds
+from aqueduck.lake_place import lake_address
 from aqueduck.spark.fanout_query import CycleResult
 
 __all__ = ["Tenant", "Tenants"]
 
 log = structlog.get_logger()
 
+STILL_SNAPSHOTS = 100
+STILL_SECONDS = 600.0
+"""How many lake snapshots, and for how long, a cursor may stay behind where none of them touched the table."""
+
 
 class Tenant:
     """A destination, and what the service believes about it."""
 
-    def __init__(self, destination: Destination, status: DestinationStatus) -> None:
+    def __init__(self, destination: Destination, status: DestinationStatus, *, inside: bool = False) -> None:
         self.destination = destination
+        self.inside = inside
+        """Whether its lake is the source's own, where each commit of the cursor makes a lake snapshot of the source."""
         self.status = status
         self.known = False
         """Whether its lake was asked for the cursor."""
         self.stamp: int | None = None
         """Of the cursor's lake snapshot; None: its lake does not tell."""
+        self.reached: int | None = None
+        """The lake snapshot up to which it misses nothing: that of the cursor, or a later one without changes in between."""
+        self.reached_stamp: int | None = None
+        self.moved_at = time.monotonic()
         self.again = False
         """It was seeded before and has to be once more, by a scan: a history that led there would lead there again."""
         self.alone = False
@@ -48,6 +59,25 @@ class Tenant:
         self.destination = replace(self.destination, cursor=cursor)
         self.stamp = stamp
         self.status.cursor = cursor
+        self.reached, self.reached_stamp, self.moved_at = cursor, stamp, time.monotonic()
+
+    def reach(self, snapshot: int, stamp: int | None) -> None:
+        """Nothing happened to the table up to this lake snapshot; the cursor need not move for that."""
+        if self.reached == self.cursor:
+            self.moved_at = time.monotonic()
+        self.reached, self.reached_stamp = snapshot, stamp
+
+    def settles(self, destinations: int) -> bool:
+        """
+        Whether the cursor moves up to where nothing happened, before lake snapshots after it expire.
+
+        Its own commit may be the next lake snapshot of the source; that one is too young for another move.
+        """
+        if self.cursor is None or self.reached is None or self.reached == self.cursor:
+            return False
+        apart = self.reached - self.cursor > STILL_SNAPSHOTS + 2 * destinations
+        older = (self.reached_stamp or 0) - (self.stamp or 0) > STILL_SECONDS * 1_000_000
+        return apart or older or (not self.inside and time.monotonic() - self.moved_at > STILL_SECONDS)
 
     @property
     def well(self) -> bool:
@@ -80,6 +110,7 @@ class Tenants:
         self._status = status
         self._env = env
         self._all: dict[str, Tenant] = {}
+        self._inside: set[str] = set()
         self._noting = threading.Lock()
         self.take_over(config, config.destinations)
 
@@ -126,10 +157,12 @@ class Tenants:
 
     def _add(self, destination: Destination) -> None:
         status = self._status.destinations[destination.id] = DestinationStatus(destination.id)
-        self._all[destination.id] = Tenant(destination, status)
+        self._all[destination.id] = Tenant(destination, status, inside=destination.id in self._inside)
 
     def _destination(self, each: DestinationConfig, config: FanoutConfig) -> Destination:
         place = config.place_of(each, self._env)
+        if lake_address(each, self._env) == lake_address(config.source, self._env):
+            self._inside.add(each.id)
         return Destination(each.id, each.routing_value, place, config.target_of(each), None)
 
     # -- what became of them

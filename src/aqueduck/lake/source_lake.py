@@ -19,6 +19,7 @@ from aqueduck.fanout_plan import (
     SourceColumn,
     SourceTable,
     had_upkeep,
+    may_touch,
     readable_runs,
 )
 from aqueduck.lake.kept_types import refuse_types
@@ -113,8 +114,22 @@ class SourceLake:
         if stamp is not None and self.stamps([snapshot]).get(snapshot) != stamp:
             raise LakeWriteError("the source lake was put back meanwhile", table=self._table.qualified)
 
-    def table_at(self, snapshot: int) -> tuple[int, int, SourceTable]:
-        """The table at a lake snapshot: its id, the lake snapshot that made it, and what it looks like."""
+    def last_touch(self, since: int, latest: int) -> int:
+        """The last lake snapshot after `since` that may have touched the table, or that has expired; `since` if there is none."""
+        table_id, _ = self._identity(latest)
+        rows = self._ask(
+            f"select snapshot_id, changes_made from {self._lake.metadata}.ducklake_snapshot_changes"
+            f" where snapshot_id > {since} and snapshot_id <= {latest} order by snapshot_id desc"
+        )
+        last = latest
+        for snapshot, text in rows:
+            if snapshot != last or may_touch(text or "", table_id, self._table):
+                return last
+            last -= 1
+        return last
+
+    def _identity(self, snapshot: int) -> tuple[int, str]:
+        """The table's id, and its uuid, at a lake snapshot."""
         meta = self._lake.metadata
         rows = self._ask(
             f"select t.table_id, t.table_uuid::varchar from {meta}.ducklake_table t"
@@ -129,12 +144,16 @@ class SourceLake:
                 hint=f"check {self._key} and source.data_path",
                 table=self._table.qualified,
             )
-        table_id, uuid = rows[0]
+        return int(rows[0][0]), rows[0][1]
+
+    def table_at(self, snapshot: int) -> tuple[int, int, SourceTable]:
+        """The table at a lake snapshot: its id, the lake snapshot that made it, and what it looks like."""
+        table_id, uuid = self._identity(snapshot)
         # A rename leaves the id and begins a new row of the catalog.
         [[made]] = self._ask(
-            f"select min(begin_snapshot) from {meta}.ducklake_table where table_id = {table_id}"
+            f"select min(begin_snapshot) from {self._lake.metadata}.ducklake_table where table_id = {table_id}"
         )
-        return int(table_id), int(made), SourceTable(uuid, self._columns_at(table_id, snapshot)[1])
+        return table_id, int(made), SourceTable(uuid, self._columns_at(table_id, snapshot)[1])
 
     def _columns_at(self, table_id: int, snapshot: int) -> tuple[TableName, tuple[SourceColumn, ...]]:
         meta = self._lake.metadata
