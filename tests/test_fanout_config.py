@@ -22,7 +22,7 @@ from aqueduck.fanout_config import (
     load_fanout,
     parse_fanout,
 )
-from aqueduck.fanout_roster import Roster
+from aqueduck.fanout_roster import Made, Roster, made_of, values_of
 from aqueduck.lake_place import LakePlace, lake_address, resolve
 
 BASE = Path("/srv/shop")
@@ -268,6 +268,59 @@ def test_a_pattern_gives_every_value_its_own_place(one: str, two: str) -> None:
     assert (first.catalog == second.catalog) == (one == two)
     inner = first.data_path.removeprefix("/srv/shop/lakes/").removesuffix("/")
     assert re.fullmatch(r"[-\w%~]+", inner, re.ASCII)
+
+
+def of_one_database(values: list[str], made: Made = Made()) -> Roster:  # noqa: B008 - a constant
+    dynamic = {"catalog_env": "PG", "metadata_schema": "t_{value}", "data_path": "lakes/{value}/"}
+    roster = Roster(parse({**SMALLEST, "dynamic": dynamic}, PG), PG, lambda values: list(values), made)
+    roster.add_values(values)
+    return roster
+
+
+PG = {"PG": "postgres:dbname=lakes"}
+
+
+@given(
+    st.sets(
+        st.text(alphabet="bBcCüÜ", min_size=1, max_size=4) | st.text(min_size=80, max_size=300), max_size=6
+    )
+)
+def test_values_of_one_database_have_schemas_and_files_of_their_own(values: set[str]) -> None:
+    """Case does not tell two schemas apart, and a long value is no longer than names may be."""
+    roster = of_one_database(sorted(values))
+    assert roster.left_out == {}
+    found = roster.destinations[1:]
+    assert len({(d.metadata_schema or "").lower() for d in found}) == len(values)
+    assert len({d.data_path for d in found}) == len(values)
+    assert max((len(part.encode()) for d in found for part in d.data_path.split("/")), default=0) <= 255
+    assert max((len(d.metadata_schema or "") for d in found), default=0) <= 63
+
+
+def test_what_was_made_under_another_name_keeps_it() -> None:
+    """ADR 54: the lake of a value that an earlier version named stays; one that differs in case only gets a place apart."""
+    config = parse(
+        {
+            **SMALLEST,
+            "dynamic": {"catalog_env": "PG", "metadata_schema": "t_{value}", "data_path": "l/{value}/"},
+        },
+        PG,
+    )
+    assert config.dynamic is not None
+    old = config.dynamic.destination("ACME", "before")
+    assert old.metadata_schema == "t_ACME"
+    assert config.dynamic.destination("acme").metadata_schema == "t_acme"
+    made = made_of(config, [old], PG)
+    assert values_of(config, made, PG) == ["ACME"]
+    roster = Roster(config, PG, lambda values: list(values), made)
+    roster.add_values(["ACME", "acme"])
+    first, second = (d.metadata_schema or "" for d in roster.destinations[1:])
+    assert first == "t_ACME"
+    assert re.fullmatch("t_acme-[0-9a-f]{16}", second)
+    again = Roster(
+        config, PG, lambda values: list(values), made | made_of(config, roster.destinations[1:], PG)
+    )
+    again.add_values(["acme", "ACME"])
+    assert [d.metadata_schema for d in again.destinations[1:]] == [second, first], "whatever comes first"
 
 
 def test_a_destination_in_the_sources_store_uses_its_credentials() -> None:

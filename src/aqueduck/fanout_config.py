@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +41,7 @@ __all__ = [
     "DestinationConfig",
     "DynamicConfig",
     "FanoutConfig",
+    "Naming",
     "PartitionConfig",
     "SourceLakeConfig",
     "assigned",
@@ -52,6 +54,10 @@ __all__ = [
 
 _HINT = "see docs/fanout.md for every key"
 _PLACEHOLDER = "{value}"
+_UPPER = re.compile("[A-Z]")
+
+Naming = Literal["now", "before", "apart"]
+"""How a pattern names the lake of a value: as for a new one, as an earlier version did, or apart from one that is called alike."""
 
 
 class SourceLakeConfig(LakeKeys):
@@ -124,23 +130,24 @@ class DynamicConfig(LakeKeys):
             )
         return self
 
-    def destination(self, value: str) -> DestinationConfig:
-        """The destination of a routing value that the file does not list."""
+    def destination(self, value: str, naming: Naming = "now") -> DestinationConfig:
+        """The destination of a routing value that the file does not list; see `Naming`."""
         safe = _path_part(value)
-
-        def filled(text: str | None, by: str = safe) -> str | None:
-            return None if text is None else text.replace(_PLACEHOLDER, by)
-
-        # A PostgreSQL name has at most 63 bytes; a longer one would be cut, and two lakes become one.
-        short = safe if len(safe) <= 40 else hashlib.sha256(value.encode()).hexdigest()[:40]
+        digest = hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()
+        # Names of files have at most 255 bytes, those of PostgreSQL 63; a longer one would be cut, and two lakes become one.
+        part = safe if naming == "before" or len(safe) <= 200 else f"{safe[:120]}-{digest[:40]}"
+        schema = safe if len(safe) <= 40 else digest[:40]
+        # DuckLake takes schemas whose names differ in case only for one.
+        if naming == "apart" or (naming == "now" and schema == safe and _UPPER.search(value)):
+            schema = f"{safe.lower()[:23]}-{digest[:16]}"
         return DestinationConfig(
             id=self.id.replace(_PLACEHOLDER, value),
             routing_value=value,
             postgres_uri_env=self.postgres_uri_env,
-            catalog=filled(self.catalog),
+            catalog=self.catalog and self.catalog.replace(_PLACEHOLDER, part),
             catalog_env=self.catalog_env,
-            metadata_schema=filled(self.metadata_schema, short),
-            data_path=self.data_path.replace(_PLACEHOLDER, safe),
+            metadata_schema=self.metadata_schema and self.metadata_schema.replace(_PLACEHOLDER, schema),
+            data_path=self.data_path.replace(_PLACEHOLDER, part),
             table=self.table,
             properties=self.properties,
         )
@@ -266,9 +273,21 @@ class FanoutConfig(Section):
         """The same text for the same table of the same lake."""
         return f"{lake_address(destination, env)} {self.target_of(destination).folded}"
 
+    def claim_of(self, destination: DestinationConfig, env: Mapping[str, str]) -> str:
+        """The same text for what DuckLake takes for the same table: case does not tell two schemas of catalogs apart."""
+        return f"{lake_address(_folded(destination), env)} {self.target_of(destination).folded}"
+
+    def source_claim(self, env: Mapping[str, str]) -> str:
+        """That of the table that is read."""
+        return f"{lake_address(_folded(self.source), env)} {self.source.table_name.folded}"
+
     def source_address(self, env: Mapping[str, str]) -> str:
         """That of the table that is read."""
         return f"{lake_address(self.source, env)} {self.source.table_name.folded}"
+
+
+def _folded(lake: LakeKeys) -> LakeKeys:
+    return lake.model_copy(update={"metadata_schema": lake.metadata_schema and lake.metadata_schema.lower()})
 
 
 def refuse_shared(taken: dict[str, str], destination_id: str, address: str) -> None:
@@ -353,9 +372,9 @@ def parse_fanout(text: str, *, base_dir: Path, env: Mapping[str, str], name: str
 def _check_places(config: FanoutConfig, env: Mapping[str, str]) -> None:
     """Names of tables are names, variables are set, and no two write the same table."""
     resolve(config.source, {}, env)
-    taken = {config.source_address(env): "the source"}
+    taken = {config.source_claim(env): "the source"}
     for destination in config.destinations:
-        refuse_shared(taken, destination.id, config.address_of(destination, env))
+        refuse_shared(taken, destination.id, config.claim_of(destination, env))
         if assigned(config.instance.partition, destination.id):
             config.place_of(destination, env)
     if config.dynamic is not None:

@@ -15,7 +15,14 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from aqueduck.errors import ConfigError
-from aqueduck.fanout_config import DestinationConfig, FanoutConfig, assigned, refuse_shared
+from aqueduck.fanout_config import (
+    DestinationConfig,
+    DynamicConfig,
+    FanoutConfig,
+    Naming,
+    assigned,
+    refuse_shared,
+)
 from aqueduck.sections import describe_problems
 
 __all__ = ["LISTED_KEYS", "Made", "Roster", "made_of", "values_of"]
@@ -30,6 +37,7 @@ Canonical = Callable[[Sequence[str]], list[str | None]]
 
 Made = frozenset[tuple[str, str]]
 """Routing values that have a destination by the pattern, and where it was made, as text."""
+NOTHING_MADE = Made()
 
 
 def made_of(config: FanoutConfig, destinations: Iterable[DestinationConfig], env: Mapping[str, str]) -> Made:
@@ -45,22 +53,34 @@ def values_of(config: FanoutConfig, made: Made, env: Mapping[str, str]) -> list[
     pattern = config.dynamic
     if pattern is None:
         return []
-    now = made_of(config, (pattern.destination(value) for value, _ in made), env)
-    return sorted(value for value, _ in made & now)
+    return sorted({value for value, _ in made if _made_before(config, value, made, env)})
+
+
+def _made_before(
+    config: FanoutConfig, value: str, made: Made, env: Mapping[str, str]
+) -> list[DestinationConfig]:
+    """The destination of a value where the pattern made it; nothing if it did not, or the pattern was another one."""
+    assert config.dynamic is not None
+    ways: tuple[Naming, ...] = ("now", "before", "apart")
+    named = [config.dynamic.destination(value, naming) for naming in ways]
+    return [each for each in named if made_of(config, [each], env) <= made][:1]
 
 
 class Roster:
     """All destinations, whichever instance serves them, and why others are left out."""
 
-    def __init__(self, config: FanoutConfig, env: Mapping[str, str], canonical: Canonical) -> None:
+    def __init__(
+        self, config: FanoutConfig, env: Mapping[str, str], canonical: Canonical, made: Made = NOTHING_MADE
+    ) -> None:
         self.destinations: list[DestinationConfig] = []
         self.left_out: dict[str, str] = {}
         """The problem, by id."""
-        self._config, self._env, self._canonical = config, env, canonical
+        self._config, self._env, self._canonical, self._made = config, env, canonical, made
         self._ids: set[str] = set()
         self._values: set[str] = set()
         """As the routing column writes them; also those that were left out."""
-        self._tables = {config.source_address(env): "the source"}
+        self._tables = {config.source_claim(env): "the source"}
+        self._addresses = {config.source_address(env)}
         for each, value in self._with_values(config.destinations):
             self._take(each, value or each.routing_value)
 
@@ -83,13 +103,23 @@ class Roster:
         if pattern is not None and values:
             for value, written in zip(values, self._canonical(values), strict=True):
                 if value and written is not None and written not in self._values:
-                    each = pattern.destination(value)
-                    try:
-                        self._take(each, written)
-                    except ConfigError as exc:
-                        self.left_out[each.id] = str(exc)
-                        self._values.add(written)
+                    self._take_named(value, written, pattern)
         return self.destinations[before:]
+
+    def _take_named(self, value: str, written: str, pattern: DynamicConfig) -> None:
+        """The destination of a value where it was made before; else a new one, apart from a lake that differs in case only."""
+        each = pattern.destination(value)
+        address = self._config.address_of(each, self._env)
+        claimed = self._config.claim_of(each, self._env) in self._tables
+        if found := _made_before(self._config, value, self._made, self._env):
+            [each] = found
+        elif claimed and address not in self._addresses:
+            each = pattern.destination(value, "apart")
+        try:
+            self._take(each, written)
+        except ConfigError as exc:
+            self.left_out[each.id] = str(exc)
+            self._values.add(written)
 
     def _with_values(
         self, destinations: Sequence[DestinationConfig]
@@ -122,7 +152,8 @@ class Roster:
             )
         if value in self._values:
             raise ConfigError("another destination has the same routing_value")
-        refuse_shared(self._tables, each.id, self._config.address_of(each, self._env))
+        refuse_shared(self._tables, each.id, self._config.claim_of(each, self._env))
+        self._addresses.add(self._config.address_of(each, self._env))
         self._ids.add(each.id)
         self._values.add(value)
         self.destinations.append(each)

@@ -21,6 +21,7 @@ from aqueduck.fanout_plan import may_touch
 from aqueduck.schema import TableName
 from aqueduck.spark.fanout_query import Workers
 from tests.fanout_lakes import Fan, config, connect, document
+from tests.fix_postgres import Database
 from tests.small_spark import SmallSpark, SmallTaskContext
 
 ROWS = "insert into lake.t values (1, 'a', 1), (2, 'b', 2), (3, 'p', 3), (4, 'p', 4)"
@@ -792,3 +793,17 @@ def test_no_news_of_a_history_that_is_gone_hides_nothing(fan: Fan, serve: Serve)
 def test_what_may_touch_a_table(text: str, touches: bool) -> None:
     """P-F16: a commit is no news only if everything that it did is known to be about other tables."""
     assert may_touch(text, 1, TableName("main", "t")) is touches
+
+
+def test_long_values_and_values_that_differ_in_case_have_a_lake_each(
+    fan: Fan, serve: Serve, db: Database
+) -> None:
+    """P-F14: in one PostgreSQL catalog, where case tells no schemas apart, and with names longer than files may have."""
+    fan.change("insert into lake.t values (5, 'acme', 5), (6, 'ACME', 6), (7, repeat('x', 300), 7)")
+    for _ in ("first", "again"):
+        service = serve(dynamic=pattern(fan, catalog=f"postgres:{db.dsn}", metadata_schema="{value}"))
+        catch_up(service)
+    assert service.status.destinations["ACME"].seeds == 0, "the second start finds what the first made"
+    for name in ("acme", "ACME", "x" * 300):
+        fan.values[name], fan.places[name] = name, service.tenants[name].destination.place
+    assert fan.differing() == {}

@@ -107,7 +107,7 @@ class FanoutService:
     def _serve(self, config: FanoutConfig, plan: ReadPlan, values: Sequence[str] = ()) -> None:
         """Serve the destinations of the file, its table, and of the pattern for these values and those seen before."""
         made = self.state_file.recall() if self._made is None else self._made
-        roster = Roster(config, self.env, functools.partial(self.source.canonical, plan))
+        roster = Roster(config, self.env, functools.partial(self.source.canonical, plan), made)
         if config.destinations_table is not None:
             roster.add_rows(self.source.listed(config.destinations_table, plan))
         found = roster.add_values([*values_of(config, made, self.env), *values])

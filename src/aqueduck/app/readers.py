@@ -75,10 +75,10 @@ def _found_in_source(
     config: FanoutConfig, source: FanoutSource, env: Mapping[str, str]
 ) -> list[DestinationConfig]:
     plan = source.plan_scan()
-    roster = Roster(config, env, functools.partial(source.canonical, plan))
+    made = StateFile(state_path(config)).recall()
+    roster = Roster(config, env, functools.partial(source.canonical, plan), made)
     if config.destinations_table is not None:
         roster.add_rows(source.listed(config.destinations_table, plan))
     if config.dynamic is not None:
-        made = StateFile(state_path(config)).recall()
         roster.add_values([*values_of(config, made, env), *source.values(plan)])
     return roster.destinations
