@@ -139,6 +139,8 @@ class Applied:
     seeded: bool = False
     stamp: int | None = None
     """The stamp of the cursor's lake snapshot."""
+    miscounted: bool = False
+    """It did not have as many rows as the source: it is to be seeded again."""
     rows: dict[str, int] = field(default_factory=dict)
     """Counts: written, deleted, upserted, matched, conflicts, orphans."""
     seconds: float = 0.0

@@ -152,6 +152,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("aqueduck_fanout_conflicts_resolved_total", "counter", _F, "Changes that a later one of the same key and cycle overrode."),
     MetricSpec("aqueduck_fanout_orphaned_preimages_total", "counter", _F, "Keys to remove that the destination did not have."),
     MetricSpec("aqueduck_fanout_reseeds_total", "counter", _F, "Destinations that had to be seeded again."),
+    MetricSpec("aqueduck_fanout_miscounts_total", "counter", _F, "Of those, destinations that had another number of rows than the source."),
     MetricSpec("aqueduck_fanout_seed_ratio", "gauge", _F, "Share of the running seed that is done, from 0 to 1."),
     MetricSpec("aqueduck_fanout_seed_rows", "gauge", _F, "Rows that the running seed has read, plus those it has written."),
     MetricSpec("aqueduck_fanout_pool_open", "gauge", _F, "Sessions with destinations that are open."),
@@ -380,6 +381,7 @@ def _of_fanout(flow: FlowOverview) -> Iterator[Sample]:
     yield "aqueduck_fanout_conflicts_resolved_total", name, counts.conflicts
     yield "aqueduck_fanout_orphaned_preimages_total", name, counts.orphaned_preimages
     yield "aqueduck_fanout_reseeds_total", name, counts.reseeds
+    yield "aqueduck_fanout_miscounts_total", name, counts.miscounts
     if flow.seed is not None:
         yield "aqueduck_fanout_seed_rows", name, flow.seed.rows
         yield "aqueduck_fanout_seed_ratio", name, flow.seed.share

@@ -226,6 +226,8 @@ class FanoutCounts:
     conflicts: int = 0
     orphaned_preimages: int = 0
     reseeds: int = 0
+    miscounts: int = 0
+    """Of those, destinations that had another number of rows than the source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -807,3 +809,64 @@ def test_long_values_and_values_that_differ_in_case_have_a_lake_each(
     for name in ("acme", "ACME", "x" * 300):
         fan.values[name], fan.places[name] = name, service.tenants[name].destination.place
     assert fan.differing() == {}
+
+
+def damage(fan: Fan) -> None:
+    """Somebody removes a row of a destination."""
+    with fan.pool.use(fan.place("one")) as lake:
+        lake.execute(f"delete from {lake.alias}.t where id = 1")
+
+
+def test_a_destination_with_another_number_of_rows_is_seeded_again(fan: Fan, serve: Serve) -> None:
+    """P-T03, P-T01: what is missing is found by the next cycle that counts, which commits nothing wrong, and it is told."""
+    service = serve()
+    catch_up(service)
+    damage(fan)
+    fan.change("insert into lake.t values (5, 'a', 5), (6, 'b', 6)")
+    service.poll()
+    assert (service.tenants["one"].cursor, service.tenants["two"].cursor) == (None, fan.latest())
+    catch_up(service)
+    assert fan.differing() == {}
+    assert (service.status.miscounts, service.status.reseeds) == (1, 1)
+    assert service.status.counts().miscounts == 1
+
+
+def test_what_was_applied_between_two_counts_is_counted_later(fan: Fan, serve: Serve) -> None:
+    """P-T03, P-F03: also of a source that has become idle; counting writes nothing, and is done once."""
+    service = serve()
+    catch_up(service)
+    service._count_at = math.inf
+    fan.change("insert into lake.t values (5, 'a', 5)")
+    service.poll()
+    damage(fan)
+    before = fan.snapshots()
+    assert not service.poll()
+    service._count_at = 0
+    assert service.poll()
+    assert service.status.miscounts == 1
+    assert fan.snapshots() == before
+    catch_up(service)
+    assert fan.differing() == {}
+
+
+def test_counting_takes_a_small_share_of_the_time(fan: Fan, serve: Serve) -> None:
+    """P-T03, P-F03: after a cycle that counted, there are many that do not."""
+    service = serve()
+    catch_up(service)
+    fan.change("insert into lake.t values (5, 'a', 5)")
+    service.poll()
+    assert service._count_at > time.monotonic()
+    damage(fan)
+    fan.change("insert into lake.t values (6, 'a', 6)")
+    service.poll()
+    assert service.status.miscounts == 0
+
+
+def test_destinations_that_only_gain_rows_are_not_counted(fan: Fan, serve: Serve) -> None:
+    """P-F01: without key columns, what the source loses stays at the destination."""
+    service = serve(routing={"field": "c"})
+    catch_up(service)
+    fan.change("delete from lake.t where id = 1", "insert into lake.t values (5, 'a', 5)")
+    catch_up(service)
+    assert fan.rows("one") == [(1, "a", 1), (5, "a", 5)]
+    assert service.status.reseeds == 0

@@ -55,6 +55,8 @@ log = structlog.get_logger()
 
 HANG_SECONDS = 60.0
 """A job that has begun and takes no processor time for so long is ended; its destinations are asked one by one."""
+COUNT_SHARE = 50
+"""Destinations are counted in one cycle of so many seconds for each second that such a cycle took."""
 SEED_WAVE = 500
 """Destinations that are seeded by one read of the source."""
 _FATAL = (RoutingError, ReservedColumnError, ConfigError, SparkStartError)
@@ -75,6 +77,10 @@ class FanoutService:
         self._spark: Any = spark
         self._own_spark = spark is None
         self._counted = -1
+        self._count_at = 0.0
+        """When destinations are to be counted again."""
+        self._to_count = False
+        """Whether anything was applied since they were."""
         self.upkeep = DestinationUpkeep(config.maintenance)
         self.verdicts = Verdicts(state_path(config).with_suffix(".verified.json"))
         self.reseed_wanted: set[str] = set()
@@ -182,9 +188,13 @@ class FanoutService:
         self._reseed_wanted()
         self._lags(latest)
         behind = [t for t in self.tenants if t.well and self._has_work(t, latest)]
+        end = latest
+        if not behind and self._to_count and time.monotonic() >= self._count_at:
+            behind = [t for t in self.tenants if t.well]
+            end = max((t.cursor or 0 for t in behind), default=latest)
         if not behind:
             return False
-        self._cycle(behind, latest, lane="main")
+        self._cycle(behind, end, lane="main")
         self._lags(latest)
         return True
 
@@ -235,7 +245,9 @@ class FanoutService:
             return
         if plan is None:
             return
-        tenants = [t for t in tenants if t.cursor is not None and t.cursor < end]
+        tenants = [t for t in tenants if t.cursor is not None and (t.cursor < end or start == end)]
+        count = main and bool(plan.keys) and time.monotonic() >= self._count_at
+        plan = replace(plan, counted=plan.counted or count)
         result = self._run(
             plan, tenants, lane,
             parts=1 if plan.reads and end - start < 50 else self._cores,
@@ -243,7 +255,10 @@ class FanoutService:
         )  # fmt: skip
         if result is not None:
             self._note(tenants, result)
+            if count:
+                self._count_at = time.monotonic() + COUNT_SHARE * result.seconds
             if main:
+                self._to_count = bool(plan.keys) and not count
                 self._counted = max(self._counted, end)
                 if result.report.unknown:
                     self._discover(result.report.unknown)

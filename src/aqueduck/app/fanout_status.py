@@ -79,6 +79,7 @@ class FanoutStatus:
     conflicts: int = 0
     orphaned_preimages: int = 0
     reseeds: int = 0
+    miscounts: int = 0
     pool_open: int = 0
     pool_created: int = 0
     pool_evicted: int = 0
@@ -104,6 +105,7 @@ class FanoutStatus:
             conflicts=self.conflicts,
             orphaned_preimages=self.orphaned_preimages,
             reseeds=self.reseeds,
+            miscounts=self.miscounts,
         )
 
 

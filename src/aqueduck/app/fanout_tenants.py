@@ -28,6 +28,7 @@ log = structlog.get_logger()
 STILL_SNAPSHOTS = 100
 STILL_SECONDS = 600.0
 """How many lake snapshots, and for how long, a cursor may stay behind where none of them touched the table."""
+_MISCOUNTED = "it had another number of rows than the source; if that repeats, the key columns are not unique"
 
 
 class Tenant:
@@ -186,6 +187,8 @@ class Tenants:
                 log.warning("rows without a destination", rows=report.unrouted, nulls=report.nulls)
             for applied in result.applied:
                 self._note_one(by_id[applied.id], applied)
+                if applied.miscounted:
+                    log.warning("destination is seeded again", destination=applied.id, reason=_MISCOUNTED)
 
     def _note_one(self, tenant: Tenant, applied: Applied) -> None:
         if applied.error is not None:
@@ -203,6 +206,7 @@ class Tenants:
         self._status.conflicts += rows.get("conflicts", 0)
         self._status.orphaned_preimages += rows.get("orphans", 0)
         self._status.reseeds += int(applied.cursor is None)
+        self._status.miscounts += int(applied.miscounted)
         if any(rows.get(kind) for kind in ("written", "deleted", "upserted")):
             status.last_change_at = time.time()
         tenant.recovered()

@@ -132,7 +132,11 @@ class CursorMovedError(Exception):
 
 
 class SeedNeededError(CursorMovedError):
-    """What the changes lead to is not what the source has, or its columns changed too much: only a seed helps."""
+    """The source's columns changed too much: only a seed helps."""
+
+
+class MiscountError(SeedNeededError):
+    """What the changes lead to is not what the source has."""
 
 
 def load(pool: LakePool, chunks: Iterable[bytes], plan: ReadPlan) -> str | None:
@@ -241,7 +245,7 @@ def apply_changes(
     """
     Bring one destination to the end of the plan; the result has no cursor if it has to be seeded instead.
 
-    `expected` is how many rows it has to have then, where the plan is strict.
+    `expected` is how many rows it has to have then, where they are counted.
     """
     began = time.monotonic()
     counts = net.of(index)
@@ -255,13 +259,16 @@ def apply_changes(
             deleted = min(matched, counts.get("lost", 0))
             if rows:
                 _insert(lake, destination, index, net, plan)
-            if not _move_cursor(lake, destination, plan, instance, changed=rows + deleted):
+            # A cycle that only counts writes nothing.
+            if plan.end != plan.start and not _move_cursor(
+                lake, destination, plan, instance, changed=rows + deleted
+            ):
                 raise CursorMovedError
-            if plan.strict and _count(lake, destination, plan) != expected:
-                raise SeedNeededError
+            if plan.counted and _count(lake, destination, plan) != expected:
+                raise MiscountError
             faults.point("fanout.before_commit")
-    except SeedNeededError:
-        return Applied(destination.id, None)
+    except SeedNeededError as why:
+        return Applied(destination.id, None, miscounted=isinstance(why, MiscountError))
     except CursorMovedError:
         lake.memory.pop(destination.id, None)
         state = read_state(lake, destination.id)

@@ -62,7 +62,7 @@ class ReadReport:
     unknown: list[str] = field(default_factory=list)
     """Values that belong to no destination, where they were asked for."""
     expected: dict[int, int] = field(default_factory=dict)
-    """Where the plan is strict: how many rows each destination has to have at its end."""
+    """Where destinations are counted: how many rows each has to have at the plan's end."""
     seconds: float = 0.0
 
 
@@ -157,7 +157,7 @@ def _read_routed(
                     f"select distinct {value}::varchar {nobody} and {value} is not null limit {UNKNOWN_VALUES_MAX}"
                 ).fetchall()
                 report.unknown = sorted(str(row[0]) for row in rows)
-        if plan.strict:
+        if plan.counted:
             report.expected = _expected(con, lake, plan, name)
         con.execute(f"drop table {name}_routes")
         if any(read.run.removes for read in plan.reads) and plan.keys:

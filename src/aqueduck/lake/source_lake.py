@@ -67,8 +67,10 @@ class ReadPlan:
     strict: bool = False
     """
     Upkeep of the source fell into the range.  DuckLake then dates some removals too early, so that destinations
-    replace every key that was touched, and count their rows before they commit.
+    replace every key that was touched.
     """
+    counted: bool = False
+    """Destinations count their rows before they commit, and are seeded again if the source has another number."""
 
     @property
     def field_type(self) -> str:
@@ -240,7 +242,8 @@ class SourceLake:
         source.refuse_reserved_names()
         reads, upkeep = self.reads(table_id, made, source, start, end)
         plan = self._plan(source, field, keys, start, end, tuple(reads), scan=False)
-        return replace(plan, strict=bool(keys) and upkeep)
+        strict = bool(keys) and upkeep
+        return replace(plan, strict=strict, counted=strict)
 
     def reads(
         self, table_id: int, made: int, source: SourceTable, start: int, end: int
@@ -333,7 +336,8 @@ def split_plan(plan: ReadPlan, parts: int) -> list[ReadPlan]:
             piece[-1] = replace(piece[-1], run=read.run.within(piece[-1].run.first, snapshot))
         else:
             piece.append(replace(read, run=read.run.within(snapshot, snapshot)))
-    return [replace(plan, reads=tuple(piece)) for piece in pieces if piece]
+    plans = [replace(plan, reads=tuple(piece), counted=False) for piece in pieces if piece]
+    return [replace(plans[0], counted=plan.counted), *plans[1:]]
 
 
 def _tree(parts: Sequence[tuple[Any, ...]], parent: int | None = None) -> tuple[SourceColumn, ...]:

@@ -128,6 +128,7 @@ export class Cards {
       ["Moved", counts.routing_moves ? count(counts.routing_moves) : null],
       ["Verified", verifiedFact(flow.verification)],
       ["Seeded again", counts.reseeds ? count(counts.reseeds) : null],
+      ["Miscounted", counts.miscounts ? count(counts.miscounts) : null],
       ["Open sessions", flow.pool ? count(flow.pool.open) : null],
       ["Evicted", flow.pool ? count(flow.pool.evicted) : null],
     ], points);
