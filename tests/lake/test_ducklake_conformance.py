@@ -249,6 +249,13 @@ def test_rows_that_a_transaction_wrote_and_removed_are_reported_wrongly(files: L
     assert files.done(at) == "inserted_into_table:1"
 
 
+def test_a_file_that_is_emptied_in_two_steps_is_reported_twice_wrongly(files: Lake) -> None:
+    """By its delete file and by its end; `ONCE` in `lake/change_sides.py` takes each place once."""
+    files.run("insert into lake.t values (1, 0), (2, 0)")
+    at = files.run("begin; delete from lake.t where id = 1; update lake.t set v = 1 where id = 2; commit")
+    assert files.changed("deletions", at, at, "id") == [(1,), (1,), (2,)]
+
+
 def test_a_rewrite_reports_rows_that_did_not_change_wrongly(files: Lake) -> None:
     """Lake snapshots that compact are left out, and no range crosses one (`readable_runs`)."""
     files.run("insert into lake.t values (1, 0), (2, 0)", "delete from lake.t where id = 1")

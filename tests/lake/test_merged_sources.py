@@ -87,6 +87,18 @@ def test_a_row_of_a_merged_file_is_inserted_and_deleted_by_itself(fan: Fan) -> N
     ]
 
 
+def test_rows_that_leave_a_file_in_two_steps_are_told_once(fan: Fan) -> None:
+    """P-T03: one transaction deletes some rows of a file, then all others; `ducklake_changes` has each once."""
+    start = fan.latest()
+    fan.change("insert into lake.t values (200, 'teal', 0), (201, 'teal', 0)")
+    fan.change("begin; delete from lake.t where id = 200; update lake.t set v = 1 where id = 201; commit")
+    assert changes(fan, start + 1, start + 2) == [
+        (start + 2, "delete", 200, "teal", 0),
+        (start + 2, "update_postimage", 201, "teal", 1),
+        (start + 2, "update_preimage", 201, "teal", 0),
+    ]
+
+
 def test_batches_are_limited_by_the_rows_of_each_lake_snapshot(fan: Fan) -> None:
     """P-T03: how many changes a lake snapshot has is counted where they happened, also those of merged files."""
     start = fan.latest()

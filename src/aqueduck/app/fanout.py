@@ -248,6 +248,7 @@ class FanoutService:
         tenants = [t for t in tenants if t.cursor is not None and (t.cursor < end or start == end)]
         count = main and bool(plan.keys) and time.monotonic() >= self._count_at
         plan = replace(plan, counted=plan.counted or count)
+        everyone = len(tenants) == sum(t.well for t in self.tenants)
         result = self._run(
             plan, tenants, lane,
             parts=1 if plan.reads and end - start < 50 else self._cores,
@@ -258,7 +259,7 @@ class FanoutService:
             if count:
                 self._count_at = time.monotonic() + COUNT_SHARE * result.seconds
             if main:
-                self._to_count = bool(plan.keys) and not count
+                self._to_count = bool(plan.keys) and not (count and everyone)
                 self._counted = max(self._counted, end)
                 if result.report.unknown:
                     self._discover(result.report.unknown)

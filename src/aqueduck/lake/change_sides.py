@@ -15,6 +15,12 @@ from aqueduck.schema import TableName
 
 __all__ = ["dated", "side", "sides"]
 
+ONCE = (
+    " qualify coalesce(filename not like '%.parquet', true)"
+    " or row_number() over (partition by filename, file_row_number) = 1"
+)
+"""A file that one transaction takes rows from, and then the rest, has its rows reported twice as deleted."""
+
 
 def dated(lake: PooledLake, table_id: int, run: Run) -> list[Run]:
     """
@@ -55,7 +61,7 @@ def sides(lake: PooledLake, table: TableName, run: Run, added: str, removed: str
         " and z.aqueduck_f like '%.parquet')"
     )
     insertions = side(lake, table, "insertions", run, place + added)
-    deletions = side(lake, table, "deletions", run, place + removed)
+    deletions = side(lake, table, "deletions", run, place + removed) + ONCE
     return (
         f"with aqueduck_a as materialized ({insertions}), aqueduck_d as materialized ({deletions}),"
         f" added as ({kept.format('aqueduck_a', 'aqueduck_d')}),"
