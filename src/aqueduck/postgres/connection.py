@@ -143,7 +143,10 @@ def _translated(
 ) -> AqueduckError | None:
     if exc.sqlstate is not None:
         message = exc.diag.message_primary or ""
-        return classify_server_error(exc.sqlstate, message, what=what, table=table, role=role, fix=fix)
+        hint = exc.diag.message_hint if may_show(exc.sqlstate, exc.diag.message_detail) else None
+        return classify_server_error(
+            exc.sqlstate, message, what=what, table=table, role=role, fix=fix, hint=hint
+        )
     if str(exc).startswith(_CONNECT_FAILURES):
         return classify_connect_failure(str(exc), role=role)
     if isinstance(exc, psycopg.OperationalError | psycopg.InterfaceError):

@@ -82,8 +82,9 @@ def classify_server_error(
     table: str | None = None,
     role: str | None = None,
     fix: str | None = None,
+    hint: str | None = None,
 ) -> AqueduckError:
-    """A server's ErrorResponse as one of ours; `message` is its primary message."""
+    """A server's ErrorResponse as one of ours; `message` is its primary message, `hint` its HINT where we have no better one."""
     text = f"cannot {what}: {message}"
     if sqlstate.startswith(_LOST):
         return ConnectionLostError(text, table=table)
@@ -107,7 +108,9 @@ def classify_server_error(
             return SourceUnreachableError(text, hint=_MORE_CONNECTIONS, table=table)
         case "55000" if "wal_level" in message:
             return WalLevelError(text, hint=SET_WAL_LEVEL + THEN_RESTART, table=table)
-    return _about_objects(sqlstate, message, text, table) or _query_error(sqlstate, message, what, table)
+    return _about_objects(sqlstate, message, text, table) or _query_error(
+        sqlstate, message, what, table, hint
+    )
 
 
 def privilege_fix(message: str, role: str | None, table: str | None = None) -> str | None:
@@ -139,9 +142,11 @@ def _about_objects(sqlstate: str, message: str, text: str, table: str | None) ->
     return None
 
 
-def _query_error(sqlstate: str, message: str, what: str, table: str | None) -> SourceQueryError:
+def _query_error(
+    sqlstate: str, message: str, what: str, table: str | None, hint: str | None
+) -> SourceQueryError:
     said = "" if sqlstate.startswith(_QUOTES_DATA) else f"{message} "
-    return SourceQueryError(f"cannot {what}: {said}(SQLSTATE {sqlstate})", table=table)
+    return SourceQueryError(f"cannot {what}: {said}(SQLSTATE {sqlstate})", table=table, hint=hint)
 
 
 def _quoted_table(table: str) -> str:

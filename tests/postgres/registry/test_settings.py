@@ -9,9 +9,8 @@ import psycopg
 import pytest
 
 from aqueduck.config import GroupConfig, LakeConfig
-from aqueduck.errors import (
-    ConfigError,
-)
+from aqueduck.errors import ConfigError, SourceQueryError
+from aqueduck.postgres.connection import translate_errors
 from aqueduck.postgres.registry import (
     Settings,
     call,
@@ -92,3 +91,21 @@ def test_a_setting_has_its_levels(conn: Connection) -> None:
     assert problem == "on_slot_loss cannot be set for a table"
     assert "unknown setting x" in refused(conn, "get_setting", name="x").message
     assert "unknown setting x" in refused(conn, "set_setting", name="x", value=None).message
+
+
+def test_a_refusal_keeps_its_hint_however_the_server_tells_of_it(conn: Connection) -> None:
+    """P-S26: also where the registry's schema is on the search path, and so is not named in the error's context."""
+    conn.execute("set search_path = aqueduck, public")
+    with pytest.raises(ConfigError) as caught:
+        call(conn, "set_setting", name="flush_interval", value="5")
+    assert "flush_interval_ms" in str(caught.value.hint)
+
+
+def test_a_hint_of_the_server_is_shown(conn: Connection) -> None:
+    """An error that has no code and no hint of ours has PostgreSQL's."""
+    with (
+        pytest.raises(SourceQueryError, match=r"Fix: .*Perhaps you meant") as caught,
+        translate_errors("look"),
+    ):
+        conn.execute("select relnam from pg_class")
+    assert caught.value.hint
