@@ -53,6 +53,11 @@ class WholeGroup:
 
     def start(self, tables: Mapping[str, Options], **keywords: Any) -> None:
         """Like a service that starts: prepare, capture, copy what is due."""
+        self.start_without_copies(tables, **keywords)
+        self.copy()
+
+    def start_without_copies(self, tables: Mapping[str, Options], **keywords: Any) -> None:
+        """The same, but what fails is not raised."""
         self.config = self._config(tables)
         self.lake = open_lake(self.config.lake)
         try:
@@ -69,7 +74,7 @@ class WholeGroup:
         runner.tell_tables()
         runner.tell_tasks()
         self._start_capture()
-        self.copy()
+        runner.copier.start()
 
     def _start_capture(self) -> None:
         position = self.runner.stored_position()

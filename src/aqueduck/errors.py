@@ -36,6 +36,8 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── SourceDivergedError      lake.diverged
     │   ├── ReservedColumnError      lake.reserved_column
     │   ├── LakeTableMissingError    lake.table_missing
+    │   ├── TargetReplacedError      lake.table_replaced
+    │   ├── PartitionedTargetError   lake.partitioned
     │   ├── NoSnapshotError          lake.no_snapshot
     │   ├── DuplicateKeyError        lake.duplicate_key
     │   └── ResyncNeededError        lake.resync_needed
@@ -105,6 +107,7 @@ __all__ = [
     "NoKeyError",
     "NoSnapshotError",
     "NotFoundError",
+    "PartitionedTargetError",
     "PrivilegeError",
     "ProtocolError",
     "PublicationError",
@@ -138,6 +141,7 @@ __all__ = [
     "TableDisabledError",
     "TableMissingError",
     "TableRecreatedError",
+    "TargetReplacedError",
     "TokenError",
     "TransactionTooLargeError",
     "TwoPhaseSlotError",
@@ -436,9 +440,21 @@ class ReservedColumnError(LakeError):
 
 
 class LakeTableMissingError(LakeError):
-    """The lake table to read does not exist."""
+    """The lake table to read or to fill does not exist."""
 
     code = "lake.table_missing"
+
+
+class TargetReplacedError(LakeError):
+    """A table or view that we did not make has the name of a target."""
+
+    code = "lake.table_replaced"
+
+
+class PartitionedTargetError(LakeError):
+    """A target is partitioned, and its files would not be."""
+
+    code = "lake.partitioned"
 
 
 class NoSnapshotError(LakeError):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from aqueduck.app.observe import table_state
+from aqueduck.app.observe import observe_group, observe_table, table_state
 from aqueduck.errors import ConnectionLostError
 from aqueduck.lifecycle import TableState
+from aqueduck.postgres.registry import TableObservation
 from aqueduck.spark.copy_job import CopyJob
 from tests.fix_postgres import Database, wait_until
 from tests.whole_group import whole_group
@@ -68,3 +70,18 @@ def test_a_table_goes_through_its_states_and_comes_to_rest(
         moves = [(a, b) for a, b in itertools.pairwise(seen) if a is not b]
         assert {PENDING, SNAPSHOT, ERRORED} <= set(seen)
         assert set(moves) - MOVES == set()
+
+
+def test_a_copy_counts_its_rows_and_is_a_commit(db: Database, tmp_path: Path) -> None:
+    """P-S27, P-T01: rows that were copied are synced rows, and the table and its group have a time of their last commit."""
+    db.execute("create table t (id int primary key); insert into t select generate_series(1, 50)")
+    with whole_group(db, tmp_path, {"t": {}}) as group:
+        [oid] = group.runner.tables
+        row: Any = SimpleNamespace(observed=TableObservation(id=1))
+        seen = observe_table(group.runner, 1, oid, row)
+        assert (seen.rows_synced, seen.applied_lsn) == (50, group.runner.states[oid].copy_position)
+        assert seen.last_sync_at is not None
+        assert observe_group(group.runner, 1).last_sync_at is not None
+        db.execute("insert into t values (51)")
+        group.apply()
+        assert observe_table(group.runner, 1, oid, row).rows_synced == 51

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -37,6 +37,7 @@ from aqueduck.lake.copy_files import ChunkFile
 from aqueduck.lake.directories import Directories, read_directories
 from aqueduck.lake.files import file_prefix
 from aqueduck.lake.landing_modes import can_go_on, prepare_copy
+from aqueduck.lake.places import OTHER, check_place, notice_changes
 from aqueduck.lake.table_states import TableState
 from aqueduck.lake.units import TASK_MEMORY
 from aqueduck.lifecycle import Lifecycle, fail, retry_is_due
@@ -54,7 +55,7 @@ from aqueduck.postgres.table_copy import (
 )
 from aqueduck.postgres.tables import describe_oid
 from aqueduck.projection import only_needed
-from aqueduck.schema import TableSchema, lsn_text
+from aqueduck.schema import TableName, TableSchema, lsn_text
 from aqueduck.spark.copy_job import CopyJob
 
 __all__ = ["Copier", "CopyProgress"]
@@ -112,7 +113,7 @@ class Copier:
     states: dict[int, TableState]
     """Shared with the group's committer; changed under `commit_lock` only."""
     directory: Path
-    on_ready: Callable[[list[int]], None]
+    on_ready: Callable[[Mapping[int, int]], None]
     has_everything_before: Callable[[int], bool]
     """Whether the lake has (applied or parked) all that was committed before a position."""
     numbered: Callable[[TableSchema, Sequence[SegmentRef]], list[SegmentRef]] = lambda copied, segments: list(
@@ -380,7 +381,7 @@ class Copier:
                 schema = only_needed(described).in_lake
                 planned.append((state, schema, plan_chunks(conn, schema, chunk_bytes=self.chunk_bytes)))
         with self.commit_lock:
-            directories = self._prepare([(state, schema) for state, schema, _ in planned])
+            directories, uuids = self._prepare([(state, schema) for state, schema, _ in planned])
             beside = {
                 state.oid
                 for state, schema, _ in planned
@@ -396,7 +397,9 @@ class Copier:
                 schema, place, chunks,
                 columns=columns[state.oid], moment=snapshot.moment, xmin=xmin, time_us=time_us,
             )  # fmt: skip
-            copies.append(RunningCopy(state, schema, place, journal, session, state.oid in beside))
+            copies.append(
+                RunningCopy(state, schema, place, journal, session, state.oid in beside, uuids[state.oid])
+            )
             self.progress[state.oid] = CopyProgress(journal, began)
             log.info(
                 "copy started" if session.number == 0 else "copy goes on", group=self.group, table=state.source,
@@ -404,17 +407,27 @@ class Copier:
             )  # fmt: skip
         return copies
 
-    def _prepare(self, tables: Sequence[tuple[TableState, TableSchema]]) -> Directories:
-        """Targets as the copy needs them; one that is missing is made when the copy lands, if that can be."""
+    def _prepare(
+        self, tables: Sequence[tuple[TableState, TableSchema]]
+    ) -> tuple[Directories, dict[int, str | None]]:
+        """
+        Targets as the copy needs them; one that is missing is made when the copy lands, if that can be.
+
+        Besides, which table each is: one that is yet to be made is none of those that somebody else makes meanwhile.
+        """
         directories = read_directories(self.lake)
-        early = []
+        notice_changes(self.lake)
+        early, uuids = [], {}
         for state, schema in tables:
+            source = TableName(schema.schema, schema.name)
+            there = check_place(self.lake, state.target, state.target_uuid, source, may_be_missing=True)
             refuse_names(state.target, schema, state.mode)
-            fits = state.mode.plain or directories.of(state.target) is None
-            if not fits or directories.place(state.target, state.mode) is None:
+            uuids[state.oid] = state.target_uuid if there else OTHER
+            if directories.place(state.target, state.mode) is None or (there and not state.mode.plain):
                 early.append((state, schema))
+                uuids[state.oid] = state.target_uuid if there else None
         if not early:
-            return directories
+            return directories, uuids
 
         def prepare() -> None:
             for state, schema in early:
@@ -422,7 +435,7 @@ class Copier:
 
         # In one transaction: after each that makes a table, DuckLake reads its whole catalog again.
         transact(self.lake, prepare)
-        return read_directories(self.lake)
+        return read_directories(self.lake), uuids
 
     def _read(self, job: CopyJob, copies: Sequence[RunningCopy]) -> list[ChunkFile]:
         """The job; a name that it did not find any more is no reason to wait for a person if the table is still there."""

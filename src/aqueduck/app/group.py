@@ -12,8 +12,9 @@ import functools
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -162,10 +163,19 @@ class GroupRunner:
         places = [(table.schema, known.of(table.target)) for table in self.tables.values()]
         write_tables(self._tables_note, places, {oid: t.mode for oid, t in self.tables.items()})
 
-    def _on_ready(self, oids: list[int]) -> None:
-        for oid in oids:
+    def _on_ready(self, copied: Mapping[int, int]) -> None:
+        """Tables that are ready now, with the rows that a copy of each brought; the caller holds `commit_lock`."""
+        now = datetime.now(UTC)
+        for oid, rows in copied.items():
             self.parked.pop(oid, None)
             self.parking.discard(oid)
+            counts = self.status.tables.setdefault(oid, TableCounts())
+            counts.copied += rows
+            counts.applied = (
+                max(self.states[oid].copy_position, counts.applied[0] if counts.applied else 0),
+                now,
+            )
+        self.status.last_commit_at = now
         self.tell_tables()
         self.tell_tasks()
 

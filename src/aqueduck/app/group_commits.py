@@ -31,6 +31,7 @@ from aqueduck.errors import (
 from aqueduck.lake.commit import BatchPlan, TableFailed, commit_batch, transact
 from aqueduck.lake.evolve import same_columns, widen, wider_columns
 from aqueduck.lake.parking import copy_to_parking
+from aqueduck.lake.places import check_place, notice_changes
 from aqueduck.lake.progress import Position
 from aqueduck.lake.table_states import TableState
 from aqueduck.lake.units import UnitFiles, parked_units, plan_batch, remove_scratch
@@ -168,6 +169,8 @@ def _evolved(runner: GroupRunner, plan: BatchPlan) -> tuple[BatchPlan, list[Tabl
         old = state.schema
         if old is not None and any(not same_columns(old, version) for version in versions):
             try:
+                notice_changes(runner.lake)
+                check_place(runner.lake, state.target, state.target_uuid, TableName(old.schema, old.name))
                 wider, versions = wider_columns(old, versions)
                 if wider != old:
                     transact(runner.lake, functools.partial(widen, runner.lake, state.target, old, wider))

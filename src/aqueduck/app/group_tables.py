@@ -123,7 +123,8 @@ def _let_go(runner: GroupRunner, oids: Iterable[int]) -> None:
 def _forget_in_lake(runner: GroupRunner, oids: Iterable[int], dropped: Collection[int] = ()) -> None:
     forget_tables(runner.lake, runner.group.name, *oids)
     for oid in dropped:
-        remove_target(runner.lake, runner.tables[oid].target, runner.tables[oid].mode)
+        table, state = runner.tables[oid], runner.states.get(oid)
+        remove_target(runner.lake, table.target, table.mode, None if state is None else state.target_uuid)
 
 
 def leave_table(runner: GroupRunner, oid: int) -> None:
@@ -168,7 +169,10 @@ def _take_over(runner: GroupRunner, giver: GroupRunner, state: TableState) -> No
         if handed:
             assert theirs is not None
             position = max(settled, giver.status.position)
-            ready = replace(state, ready=True, copy_position=position, error=None, schema=theirs.schema)
+            ready = replace(
+                state, ready=True, copy_position=position, error=None, schema=theirs.schema,
+                target_uuid=theirs.target_uuid,
+            )  # fmt: skip
             runner.copier.landings.finish_locked(
                 ready,
                 f"{state.source} moves from {giver.group.name} to {runner.group.name}",

@@ -8,15 +8,17 @@ lake if a commit got no answer.  What happens inside the transaction is in `lake
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from aqueduck.app.copy_journal import forget_journal
 from aqueduck.app.running_copy import RunningCopy
 from aqueduck.changes import SegmentRef
-from aqueduck.errors import CopyDisturbedError, TableDisabledError
+from aqueduck.errors import CopyDisturbedError, LakeError, TableDisabledError
+from aqueduck.lake.apply import check_target
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.commit import set_lineage, transact
 from aqueduck.lake.copy_files import ChunkFile
@@ -24,8 +26,9 @@ from aqueduck.lake.landing import is_shown, land_copy, replay_parked
 from aqueduck.lake.landing_modes import SessionFiles
 from aqueduck.lake.parking import parked_segments, remove_parked_files
 from aqueduck.lake.partition_marks import write_marks
+from aqueduck.lake.places import check_place, with_places
 from aqueduck.lake.table_states import TableState, read_states, write_state
-from aqueduck.schema import TableSchema, lsn_text
+from aqueduck.schema import TableName, TableSchema, lsn_text
 
 __all__ = ["Landings"]
 
@@ -40,7 +43,8 @@ class Landings:
     states: dict[int, TableState]
     directory: Path
     disabled: set[int]
-    on_ready: Callable[[list[int]], None]
+    on_ready: Callable[[Mapping[int, int]], None]
+    """Told which tables are ready, and how many rows a copy of each brought."""
     numbered: Callable[[TableSchema, Sequence[SegmentRef]], list[SegmentRef]]
     may_have_parked: Callable[[int], bool]
     _unsure: set[int] = field(default_factory=set)
@@ -72,7 +76,15 @@ class Landings:
                     for s, found in zip(copy.journal.sessions, files, strict=True)
                 ]
                 landed.append(
-                    land_copy(self.lake, self.group, state, copy.schema, sessions, parked[state.oid])
+                    land_copy(
+                        self.lake,
+                        self.group,
+                        state,
+                        copy.schema,
+                        sessions,
+                        parked[state.oid],
+                        target_uuid=copy.target_uuid,
+                    )
                 )
                 if copy.marks is not None:
                     write_marks(self.lake, self.group, state.oid, copy.marks)
@@ -94,9 +106,18 @@ class Landings:
             landed, replayed = transact(self.lake, write, happened=lambda done: self._in_lake(done[0]))
             self._unsure.difference_update(copy.state.oid for copy in copies)
             self.states.update((state.oid, state) for state in landed)
-            self.on_ready([state.oid for state in landed])
+            self._note_targets(landed)
+            self.on_ready(rows)
         remove_parked_files(replayed)
         return rows
+
+    def _note_targets(self, landed: Sequence[TableState]) -> None:
+        """Which tables the landing made: DuckLake numbers them when it commits."""
+        with contextlib.suppress(LakeError):  # the next start does it
+            known = with_places(self.lake, landed)
+            if known:
+                transact(self.lake, lambda: write_state(self.lake, self.group, known))
+                self.states.update((state.oid, state) for state in known)
 
     def _parked(self, oids: Sequence[int]) -> dict[int, list[SegmentRef]]:
         asked = [oid for oid in oids if self.may_have_parked(oid)]
@@ -141,6 +162,7 @@ class Landings:
         parked = self._parked([ready.oid])[ready.oid]
 
         def replay() -> TableState:
+            self._check_target(ready)
             done = replay_parked(self.lake, self.group, ready, parked)
             write_state(self.lake, self.group, [done])
             if also is not None:
@@ -149,8 +171,15 @@ class Landings:
             return done
 
         self.states[ready.oid] = transact(self.lake, replay, happened=lambda done: self._in_lake([done]))
-        self.on_ready([ready.oid])
+        self.on_ready({ready.oid: 0})
         remove_parked_files(parked)
+
+    def _check_target(self, ready: TableState) -> None:
+        """Also where nothing is to be applied: a table that goes on has a target."""
+        if ready.schema is not None:
+            source = TableName(ready.schema.schema, ready.schema.name)
+            check_place(self.lake, ready.target, ready.target_uuid, source)
+            check_target(self.lake, ready.target, ready.schema, ready.mode)
 
     def set_state(self, state: TableState) -> None:
         """Write a table's state outside of any batch; the caller holds `commit_lock`."""

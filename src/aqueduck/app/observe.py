@@ -123,7 +123,7 @@ def observe_table(runner: GroupRunner, group_id: int | None, oid: int, row: Tabl
         snapshot_lsn=state.copy_position or before.snapshot_lsn,
         applied_lsn=position,
         last_sync_at=at,
-        rows_synced=runner.rows_before.setdefault(oid, before.rows_synced) + counts.changes,
+        rows_synced=runner.rows_before.setdefault(oid, before.rows_synced) + counts.changes + counts.copied,
         queued_changes=queued,
         queued_bytes=queued_bytes,
         lag_bytes=runner.status.lag_bytes if queued else 0,

@@ -218,13 +218,14 @@ class SyncOverviews:
 
 
 def _unlisted(runner: GroupRunner, oid: int) -> TableOverview:
-    table = runner.tables[oid]
+    table, counts = runner.tables[oid], runner.status.tables[oid]
     return TableOverview(
         group=runner.group.name,
         source=table.source,
         target=str(table.target),
         state=table_state(runner, oid),
-        rows_synced=runner.status.tables[oid].changes,
+        rows_synced=counts.changes + counts.copied,
+        last_sync_at=None if counts.applied is None else counts.applied[1],
     )
 
 

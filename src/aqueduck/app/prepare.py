@@ -25,13 +25,15 @@ from aqueduck.errors import (
     AqueduckError,
     ConnectionLostError,
     LakeError,
-    LakeWriteError,
+    LakeTableMissingError,
+    PartitionedTargetError,
     RegistryIncompleteError,
     Retry,
     SchemaChangeError,
     SlotLostError,
     SourceUnreachableError,
     TableRecreatedError,
+    TargetReplacedError,
 )
 from aqueduck.lake.apply import check_target, ensure_target, make_target, refuse_names
 from aqueduck.lake.catalog import LakeSession, open_lake
@@ -39,6 +41,7 @@ from aqueduck.lake.commit import transact
 from aqueduck.lake.directories import read_directories
 from aqueduck.lake.parking import ensure_parking, forget_parked
 from aqueduck.lake.partition_marks import ensure_marks, forget_marks
+from aqueduck.lake.places import check_place, notice_changes, with_places
 from aqueduck.lake.progress import Position, lake_mark, read_position, write_position
 from aqueduck.lake.table_states import (
     TableState,
@@ -268,6 +271,7 @@ def prepare_tables(
 
     try:
         make(tables)
+        note_targets(lake, group)
     except LakeError:  # one by one, to see which
         failed: dict[int, AqueduckError] = {}
         for oid, table in tables.items():
@@ -275,8 +279,16 @@ def prepare_tables(
                 make({oid: table})
             except LakeError as exc:
                 failed[oid] = exc
+        note_targets(lake, group)
         return failed
     return {}
+
+
+def note_targets(lake: LakeSession, group: str) -> None:
+    """Which tables of the lake the targets are, of those that are there and not known so far."""
+    found = with_places(lake, read_states(lake, group).values())
+    if found:
+        transact(lake, lambda: write_state(lake, group, found))
 
 
 def _make_tables(
@@ -290,6 +302,7 @@ def _make_tables(
     directories = read_directories(lake)
     for oid, table in tables.items():
         in_lake = table.schema.in_lake
+        check_place(lake, table.target, None, may_be_missing=True)
         missing = directories.of(table.target) is None
         if missing and table.initial_copy and directories.planned(table.target, table.mode) is not None:
             refuse_names(table.target, in_lake, table.mode)  # it is made when its copy lands
@@ -421,6 +434,7 @@ def _prepare_lake(
     ensure_parking(lake)
     ensure_marks(lake)
     known = read_states(lake, group.name)
+    notice_changes(lake)
     refuse_recreated(group, tables, refused, known, renew)
     waiting = {t.target_table for t in group.tables if t.source in refused}
     others = {oid for oid, s in known.items() if oid in tables and not _is_for(s, tables[oid])}
@@ -492,8 +506,9 @@ def _is_for(state: TableState, table: PreparedTable) -> bool:
 def _broken(lake: LakeSession, state: TableState, table: PreparedTable) -> TableState | None:
     """The state of a table that streamed and whose target was changed or dropped since by somebody else."""
     try:
+        check_place(lake, table.target, state.target_uuid, TableName(table.schema.schema, table.schema.name))
         check_target(lake, table.target, state.schema or table.schema.in_lake, table.mode)
-    except (SchemaChangeError, LakeWriteError) as exc:
+    except (LakeTableMissingError, PartitionedTargetError, SchemaChangeError, TargetReplacedError) as exc:
         return replace(state, ready=False, error=str(exc)) if state.ready else None
     return None
 

@@ -38,6 +38,8 @@ class RunningCopy:
     session: CopySession
     beside: bool = False
     """Whether rows of an earlier copy stay, and changes from before this one count as well."""
+    target_uuid: str | None = None
+    """Which table the target is, if it is there when the copy lands; None if that is not known."""
     marks: Marks | None = None
     """The partitions that were read, once that is sure."""
 

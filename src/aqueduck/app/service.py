@@ -20,6 +20,7 @@ import structlog
 
 from aqueduck import metrics
 from aqueduck.app.actions import RegistryActions
+from aqueduck.app.column_watch import ColumnWatch
 from aqueduck.app.control import Wanted, inline_limits, open_control
 from aqueduck.app.copy_journal import journaled_files, journals_of
 from aqueduck.app.group import GroupRunner
@@ -29,6 +30,7 @@ from aqueduck.app.overviews import SyncOverviews
 from aqueduck.app.prepare import PreparedGroup, group_dir, prepare_group
 from aqueduck.app.reconcile import Reconciler, switch_tables
 from aqueduck.app.status import GroupStatus
+from aqueduck.app.target_watch import TargetWatch
 from aqueduck.app.tracing import Traces, open_traces
 from aqueduck.app.verify_schedule import Verifier
 from aqueduck.app.verify_sync import subject, sync_verdicts, sync_verifier
@@ -94,6 +96,8 @@ class SyncService:
         self.verifier: Verifier | None = None
         self._traces: Traces | None = None
         self.watch = SourceWatch()
+        self._target_watch = TargetWatch()
+        self._column_watch = ColumnWatch()
         self._watched_at = 0.0
 
     @property
@@ -247,6 +251,11 @@ class SyncService:
                 self.watch.look(runner)
             except AqueduckError as exc:
                 log.warning("the source's catalog cannot be read", group=runner.group.name, error=str(exc))
+            try:
+                self._target_watch.look(runner)
+                self._column_watch.look(runner)
+            except AqueduckError as exc:
+                log.warning("tables cannot be looked at", group=runner.group.name, error=str(exc))
 
     def _recover(self, runner: GroupRunner) -> None:
         """A query ended: look why, and start it again when that is due.  Nobody waits here: the other groups go on."""

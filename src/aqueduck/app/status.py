@@ -17,8 +17,10 @@ class TableCounts:
     updates: int = 0
     deletes: int = 0
     truncates: int = 0
+    copied: int = 0
+    """Rows that copies brought."""
     applied: tuple[int, datetime] | None = None
-    """Position and time of the last batch that had changes of it."""
+    """Position and time of the last batch that had changes of it, or of its copy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aqueduck.app.verify_reads import Cut, Pair, Sides, Wanted, Work, hashes, key_table
-from aqueduck.errors import AqueduckError, Retry
+from aqueduck.errors import (
+    AqueduckError,
+    LakeTableMissingError,
+    PartitionedTargetError,
+    Retry,
+    SchemaChangeError,
+    TargetReplacedError,
+)
+from aqueduck.lake.apply import check_target
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.digest import Answer, Difference, Question, compare_rows
 from aqueduck.lake.evolve import same_columns
+from aqueduck.lake.places import check_place, notice_changes
 from aqueduck.lake.progress import read_position
 from aqueduck.lake.table_states import TableState
 from aqueduck.lake.versions import KEYS, changed_keys, current_version, tables_at, unsent_columns
@@ -38,7 +47,7 @@ from aqueduck.postgres.table_copy import ExportedSnapshot, export_snapshot, expo
 from aqueduck.postgres.table_storage import read_storage
 from aqueduck.postgres.tables import describe_oid
 from aqueduck.projection import only_needed
-from aqueduck.schema import TableSchema, lsn_text
+from aqueduck.schema import TableName, TableSchema, lsn_text
 
 __all__ = ["Round"]
 
@@ -49,7 +58,7 @@ LISTED_ROWS_MAX = 200_000
 SUSPECTS_MAX = 1000
 POLL_SECONDS = 0.1
 TOO_FAST = "its rows change faster than they can be compared"
-NEW_COLUMNS = "its columns changed in the source, and reach the lake with the next change of a row"
+NEW_COLUMNS = "its columns changed in the source, and reach the lake within 10 s of a running service or with the next row"
 
 
 @dataclass
@@ -69,6 +78,7 @@ class Round:
     def run(self, works: Sequence[Work]) -> None:
         """Compare what is left of each; those with a verdict are done."""
         before = current_version(self.lake)
+        notice_changes(self.lake)
         storage = self._storage(works)
         self._say(works, "waits for a snapshot of the source")
         with contextlib.closing(_exported(self.sides)) as source:
@@ -124,13 +134,17 @@ class Round:
         """The table's columns and its keys in motion; without them, the work's note says why."""
         state = now.get(work.group, {}).get(work.state.oid)
         if state is None or not state.ready:
-            failed = state is not None and state.error is not None
-            work.verdict, work.note = "not compared", "errored" if failed else "its copy is not in yet"
+            work.verdict, work.note = "not compared", "its copy is not in yet"
+            if state is not None and state.error is not None:
+                work.note = f"errored: {state.error}"
             return None
         if state != before.get(work.group, {}).get(work.state.oid):
             work.keys, work.note = None, "it was copied again meanwhile"
             return None
         work.state = state
+        if (changed := _changed_by_hand(self.lake, state)) is not None:
+            work.verdict, work.note = "not compared", str(changed)
+            return None
         try:
             described = describe_oid(
                 self.sides.conn, state.oid, need_key=state.mode.needs_key, projection=state.projection
@@ -332,6 +346,21 @@ def _only(keys: pa.Table, hashes: pa.Array) -> pa.Table:
 
 def _count_without(rows: pa.Table, hashes: pa.Array) -> int:
     return len(rows) - int(pc.sum(pc.is_in(rows["k"], value_set=hashes)).as_py() or 0)
+
+
+def _changed_by_hand(lake: LakeSession, state: TableState) -> AqueduckError | None:
+    """Why there is nothing to compare with: the target was dropped, replaced or altered."""
+    schema = state.schema
+    name = None if schema is None else TableName(schema.schema, schema.name)
+    try:
+        check_place(lake, state.target, state.target_uuid, name)
+        if schema is not None:
+            check_target(lake, state.target, schema, state.mode)
+    except PartitionedTargetError:
+        return None  # it can be read
+    except (LakeTableMissingError, SchemaChangeError, TargetReplacedError) as exc:
+        return exc
+    return None
 
 
 def _judge_behind(work: Work, differences: list[Difference], behind: int) -> None:

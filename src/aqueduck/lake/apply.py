@@ -86,7 +86,8 @@ def check_target(
     if differing:
         raise SchemaChangeError(
             f"the columns of {schema.qualified} do not fit the lake table: {', '.join(differing)}",
-            hint=f"rename or drop {target.qualified} in the lake and let it be copied again",
+            hint=f"undo the change in the lake, or rename or drop {target.qualified} there; then:"
+            f" aqueduck tables resync -c FILE {TableName(schema.schema, schema.name)}",
             table=target.qualified,
         )
     session.memory.targets[target] = (schema, mode)
@@ -128,16 +129,15 @@ def _refuse_names_that_differ_by_case(target: TableName, schema: TableSchema) ->
             )
 
 
-def empty_target(session: LakeSession, target: TableName, schema: TableSchema) -> None:
-    """The target without rows and with these columns, for a new copy; made anew if its columns are others."""
+def empty_target(session: LakeSession, target: TableName, schema: TableSchema) -> bool:
+    """The target without rows and with these columns, for a new copy; whether it was made anew, as its columns were others."""
     if stored_columns(session, target) != _expected(schema, UPSERT):
         session.execute(f"drop table {lake_table(target)}", doing="making the target", table=target.qualified)
         session.memory.targets.pop(target, None)
         ensure_target(session, target, schema)
-    else:
-        session.execute(
-            f"delete from {lake_table(target)}", doing="emptying the target", table=target.qualified
-        )
+        return True
+    session.execute(f"delete from {lake_table(target)}", doing="emptying the target", table=target.qualified)
+    return False
 
 
 def apply_fold(

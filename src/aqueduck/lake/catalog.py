@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import psycopg
@@ -31,6 +31,9 @@ from aqueduck.links import CLIENT_END
 from aqueduck.modes import TableMode
 from aqueduck.schema import TableName, TableSchema
 from aqueduck.session_guards import with_search_path
+
+if TYPE_CHECKING:  # it asks through a session
+    from aqueduck.lake.places import Place
 
 __all__ = [
     "METADATA",
@@ -60,6 +63,10 @@ class SessionMemory:
 
     targets: dict[TableName, tuple[TableSchema, TableMode]] = field(default_factory=dict)
     """Target tables that were compared with this schema and mode."""
+    places: dict[TableName, Place | None] = field(default_factory=dict)
+    """What the lake has under the names of targets, see `places`."""
+    schema_version: int | None = None
+    """DuckLake's count of changes of tables when `targets` and `places` were asked for."""
     inlined_rows: dict[TableName, int] = field(default_factory=dict)
     """Rows, also dead ones, that the catalog itself holds of a table."""
     positions: dict[str, int] = field(default_factory=dict)

@@ -34,6 +34,7 @@ from aqueduck.lake.inlined import flush_where_due, inlining
 from aqueduck.lake.keeping import truncate_target
 from aqueduck.lake.kept_columns import keep_columns
 from aqueduck.lake.parking import record_parked
+from aqueduck.lake.places import check_place, know_places, notice_changes
 from aqueduck.lake.progress import Position, move_position, progress_table, read_position
 from aqueduck.lake.projected import refuse_unclear
 from aqueduck.lake.sql import LAKE, ident, literal
@@ -90,6 +91,7 @@ class TablePlan:
     schema: TableSchema | None = None
     """The columns that the target was made for; runs with others change it."""
     mode: TableMode = UPSERT
+    target_uuid: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,7 @@ def transact(
         done: list[T] = []
         try:
             with session.transaction():
+                notice_changes(session)
                 done.append(work())
         except LakeBusyError:
             if attempt + 1 == TRIES:
@@ -201,6 +204,8 @@ def _transaction(session: LakeSession, plan: BatchPlan, before: int) -> None:
     with session.transaction():
         if not move_position(session, position, start=before):
             raise LakeBusyError("the group's position in the lake moved while this batch was made")
+        notice_changes(session)
+        know_places(session, [table.target for table in plan.tables])
         for table in plan.tables:
             _apply_table(session, table, position.group)
         record_parked(session, position.group, position.position, plan.parked)
@@ -218,6 +223,8 @@ def _transaction(session: LakeSession, plan: BatchPlan, before: int) -> None:
 def _apply_table(session: LakeSession, table: TablePlan, group: str) -> None:
     try:
         current = table.schema
+        source = None if current is None else TableName(current.schema, current.name)
+        check_place(session, table.target, table.target_uuid, source)
         for run in table.runs:
             current = apply_run(
                 session,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from aqueduck.changes import SegmentRef
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.fold_modes import COPIED_SEQ, RESYNC_SEQ, TIME, change_seq
+from aqueduck.lake.places import is_ours
 from aqueduck.lake.sql import LAKE, ident, lake_table, literal
 from aqueduck.modes import MODES, TableMode
 from aqueduck.schema import TableName, TableSchema
@@ -112,8 +113,10 @@ def has_rows(session: LakeSession, target: TableName, mode: TableMode) -> bool:
     return bool(session.execute(f"select 1 from {lake_table(target)} as t where {own_rows(mode)} limit 1"))
 
 
-def remove_target(session: LakeSession, target: TableName, mode: TableMode) -> None:
-    """Drop the target; where other sources fill it as well, only remove the rows of this one."""
+def remove_target(session: LakeSession, target: TableName, mode: TableMode, uuid: str | None = None) -> None:
+    """Drop the target, unless another table took its place; where other sources fill it as well, only remove the rows of this one."""
+    if not is_ours(session, target, uuid):
+        return
     if mode.source_column is None:
         session.execute(f"drop table if exists {lake_table(target)}", table=target.qualified)
         return

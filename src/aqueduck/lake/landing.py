@@ -23,11 +23,12 @@ from aqueduck.lake.inlined import inlining
 from aqueduck.lake.keeping import own_rows
 from aqueduck.lake.landing_modes import SessionFiles, copied_keys, make_way
 from aqueduck.lake.parking import forget_parked
+from aqueduck.lake.places import check_place
 from aqueduck.lake.projected import change_view
 from aqueduck.lake.segments import Scans, columns_of, read_batches
 from aqueduck.lake.table_states import TableState
 from aqueduck.moments import Moment
-from aqueduck.schema import TableSchema
+from aqueduck.schema import TableName, TableSchema
 from aqueduck.typemap import cast_sql
 
 __all__ = ["is_shown", "land_copy", "replay_parked"]
@@ -40,10 +41,13 @@ def land_copy(
     schema: TableSchema,
     sessions: Sequence[SessionFiles],
     parked: Sequence[SegmentRef],
+    *,
+    target_uuid: str | None = None,
 ) -> TableState:
     """
     Inside a transaction: fill the target; returns the state that is to be written then.
 
+    `target_uuid` is that which the target must have if it is there now: see `check_place`.
     The lake must have (parked) every change that was committed before the last session's position,
     if there are several, or if that moment is more than a position.
     """
@@ -54,11 +58,14 @@ def land_copy(
             raise CopyDisturbedError(
                 "the table's columns changed while it was copied", table=schema.qualified
             )
-    landed = replace(ready, schema=schema)
+    name = TableName(schema.schema, schema.name)
+    there = check_place(session, ready.target, target_uuid, name, may_be_missing=True)
+    landed = replace(ready, schema=schema, target_uuid=target_uuid if there else None)
     with inlining(session, landed.target, schema):
         make_target(session, landed.target, schema, landed.mode)
         if landed.mode.plain:
-            empty_target(session, landed.target, schema)
+            if empty_target(session, landed.target, schema):
+                landed = replace(landed, target_uuid=None)
         elif not make_way(session, group, landed, parked, sessions):
             return replay_parked(session, group, landed, parked, moment=moment)
         for before, now in zip([None, *sessions], sessions, strict=False):

@@ -44,6 +44,8 @@ class TableState:
     schema: TableSchema | None = None
     """The source's columns that the target was made for."""
     mode: TableMode = UPSERT
+    target_uuid: str | None = None
+    """Which table the target is, as DuckLake numbers them; None if there is none yet, or it was not looked at."""
 
     @property
     def awaits_copy(self) -> bool:
@@ -60,16 +62,19 @@ def ensure_table_states(session: LakeSession) -> None:
         f"create table if not exists {TABLE} (group_name varchar, source_oid ubigint, source_name varchar,"
         " target_schema varchar, target_table varchar, ready boolean, copy_position ubigint, error varchar,"
         " columns varchar,"
-        " updated_at timestamptz, mode varchar)",
+        " updated_at timestamptz, mode varchar, target_uuid varchar)",
         doing="preparing the lake",
     )
-    # A lake of an earlier version has no modes.
-    session.execute(f"alter table {TABLE} add column if not exists mode varchar", doing="preparing the lake")
+    # A lake of an earlier version lacks these.
+    for column in ("mode", "target_uuid"):
+        session.execute(
+            f"alter table {TABLE} add column if not exists {column} varchar", doing="preparing the lake"
+        )
 
 
 def read_states(session: LakeSession, group: str) -> dict[int, TableState]:
     rows, _ = session.query(
-        f"select source_oid, source_name, target_schema, target_table, ready, copy_position, error, columns, mode"
+        f"select source_oid, source_name, target_schema, target_table, ready, copy_position, error, columns, mode, target_uuid"
         f" from {TABLE}"
         " where group_name = ?",
         [group],
@@ -84,8 +89,9 @@ def read_states(session: LakeSession, group: str) -> dict[int, TableState]:
             error,
             None if columns is None else TableSchema.from_json(columns),
             TableMode.from_json(mode),
+            uuid,
         )
-        for oid, source, schema, table, ready, position, error, columns, mode in rows
+        for oid, source, schema, table, ready, position, error, columns, mode, uuid in rows
     }
 
 
@@ -106,10 +112,11 @@ def write_state(session: LakeSession, group: str, states: Collection[TableState]
             state.error,
             None if state.schema is None else state.schema.to_json(),
             state.mode.to_json(),
+            state.target_uuid,
         ]
         for state in states
     ]
-    places = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?, now(), ?)"] * len(rows))
+    places = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?, now(), ?, ?)"] * len(rows))
     session.execute(
         f"insert into {TABLE} values {places}",
         [cell for row in rows for cell in row],

@@ -246,7 +246,7 @@ def _table(
     # What the copy has is left out with its columns: those that the copy brought are newer.
     left = [run for run in runs if any(s.last_lsn > skip_before for unit, _ in run for s in unit.segments)]
     plans = tuple(_run(p, skip_before, version) for p in left)
-    return TablePlan(state.oid, state.target, plans, skip_before, state.schema, state.mode)
+    return TablePlan(state.oid, state.target, plans, skip_before, state.schema, state.mode, state.target_uuid)
 
 
 def _run(

@@ -51,7 +51,8 @@ def tables_at(session: LakeSession, version: int) -> dict[str, dict[int, TableSt
             row["copy_position"],
             row["error"],
             None if row["columns"] is None else TableSchema.from_json(row["columns"]),
-            mode=TableMode.from_json(row.get("mode")),  # an older version of the lake has no modes
+            mode=TableMode.from_json(row.get("mode")),  # an older version of the lake has neither
+            target_uuid=row.get("target_uuid"),
         )
     return groups
 
