@@ -41,6 +41,12 @@ class ColumnVersions:
         self._known.clear()
         self._last.clear()
 
+    def forget(self, oid: int) -> None:
+        """The lake's table got other columns without a segment that has them: what comes next is told from those."""
+        for memory in (self._known, self._last):
+            for key in [key for key in memory if key[0] == oid]:
+                del memory[key]  # type: ignore[arg-type]
+
     def of(self, segment: SegmentRef) -> TableSchema:
         """The columns of a segment, with their numbers in the catalog; asked once for each version since the table's copy."""
         state = self._states.get(segment.table_oid)
