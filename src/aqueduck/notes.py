@@ -67,7 +67,12 @@ def read_confirmation(path: Path) -> Confirmation | None:
     """What `note_confirmation` left there last."""
     try:
         return Confirmation(**json.loads(path.read_text()))
-    except (FileNotFoundError, ValueError, TypeError):  # none, or not one that we could rely on
+    except (
+        FileNotFoundError,
+        NotADirectoryError,
+        ValueError,
+        TypeError,
+    ):  # none, or not one that we could rely on
         return None
 
 
@@ -92,7 +97,7 @@ def read_slot(path: Path) -> SlotMark | None:
     """What `note_slot` left there last."""
     try:
         return SlotMark(**json.loads(path.read_text()))
-    except (FileNotFoundError, ValueError, TypeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
         return None
 
 

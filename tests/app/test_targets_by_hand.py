@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from aqueduck.app.control import Parting
 from aqueduck.app.group_tables import remove_tables
 from aqueduck.app.observe import table_state
 from aqueduck.app.target_watch import TargetWatch
@@ -209,7 +210,7 @@ def test_a_table_in_the_targets_place_is_never_written_or_dropped(tables: Databa
         resync(group, "t")
         assert_whole(group, tables)
         by_hand(tmp_path, *REPLACED, "insert into lake.main.t values (42, 'mine')")
-        remove_tables(group.runner, [oid_of(group, "t")], drop=[oid_of(group, "t")])
+        remove_tables(group.runner, {oid_of(group, "t"): Parting("it was removed", drop_target=True)})
         assert rows(group, "t") == [(42, "mine")]
         assert group.read("from lake.main.theirs") == [(42,)]
 

@@ -360,6 +360,21 @@ def test_a_partitioned_table_is_filled_by_the_driver(writes: Writes) -> None:
     assert len(writes.rows()) == 3000
 
 
+def test_a_table_that_is_partitioned_during_a_write_is_filled_all_the_same(writes: Writes) -> None:
+    """P-L01: whether it is, is asked in the transaction of the commit; after a reset its files are added again."""
+    target = writes.open(APPEND)
+    parts = writes.parts(target, [many(0, 3000)])
+    with writes.pool.use(writes.place) as lake:
+        lake.execute(f"alter table {lake.alias}.main.t set partitioned by (bucket(4, id))")
+    assert commit_parts(writes.pool, writes.place, APPEND, target, parts, None)
+    with writes.pool.use(writes.place) as lake:
+        lake.execute(f"alter table {lake.alias}.main.t reset partitioned by")
+    added = writes.parts(target, [many(3000, 3000)])
+    assert commit_parts(writes.pool, writes.place, APPEND, target, added, None)
+    assert len(writes.rows()) == 6000
+    assert {Path(p.path).name for p in added} <= writes.files()
+
+
 @pytest.mark.parametrize(
     ("order", "message"),
     [

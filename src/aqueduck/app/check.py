@@ -12,9 +12,11 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from aqueduck.app.check_lake import check_catalog, check_data_path, check_state_dir
+from aqueduck.app.check_lake import check_catalog, check_data_path, check_state_dir, existing_lake
 from aqueduck.app.check_server import CheckResult, Connection, check_pooler, refused, result_of, server_checks
+from aqueduck.app.control import wanted_groups
 from aqueduck.app.options import with_projection
+from aqueduck.app.prepare import PreparedTable, check_prepared, lost_slot
 from aqueduck.config import GroupConfig, SyncConfig, TableConfig
 from aqueduck.errors import (
     AqueduckError,
@@ -22,6 +24,10 @@ from aqueduck.errors import (
     PrivilegeError,
     SlotLimitError,
 )
+from aqueduck.lake.catalog import LakeSession
+from aqueduck.lake.progress import read_position
+from aqueduck.lake.table_states import TableState
+from aqueduck.lake.versions import current_version, tables_at
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.failures import RAISE_SLOTS, RAISE_WALSENDERS, THEN_RESTART
 from aqueduck.postgres.publications import (
@@ -36,9 +42,9 @@ from aqueduck.postgres.quoting import identifier, literal, table_identifier
 from aqueduck.postgres.registry import check_registry, lake_of
 from aqueduck.postgres.row_security import refuse_row_security
 from aqueduck.postgres.server import ServerInfo, read_server
-from aqueduck.postgres.slots import check_slot, slot_info
+from aqueduck.postgres.slots import slot_info
 from aqueduck.postgres.tables import describe_table
-from aqueduck.schema import TableSchema
+from aqueduck.schema import TableName, TableSchema
 from aqueduck.web.server import check_server
 
 __all__ = ["run_checks"]
@@ -49,7 +55,8 @@ COPY_CONNECTIONS = 1
 
 def run_checks(config: SyncConfig) -> list[CheckResult]:
     """Check everything that can be checked; what depends on a failed connection is left out."""
-    results = list(_source_checks(config))
+    with existing_lake(config.lake) as lake:
+        results = list(_source_checks(config, lake))
     return [
         *results,
         result_of("data path", check_data_path, config.lake),
@@ -62,7 +69,7 @@ def run_checks(config: SyncConfig) -> list[CheckResult]:
 # -- The server
 
 
-def _source_checks(config: SyncConfig) -> Iterator[CheckResult]:
+def _source_checks(config: SyncConfig, lake: LakeSession | None) -> Iterator[CheckResult]:
     captures = {group.capture for group in config.groups}
     with contextlib.ExitStack() as stack:
         try:
@@ -77,8 +84,8 @@ def _source_checks(config: SyncConfig) -> Iterator[CheckResult]:
             yield result_of("free walsenders", _check_walsenders, conn, server, config)
         yield result_of("pooler", check_pooler, conn, captures)
         yield _registry_check(conn)
-        for group in config.groups:
-            yield from _group_checks(conn, server, config, group)
+        for group in wanted_groups(conn, config):
+            yield from _group_checks(conn, server, config, group, lake)
 
 
 def _check_slots(conn: Connection, server: ServerInfo, config: SyncConfig) -> str:
@@ -123,13 +130,15 @@ def _registry_check(conn: Connection) -> CheckResult:
 
 
 def _group_checks(
-    conn: Connection, server: ServerInfo, config: SyncConfig, group: GroupConfig
+    conn: Connection, server: ServerInfo, config: SyncConfig, group: GroupConfig, lake: LakeSession | None
 ) -> Iterator[CheckResult]:
     yield result_of(f"group {group.name}", _check_group, conn, config, group)
-    yield result_of(f"slot {group.slot_name}", _check_slot, conn, server, group)
+    yield result_of(f"slot {group.slot_name}", _check_slot, conn, server, config, group, lake)
     tables: list[TableSchema] = []
     for table in group.tables:
         yield result_of(f"table {table.source}", _check_table, conn, config, group, table, tables)
+    if lake is not None:
+        yield from _target_checks(lake, config, group, tables)
     name = f"publication {group.publication}"
     if group.users_publication:
         yield result_of(name, _check_users_publication, conn, group)
@@ -153,12 +162,46 @@ def _check_group(conn: Connection, config: SyncConfig, group: GroupConfig) -> st
     return "its name is free" if lake is None else "fills this lake"
 
 
-def _check_slot(conn: Connection, server: ServerInfo, group: GroupConfig) -> str:
+def _check_slot(
+    conn: Connection, server: ServerInfo, config: SyncConfig, group: GroupConfig, lake: LakeSession | None
+) -> str:
+    stored = None if lake is None else read_position(lake, group.name)
+    lost = lost_slot(conn, config, group, lake, stored, server)
+    if lost is not None and group.on_slot_loss == "stop":
+        raise lost
     info = slot_info(conn, group.slot_name)
-    check_slot(info, name=group.slot_name, database=server.database, position=None, plugin=group.plugin)
+    if lost is not None:
+        return f"is lost, so all tables will be copied again: {lost.message}"
     if info is None:
         return "will be created"
     return f"exists, keeps {info.retained_bytes / (1 << 20):.1f} MiB of WAL"
+
+
+def _target_checks(
+    lake: LakeSession, config: SyncConfig, group: GroupConfig, tables: list[TableSchema]
+) -> Iterator[CheckResult]:
+    """Whether the lake's tables are those that the service made, or can be made and filled."""
+    known = tables_at(lake, current_version(lake)).get(group.name, {})
+    by_name = {table.source_table: table for table in group.tables}
+    for schema in tables:
+        wanted = by_name[TableName(schema.schema, schema.name)]
+        name = f"target {wanted.target_table.qualified}"
+        yield result_of(name, _check_target, lake, config, group, schema, wanted, known)
+
+
+def _check_target(
+    lake: LakeSession,
+    config: SyncConfig,
+    group: GroupConfig,
+    schema: TableSchema,
+    wanted: TableConfig,
+    known: dict[int, TableState],
+) -> str:
+    state = known.get(schema.oid)
+    bound = with_projection(schema, wanted, config.mask_salt_env, None if state is None else state.projection)
+    table = PreparedTable(bound, wanted.target_table, wanted.initial_copy, wanted.table_mode)
+    check_prepared(lake, group, table, known)
+    return "fits" if state is not None else "can be filled"
 
 
 def _check_table(

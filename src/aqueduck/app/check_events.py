@@ -10,7 +10,7 @@ from pathlib import Path
 from aqueduck.app.check_lake import check_catalog, check_data_path
 from aqueduck.app.check_server import CheckResult, Connection, check_pooler, refused, result_of, server_checks
 from aqueduck.app.events_wiring import load_bookmark, source_dsn, table_of
-from aqueduck.app.prepare_events import check_slot_position, refuse_another_past
+from aqueduck.app.prepare_events import refuse_lost
 from aqueduck.config import LakeConfig
 from aqueduck.errors import AqueduckError, CatalogUnreachableError, SinkPathError
 from aqueduck.events_config import (
@@ -24,12 +24,10 @@ from aqueduck.events_config import (
     PostgresSinkConfig,
 )
 from aqueduck.lake.events_lake import check_events_lake
-from aqueduck.notes import read_confirmation
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.events_table import check_events_table
 from aqueduck.postgres.published import check_publication, refuse_narrowed
 from aqueduck.postgres.server import ServerInfo, read_server
-from aqueduck.postgres.slots import slot_info
 from aqueduck.web.server import check_server
 
 __all__ = ["run_event_checks"]
@@ -69,15 +67,13 @@ def _check_publication(conn: Connection, name: str, plugin: str) -> str:
 
 def _check_slot(conn: Connection, server: ServerInfo, config: EventsConfig, dsn: str) -> str:
     source = config.source
-    info = slot_info(conn, source.slot_name)
-    if source.slot_type == "temporary":
-        return "is made for each run"
     note = Path(config.state_dir) / source.slot_name / "confirmed"
     bookmark = None
     with contextlib.suppress(CatalogUnreachableError):  # its own line says so
         bookmark = load_bookmark(config, dsn)
-    check_slot_position(source, server, info, bookmark, read_confirmation(note))
-    refuse_another_past(conn, dsn, server, info, bookmark, note.with_name("slot"))
+    info = refuse_lost(conn, dsn, source, server, bookmark, note)
+    if source.slot_type == "temporary":
+        return "is made for each run"
     if info is None:
         return "will be created"
     return f"exists, keeps {info.retained_bytes / (1 << 20):.1f} MiB of WAL"

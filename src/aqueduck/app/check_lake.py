@@ -10,11 +10,12 @@ import contextlib
 import shlex
 import sqlite3
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from aqueduck.config import LakeConfig
 from aqueduck.errors import AqueduckError, CatalogUnreachableError, ConfigError, DataPathError, system_reason
-from aqueduck.lake.catalog import catalog_file, open_lake
+from aqueduck.lake.catalog import LakeSession, catalog_file, open_lake
 from aqueduck.lake.encryption import refuse_encrypted
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.quoting import identifier
@@ -23,6 +24,7 @@ __all__ = [
     "check_catalog",
     "check_data_path",
     "check_state_dir",
+    "existing_lake",
     "file_catalog_problem",
     "folder_problem",
     "repair",
@@ -100,6 +102,17 @@ def _check_postgres_catalog(lake: LakeConfig) -> str:
             hint=f"grant create on schema public to {identifier(role)}",
         )
     return "can be created"
+
+
+@contextlib.contextmanager
+def existing_lake(lake: LakeConfig) -> Iterator[LakeSession | None]:
+    """The lake, to be read; None where there is none yet, or `check_catalog` says why it cannot be opened."""
+    with contextlib.ExitStack() as stack:
+        session = None
+        with contextlib.suppress(AqueduckError):
+            if check_catalog(lake).endswith("can be opened"):
+                session = stack.enter_context(open_lake(lake, read_only=True))
+        yield session
 
 
 def _open(lake: LakeConfig) -> None:

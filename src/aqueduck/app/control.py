@@ -18,7 +18,7 @@ import psycopg
 import structlog
 
 from aqueduck.config import GroupConfig, SyncConfig
-from aqueduck.errors import ConfigError, PrivilegeError, RegistryIncompleteError
+from aqueduck.errors import AqueduckError, ConfigError, PrivilegeError, RegistryIncompleteError
 from aqueduck.lifecycle import ErrorClass, TableState
 from aqueduck.modes import MODES, TableMode
 from aqueduck.postgres import registry
@@ -36,6 +36,7 @@ __all__ = [
     "inline_limits",
     "open_control",
     "reopen_registry",
+    "wanted_groups",
 ]
 
 log = structlog.get_logger()
@@ -243,6 +244,23 @@ def _open_registry(config: SyncConfig, conn: psycopg.Connection[Any]) -> Control
     if listens:
         registry.listen(conn)
     return RegistryControl(config, conn, listens)
+
+
+def wanted_groups(conn: psycopg.Connection[Any], config: SyncConfig) -> list[GroupConfig]:
+    """The file's groups, with the tables and groups that only the registry has; for those who look and write nothing."""
+    try:
+        rows = registry.read_desired(conn, lake=config.lake.data_path)
+    except AqueduckError:  # there is none, or it is not for this role
+        return list(config.groups)
+    live = (row for row in rows if row.lake is not None and row.enabled and not row.removed)
+    more = {row.name: _wanted(row, []).group for row in live}
+    groups = []
+    for group in config.groups:
+        known = {table.source_table for table in group.tables}
+        found = more.pop(group.name, None)
+        extra = [] if found is None else [t for t in found.tables if t.source_table not in known]
+        groups.append(group.model_copy(update={"tables": (*group.tables, *extra)}))
+    return [*groups, *more.values()]
 
 
 def inline_limits(groups: Iterable[Wanted]) -> dict[TableName, int]:

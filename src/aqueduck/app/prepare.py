@@ -77,8 +77,10 @@ from aqueduck.schema import TableName, TableSchema, lsn_text
 __all__ = [
     "PreparedGroup",
     "PreparedTable",
+    "check_prepared",
     "describe_tables",
     "group_dir",
+    "lost_slot",
     "prepare",
     "prepare_group",
     "prepare_tables",
@@ -175,7 +177,7 @@ def prepare_group(
         if refused and not tables:
             raise next(iter(refused.values()))
         stored = read_position(lake, group.name)
-        lost = _lost_slot(conn, config, group, lake, stored, server, trust_slot)
+        lost = lost_slot(conn, config, group, lake, stored, server, trust_slot)
         if lost is not None:
             if group.on_slot_loss == "stop":
                 raise lost
@@ -340,14 +342,14 @@ def refuse_recreated(
         )
 
 
-def _lost_slot(
+def lost_slot(
     conn: psycopg.Connection[Any],
     config: SyncConfig,
     group: GroupConfig,
-    lake: LakeSession,
+    lake: LakeSession | None,
     stored: Position | None,
     server: ServerInfo,
-    trust_slot: bool,
+    trust_slot: bool = False,
 ) -> AqueduckError | None:
     """Why the slot cannot be read from the lake's position on, if it cannot; other conflicts are raised."""
     note = group_dir(config, group) / "confirmed"
@@ -360,7 +362,7 @@ def _lost_slot(
             name=group.slot_name,
             database=server.database,
             position=None if stored is None else stored.position,
-            lake=lake_mark(lake, group.name),
+            lake="" if lake is None else lake_mark(lake, group.name),
             noted=read_confirmation(note),
             trusted=trust_slot,
             plugin=group.plugin,
@@ -503,11 +505,36 @@ def _is_for(state: TableState, table: PreparedTable) -> bool:
     return (state.target, state.mode) == (table.target, table.mode)
 
 
+def check_prepared(
+    lake: LakeSession, group: GroupConfig, table: PreparedTable, known: Mapping[int, TableState]
+) -> None:
+    """Raise what a start would say of this table's place in the lake; `known` are the group's states there."""
+    tables, refused = {table.schema.oid: table}, dict[str, AqueduckError]()
+    refuse_recreated(group, tables, refused, known, ())
+    for error in refused.values():
+        raise error
+    state = known.get(table.schema.oid)
+    name = TableName(table.schema.schema, table.schema.name)
+    if state is not None and _is_for(state, table):
+        if state.ready:
+            _check_known(lake, state, table)
+        return
+    filled = {s.target for oid, s in known.items() if oid != table.schema.oid}
+    refuse_names(table.target, table.schema.in_lake, table.mode)
+    there = check_place(lake, table.target, None, name, may_be_missing=True)
+    if there and not (table.target in filled and table.initial_copy):
+        check_target(lake, table.target, table.schema.in_lake, table.mode)
+
+
+def _check_known(lake: LakeSession, state: TableState, table: PreparedTable) -> None:
+    check_place(lake, table.target, state.target_uuid, TableName(table.schema.schema, table.schema.name))
+    check_target(lake, table.target, state.schema or table.schema.in_lake, table.mode)
+
+
 def _broken(lake: LakeSession, state: TableState, table: PreparedTable) -> TableState | None:
     """The state of a table that streamed and whose target was changed or dropped since by somebody else."""
     try:
-        check_place(lake, table.target, state.target_uuid, TableName(table.schema.schema, table.schema.name))
-        check_target(lake, table.target, state.schema or table.schema.in_lake, table.mode)
+        _check_known(lake, state, table)
     except (LakeTableMissingError, PartitionedTargetError, SchemaChangeError, TargetReplacedError) as exc:
         return replace(state, ready=False, error=str(exc)) if state.ready else None
     return None

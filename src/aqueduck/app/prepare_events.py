@@ -24,7 +24,7 @@ from aqueduck.postgres.server import ServerInfo, read_server, require_logical_wa
 from aqueduck.postgres.slots import SlotInfo, announced_slot, check_slot, missing_slot, slot_info
 from aqueduck.schema import TableSchema, lsn_text, parse_lsn
 
-__all__ = ["PreparedSource", "check_slot_position", "prepare_source", "refuse_another_past"]
+__all__ = ["PreparedSource", "check_slot_position", "prepare_source", "refuse_another_past", "refuse_lost"]
 
 _AGAIN = "remove the bookmark to begin anew with what the slot has; changes before that are gone"
 
@@ -48,20 +48,12 @@ def prepare_source(
     with connect(dsn) as conn:
         server = read_server(conn)
         require_logical_wal(server)
-        if bookmark is not None and bookmark.system_identifier != server.system_identifier:
-            raise BookmarkError(
-                "the bookmark belongs to another PostgreSQL cluster",
-                hint=f"point to that cluster, or {_AGAIN}",
-            )
         tables = published_tables(conn, source.publication_name)
         refuse_narrowed(conn, source.publication_name, source.plugin)
+        refuse_lost(conn, dsn, source, server, bookmark, note, trust_slot=trust_slot)
         if source.slot_type == "temporary":
             position = server.current_lsn
         else:
-            info = slot_info(conn, source.slot_name)
-            if not (trust_slot and info is not None):
-                check_slot_position(source, server, info, bookmark, read_confirmation(note))
-            refuse_another_past(conn, dsn, server, info, bookmark, note.with_name("slot"))
             begin = announced_slot(conn, source.slot_name, source.plugin)
             position = bookmark.position if bookmark is not None else _first_position(source, begin)
     return PreparedSource(server.database, server.system_identifier, server.timeline, position, tables)
@@ -69,6 +61,29 @@ def prepare_source(
 
 def _first_position(source: PostgresCdcConfig, begin: int) -> int:
     return max(begin, parse_lsn(source.start_lsn)) if source.start_lsn else begin
+
+
+def refuse_lost(
+    conn: psycopg.Connection[Any],
+    dsn: str,
+    source: PostgresCdcConfig,
+    server: ServerInfo,
+    bookmark: Bookmark | None,
+    note: Path,
+    *,
+    trust_slot: bool = False,
+) -> SlotInfo | None:
+    """Raise if the slot cannot be read from the bookmark on; `note` is what we were told of it.  The slot, if there is one."""
+    if bookmark is not None and bookmark.system_identifier != server.system_identifier:
+        raise BookmarkError(
+            "the bookmark belongs to another PostgreSQL cluster", hint=f"point to that cluster, or {_AGAIN}"
+        )
+    info = slot_info(conn, source.slot_name)
+    if source.slot_type != "temporary":
+        if not (trust_slot and info is not None):
+            check_slot_position(source, server, info, bookmark, read_confirmation(note))
+        refuse_another_past(conn, dsn, server, info, bookmark, note.with_name("slot"))
+    return info
 
 
 def refuse_another_past(

@@ -309,7 +309,9 @@ class Reconciler:
             known = read_states(lake, group)
             for row in gone:
                 if row.drop_target:
-                    remove_target(lake, row.target, row.table_mode)
+                    for state in known.values():  # what the books do not have was dropped, or is not ours
+                        if (state.target, state.mode) == (row.target, row.table_mode):
+                            remove_target(lake, row.target, row.table_mode, state.target_uuid)
                     if row.observed.source_oid is not None:  # if it was added again, it begins anew
                         forget_tables(lake, group, row.observed.source_oid)
                 elif not wanted.wants(row):

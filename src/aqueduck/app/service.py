@@ -337,6 +337,8 @@ class SyncService:
                     return False
             runner.query.check()
             runner.read_to = reading_to
+            with contextlib.suppress(SourceUnreachableError, ConnectionLostError):
+                self._column_watch.look(runner)  # what it saw at the start is in the lake now
             runner.copier.start()
             if not runner.copier.busy or stopping.is_set():
                 break

@@ -25,6 +25,7 @@ from aqueduck.lake.catalog import OWN_SCHEMA
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.files import write_files
 from aqueduck.lake.object_stores import know_store
+from aqueduck.lake.places import is_partitioned
 from aqueduck.lake.pool import LakePool, PooledLake
 from aqueduck.lake.sql import ident, idents, literal, string_list
 from aqueduck.lake.storage import discard_file, list_files, no_glob, remove_file
@@ -169,7 +170,8 @@ def _apply(lake: PooledLake, order: WriteOrder, target: WriteTarget, parts: Sequ
             _insert(lake, target, f"{folded}{condition}")
             lake.execute(f"drop table {folded}")
             return set()
-    if target.inserted or sum(part.rows for part in parts) <= INLINE_ROWS:
+    few = sum(part.rows for part in parts) <= INLINE_ROWS
+    if few or target.inserted or is_partitioned(lake, target.table):
         _insert(lake, target, rows)
         return set()
     lake.execute(

@@ -25,7 +25,6 @@ from aqueduck.lake.not_inlined import keep_out_of_catalog
 from aqueduck.lake.pool import LakePool, PooledLake
 from aqueduck.lake.spark_cells import OWN_MESSAGE, from_spark, is_nested, spark_type
 from aqueduck.lake.sql import ident, literal
-from aqueduck.lake.upkeep import table_id
 from aqueduck.lake_place import LakePlace
 from aqueduck.schema import TableName
 
@@ -98,7 +97,7 @@ def open_target(pool: LakePool, place: LakePlace, order: WriteOrder, arrow: pa.S
             _directory(lake, order.table),
             tuple(name for name, _, _ in stored),
             tuple(_cells(order, columns, stored)),
-            _is_partitioned(lake, order.table) or not all(map(is_adopted, types.values())),
+            not all(map(is_adopted, types.values())),
         )
 
 
@@ -218,12 +217,3 @@ def _directory(lake: PooledLake, table: TableName) -> str:
     place = stored_directory(lake, table)
     assert place is not None, "it was made"
     return place if is_remote(place) else os.path.abspath(place)  # noqa: PTH100 - the text, not the file
-
-
-def _is_partitioned(lake: PooledLake, table: TableName) -> bool:
-    rows = lake.execute(
-        f"select 1 from {lake.metadata}.ducklake_partition_info where table_id = ? and end_snapshot is null",
-        (table_id(lake, table),),
-        doing="looking at the table's partitions",
-    )
-    return bool(rows)
