@@ -118,7 +118,7 @@ def test_a_target_in_other_hands_is_named_at_the_next_write(
         group.apply(tasks=tasks)
         assert_whole(group, tables)
         by_hand(tmp_path, *statements)
-        found = group.read("from lake.main.t") if hand not in ("dropped", "renamed") else None
+        found = rows(group, "t") if hand not in ("dropped", "renamed") else None
         tables.execute(
             "insert into t values (4, 'd'); update t set v = 'x' where id = 1; insert into u values (3, 'c')"
         )
@@ -128,7 +128,7 @@ def test_a_target_in_other_hands_is_named_at_the_next_write(
         assert rows(group, "u") == source_rows(tables, "u")
         assert group.runner.parked[oid_of(group, "t")].rows == 2
         if found is not None:
-            assert group.read("from lake.main.t") == found, "it was not written into"
+            assert rows(group, "t") == found, "it was not written into"
 
 
 def look(group: WholeGroup, watch: TargetWatch) -> None:
