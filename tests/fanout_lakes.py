@@ -66,7 +66,9 @@ class Fan:
     def source_rows(self, value: str) -> list[tuple[Any, ...]]:
         return sorted(
             self.source.execute(
-                f'select * from lake.t where "{self.routing_field}"::varchar = ?', [value]
+                # Concatenated: DuckLake's statistics of the table can be wrong, and would leave out files.
+                f"select * from lake.t where \"{self.routing_field}\"::varchar || '' = ?",
+                [value],
             ).fetchall(),
             key=repr,
         )
