@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
-from collections.abc import Callable
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from aqueduck.errors import ProtocolError
 from aqueduck.postgres import text_kernels as kernels
 from aqueduck.postgres.decoder import Commit, Decoder, Rows, Truncate
 from aqueduck.postgres.text_rows import TextRows
@@ -182,3 +188,91 @@ def test_the_parts_of_lines_are_found_whatever_they_hold() -> None:
         b'"a, b".c',
         b'd."e: f"',
     ]
+
+
+def test_tables_are_told_apart_by_every_byte(tmp_path: Path) -> None:
+    """The attack: tables were told apart by a hash of 64 bits, for which a collision is found within seconds."""
+    names = ["t1", "t2", '"T1"', '"t1 "']
+    oids = {name.strip('"'): oid for oid, name in enumerate(names, 1)}
+
+    def published(name: TableName) -> tuple[TableSchema, bool]:
+        column = Column("id", 23, -1)
+        return TableSchema(oids[name.name], "public", name.name, (column,), ("id",), "d"), True
+
+    rows = TextRows(0, published, tmp_path)
+    rows.begin({}, 0)
+    lines = [f"table public.{name}: INSERT: id[integer]:1" for name in names * 2]
+    raw = rows_of(["BEGIN 1", *lines, "COMMIT 1 (at 2000-01-01 00:00:01+00)"])
+    rows.convert(raw, 0, raw.size)
+    inserts = [frame for frame in single_frames(rows) if frame[30] == ord("I")]
+    assert [int.from_bytes(frame[31:35], "big") for frame in inserts] == [1, 2, 3, 4] * 2
+
+
+def single_frames(rows: TextRows) -> Iterator[bytes]:
+    """The messages of a step, one by one."""
+    for piece in rows.end(1 << 40):
+        data, at = piece.tobytes(), 0
+        while at < len(data):
+            size = 1 + int.from_bytes(data[at + 1 : at + 5], "big")
+            yield data[at : at + size]
+            at += size
+
+
+LINES = [
+    "BEGIN 7",
+    "table public.t, public.other: TRUNCATE: restart_seqs",
+    "table public.t: DELETE: id[integer]:1 \"order\"[text]:'it''s'",
+    "table public.other: INSERT: x[integer]:1",
+    "table public.t: DELETE: (no-tuple-data)",
+    "table public.t: INSERT: id[integer]:2 \"order\"[text]:'' doc[text]:null",
+    "table public.t: UPDATE: old-key: id[integer]:2 \"order\"[text]:'' new-tuple:"
+    " id[integer]:3 \"order\"[text]:'x' doc[text]:unchanged-toast-datum",
+    "message: transactional: 1 prefix: x, sz: 1 content:y",
+    "COMMIT 7 (at 2024-02-29 23:59:59.5+00)",
+    "BEGIN 8",
+    "table public.t: INSERT: id[integer]:4 \"order\"[text]:'a' doc[text]:'b'",
+    "COMMIT 8 (at 2024-02-29 23:59:59.5+00)",
+]
+
+
+def read_mutated(seed: int, count: int) -> int:
+    """Read that many steps with random mistakes; how many of them were refused."""
+    dice, refused = random.Random(seed), 0
+    valid = rows_of(LINES).tobytes()
+    with tempfile.TemporaryDirectory() as directory:
+        for _ in range(count):
+            data = bytearray(valid)
+            for _ in range(dice.choice((1, 1, 2, 8))):
+                at = dice.randrange(len(data))
+                match dice.randrange(4):
+                    case 0:
+                        data[at] = dice.randrange(256)
+                    case 1:
+                        data[at] = dice.choice(b"\"'[]:, \0\xffTBCIUDn(")
+                    case 2:
+                        del data[at + 30 : at + 30 + dice.randrange(1, 20)]
+                    case _:
+                        data = data[: max(at, 30)]
+            rows = TextRows(0, lambda name: (TABLE, True) if name.name == "t" else None, Path(directory))
+            rows.begin({}, 0)
+            raw = np.frombuffer(bytes(data), np.uint8)
+            try:
+                rows.convert(raw, 0, raw.size)
+                list(rows.end(1 << 40))
+            except ProtocolError:
+                refused += 1
+    return refused
+
+
+def test_mutated_lines_are_refused_or_read() -> None:
+    """The attack: a line that the plugin never writes made the kernel read beyond its memory."""
+    assert read_mutated(1, 3000) > 300
+
+
+def test_mutated_lines_are_read_within_bounds(tmp_path: Path) -> None:
+    """The same with kernels that check every index."""
+    code = "from tests.postgres.test_text_rows import read_mutated; read_mutated(2, 3000)"
+    checked = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **checked}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]

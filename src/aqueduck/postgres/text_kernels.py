@@ -8,12 +8,13 @@ Read the lines of test_decoding, and write them as pgoutput's messages; numba ke
     table public.t, public.u: TRUNCATE: (no-flags)
     COMMIT 764 (at 2026-01-31 12:00:00.123456+00)
 
-A line whose table or columns are not known yet stops the kernel; `text_rows` learns them and goes on.
+A line whose table or columns are not known yet stops the kernel; `text_rows` learns them and continues.  Names and types are
+compared byte by byte.  Lines are checked before they are read: one that is no line of test_decoding is reported, whatever it holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,27 +27,14 @@ from aqueduck.postgres.pgoutput import Bytes, _i64, _u32
 __all__ = ["TextTable", "TextTables", "commits", "frames", "parse_line", "parse_truncate", "walk"]
 
 Ints = npt.NDArray[np.int64]
+Texts = tuple[Bytes, Ints]
+"""Texts one after the other, and where each begins; the last number is the end."""
 
 # what stopped `frames`
 DONE, FULL, UNKNOWN, TRUNCATES, BAD = range(5)
 # slots of its state
-AT, TX, SKIP_TO, SKIPPING, LINE, LINE_END, LEARNT = range(7)
-STATE_SLOTS = 7
-
-_SEED = 1469598103934665603
-_PRIME = 1099511628211
-
-
-@njit(cache=True, nogil=True)
-def _hash(raw, a, b, seed):
-    h = np.uint64(seed)
-    for i in range(a, b):
-        h = (h ^ np.uint64(raw[i])) * np.uint64(1099511628211)
-    return np.int64(h)
-
-
-def _hash_of(text: bytes, seed: int = _SEED) -> int:
-    return int(_hash(np.frombuffer(text, np.uint8), 0, len(text), np.uint64(seed & (2**64 - 1))))
+AT, TX, SKIP_TO, SKIPPING, LINE, LINE_END, LEARNT, OPEN = range(8)
+STATE_SLOTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +43,8 @@ class TextTable:
 
     oid: int = 0
     full: bool = False
-    types: int = 0
-    """What the types of a whole row amount to; 0 while none was seen."""
+    types: bytes = b""
+    """The types of a whole row as lines have them; empty while none was seen."""
     columns: tuple[str, ...] = ()
     kept: tuple[bool, ...] = ()
     """Which of the columns are among the rows that we write."""
@@ -72,17 +60,19 @@ class TextTables(dict[bytes, TextTable]):
         for name in [name for name, table in self.items() if table.oid in oids]:
             del self[name]
 
-    def arrays(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-        """For the kernel: names, facts and first columns of the tables; names and places of all columns."""
-        heads = np.array([_hash_of(name) for name in self], np.int64)
-        facts = np.array([(t.oid, t.full, t.types, sum(t.kept)) for t in self.values()], np.int64).reshape(
-            -1, 4
-        )
+    def arrays(self) -> tuple[Texts, Ints, Texts, Ints, Texts, Ints]:
+        """For the kernel: names, facts, types and first columns of the tables; names and places of all columns."""
+        facts = np.array([(t.oid, t.full, sum(t.kept)) for t in self.values()], np.int64).reshape(-1, 3)
         starts = np.cumsum([0, *(len(t.columns) for t in self.values())], dtype=np.int64)
-        columns = [_hash_of(column.encode()) for t in self.values() for column in t.columns]
+        columns = [column.encode() for t in self.values() for column in t.columns]
         places = [np.where(t.kept, np.cumsum(t.kept) - 1, -1) for t in self.values() if t.kept]
         flat = np.concatenate(places).astype(np.int64) if places else np.empty(0, np.int64)
-        return heads, facts, starts, np.array(columns, np.int64), flat
+        types = _texts([t.types for t in self.values()])
+        return _texts(list(self)), facts, types, starts, _texts(columns), flat
+
+
+def _texts(texts: Sequence[bytes]) -> Texts:
+    return np.frombuffer(b"".join(texts), np.uint8), np.cumsum([0, *map(len, texts)], dtype=np.int64)
 
 
 @njit(cache=True, nogil=True)
@@ -108,12 +98,14 @@ def _line(raw, pos):
     """Where the line of the row at `pos` begins, and where the row ends; 0 for the trailer, -1 if malformed."""
     stop = pos + 1 + _u32(raw, pos + 1)
     p = pos + 5
+    if stop > raw.size or stop < p:
+        return -1, raw.size
     if stop - p >= 19 and raw[p] == 80:
         p += 19
     if stop - p == 2 and raw[p] == 255:
         return 0, stop
     if (
-        stop - p < 18
+        stop - p < 19
         or raw[p] != 0
         or raw[p + 1] != 2
         or _u32(raw, p + 2) != 8
@@ -224,21 +216,35 @@ def _type_end(raw, p, end):
 
 
 @njit(cache=True, nogil=True)
-def _name_hash(raw, a, b):
-    """Of a column's name without its quotes: which names need them is the server's business."""
+def _same(raw, a, b, known, first, last):
+    """Whether ``raw[a:b]`` is ``known[first:last]``."""
+    if b - a != last - first:
+        return False
+    for i in range(b - a):
+        if raw[a + i] != known[first + i]:
+            return False
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _same_name(raw, a, b, known, first, last):
+    """Whether a column's name is the known one, without its quotes: which names need them is the server's business."""
     if raw[a] != 34:
-        return _hash(raw, a, b, np.uint64(1469598103934665603))
-    h = np.uint64(1469598103934665603)
+        return _same(raw, a, b, known, first, last)
     p = a + 1
-    while p < b - 1:
-        h = (h ^ np.uint64(raw[p])) * np.uint64(1099511628211)
+    while p < b - 1 and first < last:
+        if raw[p] != known[first]:
+            return False
         p += 2 if raw[p] == 34 else 1
-    return np.int64(h)
+        first += 1
+    return p == b - 1 and first == last
 
 
 @njit(cache=True, nogil=True)
 def _value(raw, p, end, out, at, write):
     """Copy the value at `p` as a cell; returns (after the value, after the cell), or -1 if it is malformed."""
+    if p >= end:
+        return -1, at
     quoted = p
     if raw[p] == 66 and p + 1 < end and raw[p + 1] == 39:  # B'…'
         quoted = p + 1
@@ -285,17 +291,17 @@ def _value(raw, p, end, out, at, write):
 
 
 @njit(cache=True, nogil=True)
-def _tuple(raw, p, end, out, at, columns, places, kept, types, whole, lenient):
+def _tuple(raw, p, end, out, at, names, own, columns, places, kept, types, kinds, last_kind, whole, lenient):
     """
     The cells from `p` on, up to the end or to another tuple; returns (after them, after what was written).
 
-    Of a `whole` row all columns are there, with the types that they had; of an old image some are left out.
+    ``own[i]:own[i + 1]`` is where the name of column i is in `names`.  Of a `whole` row all columns are there, with the types that they
+    had, ``types[kinds:last_kind]``; of an old image some are left out.
     -1 as the first result says that the columns are others, -2 that the line is malformed.
     """
     at = _put(out, at, kept, 2)
     done = 0
     number = 0
-    kinds = np.int64(1469598103934665603)
     while p < end and raw[p] == 32 and not (end - p > 11 and raw[p + 1] == 110 and raw[p + 4] == 45):  # _new-
         a = p + 1
         b = _name_end(raw, a, end)
@@ -304,16 +310,18 @@ def _tuple(raw, p, end, out, at, columns, places, kept, types, whole, lenient):
         value = _type_end(raw, b + 1, end)
         if value >= end or raw[value] != 58:
             return -2, at
-        wanted = _name_hash(raw, a, b)
         if whole:
-            kinds = _hash(raw, b, value, np.uint64(kinds))
-            if number >= columns.size or columns[number] != wanted:
+            after_kind = kinds + value - b
+            if number >= columns or not _same_name(raw, a, b, names, own[number], own[number + 1]):
                 return -1, at
+            if after_kind > last_kind or not _same(raw, b, value, types, kinds, after_kind):
+                return -1, at
+            kinds = after_kind
         else:
             place = number
-            while place < columns.size and columns[place] != wanted:
+            while place < columns and not _same_name(raw, a, b, names, own[place], own[place + 1]):
                 place += 1
-            if place < columns.size:
+            if place < columns:
                 number = place
             elif lenient:
                 p, _ = _value(raw, value + 1, end, out, at, False)
@@ -334,7 +342,7 @@ def _tuple(raw, p, end, out, at, columns, places, kept, types, whole, lenient):
         if to >= 0:
             at = after
             done += 1
-    if whole and (number != columns.size or kinds != types):
+    if whole and (number != columns or kinds != last_kind):
         return -1, at
     while done < kept:
         out[at] = 110
@@ -344,24 +352,33 @@ def _tuple(raw, p, end, out, at, columns, places, kept, types, whole, lenient):
 
 
 @njit(cache=True, nogil=True)
-def _change(raw, a, end, out, at, heads, facts, starts, columns, places, lenient):
+def _change(raw, a, end, out, at, heads, ends, facts, types, kinds, starts, names, own, places, lenient):
     """A line about rows as a message; returns (status, after what was written); DONE stands for all is well."""
     p = _name_end(raw, a + 6, end)
-    if p + 4 >= end or raw[p] == 44 or raw[p + 2] == 84:  # , T
+    if p >= end:
+        return 4, at
+    if raw[p] == 44:  # ,
         return 3, at
-    wanted = _hash(raw, a + 6, p, np.uint64(1469598103934665603))
+    if p + 10 >= end:
+        return 4, at
+    op = raw[p + 2]
+    if op == 84:  # T
+        return 3, at
+    if op != 73 and op != 85 and op != 68:  # I, U, D
+        return 4, at
     t = 0
-    while t < heads.size and heads[t] != wanted:
+    while t < ends.size - 1 and not _same(raw, a + 6, p, heads, ends[t], ends[t + 1]):
         t += 1
-    if t == heads.size:
+    if t == ends.size - 1:
         return 2, at
     if facts[t, 0] == 0:
         return 0, at
-    own, to = columns[starts[t] : starts[t + 1]], places[starts[t] : starts[t + 1]]
-    kept, types, full = facts[t, 3], facts[t, 2], facts[t, 1]
-    op = raw[p + 2]
+    full, kept = facts[t, 1], facts[t, 2]
+    columns = starts[t + 1] - starts[t]
+    mine, to = own[starts[t] :], places[starts[t] : starts[t + 1]]
+    first, last = kinds[t], kinds[t + 1]
     p += 9  # :_INSERT:
-    if p + 1 >= end or raw[p + 1] == 40:  # (no-tuple-data)
+    if raw[p + 1] == 40:  # (no-tuple-data)
         return 0, at
     start = at
     at += 30
@@ -371,16 +388,22 @@ def _change(raw, a, end, out, at, heads, facts, starts, columns, places, lenient
         if op != 68:
             p += 9  # _old-key:
         out[at] = 79 if full else 75
-        p, at = _tuple(raw, p, end, out, at + 1, own, to, kept, types, False, lenient)
+        p, at = _tuple(
+            raw, p, end, out, at + 1, names, mine, columns, to, kept, types, first, last, False, lenient
+        )
         if p < 0:
             return 4 if p == -2 else 2, start
         if op == 85:
             p += 11  # _new-tuple:
-            if p + 1 < end and raw[p + 1] == 40:
+            if p + 1 >= end:
+                return 4, start
+            if raw[p + 1] == 40:
                 return 0, start
     if op != 68:
         out[at] = 78
-        p, at = _tuple(raw, p, end, out, at + 1, own, to, kept, types, True, lenient)
+        p, at = _tuple(
+            raw, p, end, out, at + 1, names, mine, columns, to, kept, types, first, last, True, lenient
+        )
         if p < 0:
             return 4 if p == -2 or lenient else 2, start
     if p != end:
@@ -401,10 +424,10 @@ def _head(raw, a, out, start, at):
 
 
 @njit(cache=True, nogil=True)
-def _frames(raw, commits, out, state, heads, facts, starts, columns, places):
+def _frames(raw, commits, out, state, heads, ends, facts, types, kinds, starts, names, own, places):
     at = 0
     widest = 0
-    for t in range(heads.size):
+    for t in range(ends.size - 1):
         widest = max(widest, starts[t + 1] - starts[t])
     while state[0] + 5 <= raw.size:
         pos = state[0]
@@ -420,8 +443,9 @@ def _frames(raw, commits, out, state, heads, facts, starts, columns, places):
         what = raw[a]
         if what == 66:  # BEGIN
             tx = state[1]
-            if tx >= commits.shape[0]:
+            if tx >= commits.shape[0] or state[7] == 1:
                 return 4, at
+            state[7] = 1
             state[3] = 1 if commits[tx, 0] <= state[2] else 0
             if state[3] == 0:
                 xid, _ = _number(raw, a + 6, stop)
@@ -434,6 +458,9 @@ def _frames(raw, commits, out, state, heads, facts, starts, columns, places):
                 at = end
         elif what == 67:  # COMMIT
             tx = state[1]
+            if tx >= commits.shape[0] or state[7] == 0:
+                return 4, at
+            state[7] = 0
             state[1] += 1
             if state[3] == 0:
                 end = at + 30
@@ -445,9 +472,27 @@ def _frames(raw, commits, out, state, heads, facts, starts, columns, places):
                 _head(raw, a, out, at, end)
                 at = end
         elif what == 116:  # table
+            if state[7] == 0:
+                return 4, at
             if state[3] == 0:
                 lenient = state[6] == pos + 1
-                status, at = _change(raw, a, stop, out, at, heads, facts, starts, columns, places, lenient)
+                status, at = _change(
+                    raw,
+                    a,
+                    stop,
+                    out,
+                    at,
+                    heads,
+                    ends,
+                    facts,
+                    types,
+                    kinds,
+                    starts,
+                    names,
+                    own,
+                    places,
+                    lenient,
+                )
                 if status == 2:
                     state[6] = pos + 1
                     return 2, at
@@ -463,39 +508,42 @@ def _frames(raw, commits, out, state, heads, facts, starts, columns, places):
 
 
 def frames(raw: Bytes, commits: Ints, tables: TextTables, out: Bytes, state: Ints) -> tuple[int, int]:
-    """Go on with the rows of a step; returns what stopped it, and the bytes written."""
-    status, size = _frames(raw, commits, out, state, *tables.arrays())
+    """Continue with the rows of a step; returns what stopped it, and the bytes written."""
+    (heads, ends), facts, (types, kinds), starts, (names, own), places = tables.arrays()
+    status, size = _frames(
+        raw, commits, out, state, heads, ends, facts, types, kinds, starts, names, own, places
+    )
     return int(status), int(size)
 
 
 # -- the few lines that are read one by one
 
 
-def parse_line(line: bytes) -> tuple[bytes, int, list[str]]:
-    """The table of a line, and the columns of its whole row and what their types amount to, if it has one."""
+def parse_line(line: bytes) -> tuple[bytes, bytes, list[str]]:
+    """The table of a line, and the columns of its whole row and their types, if it has one."""
     raw = np.frombuffer(line, np.uint8)
     end = len(line)
     p = int(_name_end(raw, 6, end))
     name, op, p = line[6:p], line[p + 2 : p + 3], p + 9
     columns: list[str] = []
-    types = _SEED
+    types = b""
     nowhere = np.empty(0, np.uint8)
     whole = op != b"D"
     if line[p : p + 9] == b" old-key:":
         p += 9
     while p < end and line[p : p + 1] == b" ":
         if line[p : p + 11] == b" new-tuple:":
-            columns, types = [], _SEED
+            columns, types = [], b""
             p += 11
             continue
         b = int(_name_end(raw, p + 1, end))
         value = int(_type_end(raw, b + 1, end))
         columns.append(_unquoted(line[p + 1 : b]))
-        types = _hash_of(line[b:value], types)
+        types += line[b:value]
         p = int(_value(raw, value + 1, end, nowhere, 0, False)[0])
         if p < 0:
             break
-    return name, types if whole else 0, columns
+    return name, types if whole else b"", columns
 
 
 def parse_truncate(line: bytes) -> list[bytes]:

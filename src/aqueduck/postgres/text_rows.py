@@ -104,7 +104,10 @@ class TextRows:
 
     def _learn(self, line: bytes) -> Iterator[bytes]:
         """A table, or columns of it, that we have not seen: how pgoutput would describe it."""
-        name, types, names = kernels.parse_line(line)
+        try:
+            name, types, names = kernels.parse_line(line)
+        except UnicodeDecodeError as exc:
+            raise ProtocolError("a line of test_decoding has a column whose name is no text") from exc
         found = self._published(_table_name(name))
         if found is None:
             self._tables[name] = kernels.TextTable()
@@ -153,4 +156,7 @@ def _refuse_other_key(table: TableSchema, names: Sequence[str]) -> None:
 
 
 def _table_name(name: bytes) -> TableName:
-    return parse_table_name(name.decode(), default_schema="public")
+    try:
+        return parse_table_name(name.decode(), default_schema="public")
+    except ValueError as exc:
+        raise ProtocolError("a line of test_decoding names no table") from exc
