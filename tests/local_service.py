@@ -21,7 +21,6 @@ from aqueduck.app.overviews import SyncOverviews
 from aqueduck.app.service import SyncService
 from aqueduck.batches import plan_units
 from aqueduck.config import SyncConfig, load_config
-from aqueduck.errors import AqueduckError
 from aqueduck.overview import FlowOverview
 from aqueduck.postgres.capture import Capture
 from aqueduck.postgres.capture_settings import CaptureSettings
@@ -182,17 +181,16 @@ class LocalService:
 
             wait_until(same, f"{table} in the lake is as in the source", seconds)
 
+    def wait_state(self, source: str, state: str, seconds: float = 30) -> None:
+        def reached() -> bool:
+            self.alive()
+            return self.state(source) == state
+
+        wait_until(reached, f"{source} is {state}", seconds)
+
     def wait_streaming(self, *sources: str, seconds: float = 30) -> None:
         for source in sources:
-
-            def streams(source: str = source) -> bool:
-                self.alive()
-                try:
-                    return self.state(source) == "STREAMING"
-                except AqueduckError:
-                    return False
-
-            wait_until(streams, f"{source} streams", seconds)
+            self.wait_state(source, "STREAMING", seconds)
 
 
 @pytest.fixture

@@ -288,7 +288,9 @@ class FlowOverview:
     seed: SeedOverview | None = None
     pool: PoolOverview | None = None
     error: Problem | None = None
-    """Why the source of a fan-out cannot be read."""
+    """Why the source, or the registry in it, cannot be read."""
+    seen_at: datetime | None = None
+    """When a sync flow last knew all that the source says: what is wanted, and that its groups stream."""
     moved_at: datetime | None = None
     """When the flow last did anything, also looked and found nothing; `None` where that is not told."""
     verification: VerificationOverview | None = None

@@ -89,7 +89,7 @@ def _works(overview: Overview) -> Iterator[_Work]:
 
 def _stream(flow: FlowOverview, group: GroupOverview) -> Iterator[_Work]:
     behind = bool(group.lag_bytes or group.staged_bytes)
-    if group.state == "streaming" and not behind:
+    if group.state == "streaming" and not behind and group.error is None:
         return
     # What is not streaming cannot know whether there is work: the source may be out of reach.
     mark = (group.position, group.batches, group.transactions, group.received_bytes)

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from aqueduck.app.verify import verify_tables
+from aqueduck.errors import ServiceLockedError
 from aqueduck.postgres.embedded import EmbeddedPostgres, StopMode
+from aqueduck.postgres.group_lock import lock_group
 from tests.fix_postgres import Database, _new_database, wait_until
 from tests.local_service import LocalService, local_config, local_service
 
@@ -26,7 +29,7 @@ def make_tables(db: Database, *names: str) -> None:
 def test_a_restart_of_the_server_keeps_tables_that_were_added_by_sql(
     new_server: Callable[..., EmbeddedPostgres], tmp_path: Path, mode: StopMode
 ) -> None:
-    """P-S25, P-T01: while the registry is out of reach nobody knows what is wanted, and nothing is removed."""
+    """P-T02: while the registry is out of reach nobody knows what is wanted, and nothing is removed."""
     server = new_server(version=18)
     db = _new_database(server)
     make_tables(db, "customers", "invoices")
@@ -82,7 +85,7 @@ LOSSES = {
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_registry_that_is_gone_wants_nothing_else(db: Database, tmp_path: Path, loss: str) -> None:
-    """P-T01: dropped while the service runs, it is not made anew: everything goes on as it was wanted last, and that is seen."""
+    """P-T02: dropped while the service runs, it is not made anew: everything goes on as it was wanted last, and that is seen."""
     lose, restore = LOSSES[loss]
     with two_tables(db, tmp_path) as service:
         db.execute(lose)
@@ -98,7 +101,7 @@ def test_a_registry_that_is_gone_wants_nothing_else(db: Database, tmp_path: Path
 
 
 def test_a_registry_without_a_row_removes_nothing(db: Database, tmp_path: Path) -> None:
-    """P-T01: restored from an older backup, it lacks a table: the table goes on, the picture says so, and adding it again is enough."""
+    """P-T02: restored from an older backup, it lacks a table: the table goes on, the picture says so, and adding it again is enough."""
     with two_tables(db, tmp_path) as service:
         db.execute("delete from aqueduck.table_mappings where source_table = 'invoices'")
         wait_until(
@@ -114,7 +117,7 @@ def test_a_registry_without_a_row_removes_nothing(db: Database, tmp_path: Path) 
 
 
 def test_a_start_with_a_new_registry_forgets_nothing(db: Database, tmp_path: Path) -> None:
-    """P-T01: what the lake has and the new registry does not know is not followed, loudly; added again, it is copied."""
+    """P-T02: what the lake has and the new registry does not know is not followed, loudly; added again, it is copied."""
     with two_tables(db, tmp_path) as service:
         config = service.config
     db.execute("drop schema aqueduck cascade")
@@ -138,3 +141,45 @@ def code_of(service: LocalService, source: str) -> str | None:
     """The error of a table on the page."""
     found = [t for group in service.flow().groups for t in group.tables if t.source == source]
     return found[0].error.code if found and found[0].error is not None else None
+
+
+LOCKS = "select pid from pg_stat_activity where datname = current_database() and application_name = 'aqueduck lock'"
+
+
+def test_a_lock_that_was_lost_is_taken_again(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P-T01: without it another service could have the group, and status said that nobody runs it."""
+    monkeypatch.setattr("aqueduck.app.service.WATCH_SECONDS", 0.2)
+    with two_tables(db, tmp_path) as service:
+        before = db.value(LOCKS)
+        db.execute("select pg_terminate_backend(%s, 5000)", (before,))
+        wait_until(lambda: db.query(LOCKS) not in ([], [(before,)]), "there is another connection")
+        wait_until(lambda: db.value("select running from aqueduck.groups()"), "the lock is taken again")
+        change_both(service)
+
+
+def test_a_service_whose_group_another_one_took_ends(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock went with its connection, and another service was faster: two would fill one lake."""
+    monkeypatch.setattr("aqueduck.app.service.WATCH_SECONDS", 2.0)
+    with two_tables(db, tmp_path) as service:
+        db.execute(f"select pg_terminate_backend(pid, 5000) from ({LOCKS}) l")
+        lock_group(db.observer, "test")
+        wait_until(lambda: service.error is not None, "it ends")
+        assert isinstance(service.error, ServiceLockedError)
+
+
+def test_verify_names_what_is_wanted_and_is_not_in_the_lake(db: Database, tmp_path: Path) -> None:
+    """P-T07: the registry wants it, the running service never knew it."""
+    with two_tables(db, tmp_path) as service:
+        config = service.config
+    make_tables(db, "later")
+    db.execute("select aqueduck.add_table('public.later', group_name => 'test')")
+    found = {c.table: (c.verdict, c.note) for c in verify_tables(config)}
+    assert found == {
+        "public.customers": ("identical", None),
+        "public.invoices": ("identical", None),
+        "public.later": ("not compared", "it is not in the lake yet"),
+    }

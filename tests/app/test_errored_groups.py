@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from aqueduck.app.control import Wanted
 from aqueduck.app.overviews import SyncOverviews
 from aqueduck.app.prepare import prepare
 from aqueduck.app.service import SyncService
@@ -53,6 +54,11 @@ def look(service: SyncService, *, noticed: bool = False) -> None:
     control = service.reconciler._control
     assert control is not None
     service.reconciler._reconcile(control.wanted(), noticed=noticed)
+
+
+def stub(**fields: Any) -> Any:
+    """A runner that runs nothing."""
+    return SimpleNamespace(**fields, refused={}, stop=lambda: None, refresh=lambda: None)
 
 
 def groups(db: Database) -> dict[str, Any]:
@@ -118,7 +124,7 @@ def test_an_errored_group_is_tried_again_when_somebody_acts(
         monkeypatch.setattr(service, "start_group", started.append)  # what Spark does is not the point here
         monkeypatch.setattr(service.reconciler, "_act_on_requests", lambda wanted: None)
         monkeypatch.setattr(service.reconciler, "_change_tables", lambda wanted, every: None)
-        service.running["one"] = SimpleNamespace(tables={}, stop=lambda: None)  # type: ignore[assignment]
+        service.running["one"] = stub(tables={})
         tried = service.errored["two"].retry_at
         look(service)
         assert service.errored["two"].retry_at == tried
@@ -142,7 +148,7 @@ def test_an_errored_group_can_be_given_up(
         service.prepare()
         monkeypatch.setattr(service.reconciler, "_act_on_requests", lambda wanted: None)
         monkeypatch.setattr(service.reconciler, "_change_tables", lambda wanted, every: None)
-        service.running["one"] = SimpleNamespace(tables={}, stop=lambda: None)  # type: ignore[assignment]
+        service.running["one"] = stub(tables={})
         db.execute(f"select aqueduck.{wanted}")
         look(service)
         assert service.errored == {}
@@ -165,9 +171,7 @@ class _Query:
 def _runner(name: str, error: AqueduckError) -> Any:
     status = SimpleNamespace(last_error=None, restarts=0, state="streaming")
     group = SimpleNamespace(name=name, on_slot_loss="stop")
-    return SimpleNamespace(
-        group=group, query=_Query(error), status=status, retry_at=None, failures=0, stop=lambda: None
-    )
+    return stub(group=group, query=_Query(error), status=status, retry_at=None, failures=0, tables={})
 
 
 def test_a_group_that_is_tried_again_keeps_nobody_waiting(
@@ -195,7 +199,7 @@ def test_an_error_that_needs_a_person_ends_only_its_group(config: SyncConfig) ->
     service = SyncService(config)
     one, two = (_runner(name, SlotLostError("the slot is gone")) for name in ("one", "two"))
     service.running |= {"one": one, "two": two}
-    service.wanted |= {name: SimpleNamespace(group=SimpleNamespace(name=name)) for name in ("one", "two")}  # type: ignore[misc]
+    service.wanted |= {group.name: Wanted(group) for group in config.groups}
     service._recover(one)
     assert set(service.running) == {"two"}
     assert set(service.errored) == {"one"}

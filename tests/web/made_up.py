@@ -55,7 +55,13 @@ def group(*tables: TableOverview, name: str = "shop", **fields: Any) -> GroupOve
 
 def sync(*groups: GroupOverview, **fields: Any) -> FlowOverview:
     return FlowOverview(
-        name="sync", kind="sync", source="shop", target="lake", groups=tuple(groups), **fields
+        name="sync",
+        kind="sync",
+        source="shop",
+        target="lake",
+        groups=tuple(groups),
+        seen_at=datetime.now(UTC),
+        **fields,
     )
 
 

@@ -10,7 +10,7 @@ leaves a group only with a `Parting`, which only what was read can give.  Acting
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
@@ -88,6 +88,11 @@ class Wanted:
         if any(not row.removed and row.is_about(oid, source) for row in self.rows.values()):
             return Parting("something else is wanted of it")
         return None
+
+    def as_observed(self, seen: Mapping[int, TableObservation]) -> Wanted:
+        """The same, with what was seen of its tables since it was read, by their rows' ids."""
+        rows = {n: replace(row, observed=seen.get(row.id, row.observed)) for n, row in self.rows.items()}
+        return replace(self, rows=rows)
 
     def wants(self, removed: TableRow) -> bool:
         """Whether a table that was removed was added again as it was."""

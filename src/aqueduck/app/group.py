@@ -26,6 +26,7 @@ from aqueduck.app.copies import Copier
 from aqueduck.app.copy_journal import forget_journal
 from aqueduck.app.group_commits import Units, commit_units
 from aqueduck.app.prepare import PreparedGroup, PreparedTable, group_dir, refuse_another_source
+from aqueduck.app.probe import Proof
 from aqueduck.app.status import GroupStatus, Parked, TableCounts
 from aqueduck.app.tracing import BatchTimes
 from aqueduck.config import GroupConfig, SyncConfig
@@ -71,6 +72,10 @@ class GroupRunner:
         """Tables that could not be added, by source name."""
         self.strays: dict[str, AqueduckError] = {}
         """Tables that are followed, and of which the registry says nothing, by source name."""
+        self.unsent: dict[int, AqueduckError] = {}
+        """Tables that somebody else's publication does not send any more."""
+        self.proof = Proof()
+        """What the source's catalog has shown of the group."""
         self.directory = group_dir(config, ready.group)
         self.status = GroupStatus(ready.group.name, position=ready.position)
         self.truncated: set[int] = set()
@@ -260,6 +265,7 @@ class GroupRunner:
         if status.streams_in_progress and not streams and self.group.large_transactions == "stream":
             log.warning("the server cannot stream a transaction: read whole", group=self.group.name)
         status.streams_in_progress = streams
+        status.reading = bool(report)
         status.paused = bool(report.get("paused", False))
         status.held = bool(report.get("held", False))
         status.last_error = report.get("trouble") or status.last_error
@@ -281,6 +287,7 @@ class GroupRunner:
         for memory in (self.tables, self.states, self.parked, self.status.tables):
             memory.pop(oid, None)
         self.truncated.discard(oid)
+        self.unsent.pop(oid, None)
         self.parking.discard(oid)
         self.copier.forget(oid)
 

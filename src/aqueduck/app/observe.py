@@ -7,6 +7,7 @@ an idle system must come to rest.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from aqueduck.app.control import Wanted
@@ -25,9 +26,10 @@ __all__ = [
     "observe_group",
     "observe_table",
     "observe_tables",
-    "refused_tables",
+    "stream_error",
     "table_error",
     "table_state",
+    "waiting_tables",
 ]
 
 
@@ -49,38 +51,62 @@ def table_state(runner: GroupRunner, oid: int) -> Life:
     if not state.ready:
         copying = runner.copier.progress.get(oid)
         return Life.PENDING if copying is None or copying.ended_at else Life.SNAPSHOT
+    if stream_error(runner, oid) is not None:
+        return Life.ERRORED
     reached = max(runner.status.position, runner.status.seen)
-    return Life.CATCHUP if state.copy_position > reached else Life.STREAMING
+    waits = state.copy_position > reached or runner.status.state == "retrying"
+    waits = waits or not runner.status.reading
+    return Life.CATCHUP if waits else Life.STREAMING
 
 
-def observe_tables(runner: GroupRunner, wanted: Wanted) -> list[TableObservation]:
-    """All tables of the group that the registry has."""
-    found = list(wanted.refused)
+def stream_error(runner: GroupRunner, oid: int) -> AqueduckError | None:
+    """Why changes of a table that is ready do not come, although the table itself is well."""
+    if oid in runner.unsent:
+        return runner.unsent[oid]
+    if runner.proof.error is not None:
+        return runner.proof.error
+    if runner.status.state == "retrying" and runner.failures > 1 and runner.status.last_error is not None:
+        return AqueduckError.from_text(runner.status.last_error) or AqueduckError(runner.status.last_error)
+    return None
+
+
+def observe_tables(runner: GroupRunner, wanted: Wanted) -> dict[int, TableObservation]:
+    """
+    All tables of the group that the registry has, by its rows' ids: the one answer for SQL, the API, the page and the metrics.
+
+    A table that cannot be what is wanted is errored, also if it goes on as it was.
+    """
+    found = {}
     for oid, table in dict(runner.tables).items():
         row = wanted.rows.get(table.source)
         if row is not None and oid in runner.states:  # it may just be handed over
-            found.append(observe_table(runner, wanted.id, oid, row))
-    return [*found, *refused_tables(runner, wanted)]
-
-
-def refused_tables(runner: GroupRunner, wanted: Wanted) -> list[TableObservation]:
-    """Tables of the registry that could not be added."""
-    rows = ((wanted.rows.get(name), error) for name, error in dict(runner.refused).items())
-    return [_with_error(row.observed, error) for row, error in rows if row is not None]
+            found[row.id] = observe_table(runner, wanted.id, oid, row)
+    for name, error in dict(runner.refused).items():
+        row = wanted.rows.get(name)
+        if row is not None:
+            found[row.id] = _with_error(row.observed, error)
+    return found | {seen.id: seen for seen in wanted.refused}
 
 
 def table_error(runner: GroupRunner, oid: int) -> str | None:
     """What is wrong with a table of which the registry says nothing."""
+    stray = runner.strays.get(runner.tables[oid].source)
+    if stray is not None:
+        return str(stray)
     life = runner.copier.failures.get(oid)
     if life is not None and life.failure is not None:
         return life.failure.message
-    return runner.states[oid].error if table_state(runner, oid) is Life.ERRORED else None
+    if table_state(runner, oid) is not Life.ERRORED:
+        return None
+    return runner.states[oid].error or str(stream_error(runner, oid))
 
 
 def observe_group(runner: GroupRunner, id: int) -> GroupObservation:  # noqa: A002 - the registry's name
     status = runner.status
     error = None if status.last_error is None else AqueduckError.from_text(status.last_error)
     failing = status.state == "retrying"
+    if runner.proof.error is not None and not failing:
+        failing, error = True, runner.proof.error
     return GroupObservation(
         id=id,
         confirmed_flush_lsn=status.position,
@@ -89,13 +115,25 @@ def observe_group(runner: GroupRunner, id: int) -> GroupObservation:  # noqa: A0
         staged_bytes=status.staged_bytes,
         restarts=status.restarts,
         error_code=error.code if failing and error else None,
-        error_message=status.last_error if failing else None,
+        error_message=str(error) if failing and error else None,
     )
 
 
 def errored_group(id: int, error: AqueduckError) -> GroupObservation:  # noqa: A002 - the registry's name
     """A group that stands."""
     return GroupObservation(id=id, error_code=error.code, error_message=str(error))
+
+
+def waiting_tables(wanted: Wanted, refused: Mapping[str, AqueduckError]) -> list[TableObservation]:
+    """The tables of a group that is not started yet, or is disabled: nobody carries them."""
+    live = {name: row for name, row in wanted.rows.items() if not row.removed}
+    found = {row.id: _waiting(row.observed) for row in live.values()}
+    found |= {live[n].id: _with_error(live[n].observed, error) for n, error in refused.items() if n in live}
+    return list((found | {seen.id: seen for seen in wanted.refused}).values())
+
+
+def _waiting(seen: TableObservation) -> TableObservation:
+    return seen if seen.state is Life.ERRORED else replace(seen, state=Life.PENDING)
 
 
 def errored_tables(wanted: Wanted, error: AqueduckError) -> list[TableObservation]:
@@ -172,10 +210,13 @@ def _with_failure(seen: TableObservation, runner: GroupRunner, oid: int) -> Tabl
     life = runner.copier.failures.get(oid)
     if life is not None and seen.state is Life.ERRORED:
         return seen.after(life)
-    error = runner.states[oid].error
-    if error is None or seen.state is not Life.ERRORED:
+    if seen.state is not Life.ERRORED:
         return seen
-    return _with_error(seen, AqueduckError.from_text(error) or AqueduckError(error))
+    error = runner.states[oid].error
+    if error is not None:
+        return _with_error(seen, AqueduckError.from_text(error) or AqueduckError(error))
+    failure = stream_error(runner, oid)
+    return seen if failure is None else _with_error(seen, failure)
 
 
 def _with_error(seen: TableObservation, error: AqueduckError) -> TableObservation:

@@ -20,7 +20,13 @@ from psycopg.conninfo import conninfo_to_dict
 from aqueduck import __version__
 from aqueduck.app.control import Wanted
 from aqueduck.app.group import GroupRunner
-from aqueduck.app.observe import errored_tables, observe_table, refused_tables, table_error, table_state
+from aqueduck.app.observe import (
+    errored_tables,
+    observe_tables,
+    table_error,
+    table_state,
+    waiting_tables,
+)
 from aqueduck.app.problems import Problems, difference
 from aqueduck.app.verify_schedule import summary
 from aqueduck.app.verify_sync import subject
@@ -81,8 +87,7 @@ class SyncOverviews:
         )
 
     def _flow(self, groups: tuple[GroupOverview, ...]) -> FlowOverview:
-        service, reconciler = self._service, self._service.known_reconciler
-        error = None if reconciler is None else reconciler.error
+        service, error = self._service, self._service.source_error
         known = [table.verified for group in groups for table in group.tables]
         doing = () if service.verifier is None else service.verifier.doing
         return FlowOverview(
@@ -91,6 +96,7 @@ class SyncOverviews:
             source=str(self._database),
             groups=groups,
             error=self._problems.see(None if error is None else str(error)),
+            seen_at=service.seen_at,
             verification=summary(service.config.verify, known, doing),
         )
 
@@ -131,14 +137,16 @@ class SyncOverviews:
     def _standing(self, name: str, wanted: Wanted) -> GroupOverview:
         """A group that does not run: not yet, not any more, or because it cannot."""
         errored = self._service.errored.get(name)
-        state: GroupState = "starting" if name in self._service.prepared else "disabled"
-        seen = {row.id: row.observed for row in wanted.rows.values() if not row.removed}
+        state: GroupState = "starting" if wanted.enabled else "disabled"
+        seen = {found.id: found for found in waiting_tables(wanted, self._service.refused(name))}
         if errored is not None:
             state = "errored"
             seen |= {found.id: found for found in errored_tables(wanted, errored.error)}
         problem = self._problems.see(None if errored is None else str(errored.error), group=name)
         rows = [row for row in wanted.rows.values() if not row.removed]
-        tables = tuple(self._verified(_table(name, row, seen[row.id])) for row in rows)
+        tables = tuple(
+            self._verified(_table(name, row, seen[row.id]), seen[row.id].error_message) for row in rows
+        )
         return GroupOverview(
             name=name, state=state, slot_name=wanted.group.slot_name, error=problem, tables=tables
         )
@@ -146,7 +154,8 @@ class SyncOverviews:
     def _running(self, runner: GroupRunner, wanted: Wanted) -> GroupOverview:
         status, report, name = runner.refresh(), runner.report(), runner.group.name
         state: GroupState = "retrying" if status.state == "retrying" else "streaming"
-        error = self._problems.see(status.last_error if state == "retrying" else None, group=name)
+        proven = None if runner.proof.error is None else str(runner.proof.error)
+        error = self._problems.see(status.last_error if state == "retrying" else proven, group=name)
         tables = tuple(self._tables(runner, wanted))
         return GroupOverview(
             name=name,
@@ -174,58 +183,53 @@ class SyncOverviews:
         )
 
     def _tables(self, runner: GroupRunner, wanted: Wanted) -> Iterator[TableOverview]:
-        """Those that run, and those that should: what is wanted and cannot be added, what runs and is in no registry."""
-        rows, group = wanted.rows, runner.group.name
-        refused = {seen.id: seen for seen in wanted.refused}
-        for oid, table in dict(runner.tables).items():
-            counts = runner.status.tables.get(oid)
-            if oid not in runner.states or counts is None:
-                continue  # it is just being removed
-            row = rows.get(table.source)
-            if row is None:  # the file alone says what is wanted, or the registry lacks it
-                seen, made = None, _unlisted(runner, oid)
-            else:
-                seen = refused.get(row.id) or observe_table(runner, row.observed.active_group_id, oid, row)
-                made = _table(group, row, seen)
-            stray = runner.strays.get(table.source)
-            text = (
-                str(stray)
-                if stray is not None
-                else table_error(runner, oid)
-                if seen is None
-                else seen.error_message
-            )
-            yield replace(
-                self._verified(made, text),
-                inserts=counts.inserts,
-                updates=counts.updates,
-                deletes=counts.deletes,
-                truncates=counts.truncates,
-            )
-        shown = {table.source for table in dict(runner.tables).values()}
-        for seen in (*refused.values(), *refused_tables(runner, wanted)):
-            row = next(row for row in rows.values() if row.id == seen.id)
-            if str(row.source) not in shown:
-                yield self._verified(_table(group, row, seen), seen.error_message)
-                shown.add(str(row.source))
-        for source, why in dict(runner.refused).items():
-            if source not in shown and source not in rows:
-                error = self._problems.see(str(why), group=group, table=source)
-                target = next((str(t.target_table) for t in wanted.group.tables if t.source == source), "")
-                yield TableOverview(
-                    group=group, source=source, target=target, state=TableState.ERRORED, error=error
-                )
+        """What SQL shows, and what only the file wants or nobody does."""
+        group, seen = runner.group.name, observe_tables(runner, wanted)
+        listed = {str(row.source): row for row in wanted.rows.values() if not row.removed}
+        oids = {table.source: oid for oid, table in dict(runner.tables).items() if oid in runner.states}
+        for source, row in listed.items():
+            found = seen.get(row.id, row.observed)
+            yield self._shown(runner, _table(group, row, found), oids.get(source), found.error_message)
+        for source in oids.keys() - listed.keys():
+            oid = oids[source]
+            yield self._shown(runner, _unlisted(runner, oid), oid, table_error(runner, oid))
+        for source, error in dict(runner.refused).items():
+            if source not in listed and source not in oids:
+                yield self._shown(runner, _refused(wanted, source), None, str(error))
+
+    def _shown(
+        self, runner: GroupRunner, made: TableOverview, oid: int | None, error: str | None
+    ) -> TableOverview:
+        counts = runner.status.tables.get(oid) if oid is not None else None
+        made = self._verified(made, error)
+        if counts is None:
+            return made
+        return replace(
+            made,
+            inserts=counts.inserts,
+            updates=counts.updates,
+            deletes=counts.deletes,
+            truncates=counts.truncates,
+        )
 
 
 def _unlisted(runner: GroupRunner, oid: int) -> TableOverview:
-    table, counts = runner.tables[oid], runner.status.tables[oid]
+    """A table that runs without a row: there is no registry, or it lacks the table."""
+    table, counts = runner.tables[oid], runner.status.tables.get(oid)
     return TableOverview(
         group=runner.group.name,
         source=table.source,
         target=str(table.target),
         state=table_state(runner, oid),
-        rows_synced=counts.changes + counts.copied,
-        last_sync_at=None if counts.applied is None else counts.applied[1],
+        rows_synced=0 if counts is None else counts.changes + counts.copied,
+        last_sync_at=None if counts is None or counts.applied is None else counts.applied[1],
+    )
+
+
+def _refused(wanted: Wanted, source: str) -> TableOverview:
+    targets = {table.source: str(table.target_table) for table in wanted.group.tables}
+    return TableOverview(
+        group=wanted.group.name, source=source, target=targets.get(source, ""), state=TableState.ERRORED
     )
 
 

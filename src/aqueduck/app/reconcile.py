@@ -32,6 +32,7 @@ from aqueduck.app.observe import (
     errored_tables,
     observe_group,
     observe_tables,
+    waiting_tables,
 )
 from aqueduck.app.prepare import stray
 from aqueduck.config import GroupConfig
@@ -48,7 +49,7 @@ from aqueduck.lake.keeping import remove_target
 from aqueduck.lake.table_states import ensure_table_states, forget_group, forget_tables, read_states
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.publications import drop_publication
-from aqueduck.postgres.registry import TableRow
+from aqueduck.postgres.registry import GroupObservation, TableObservation, TableRow
 from aqueduck.postgres.slots import drop_slot
 
 if TYPE_CHECKING:  # the service has its groups reconciled
@@ -140,13 +141,20 @@ class Reconciler:
 
     def observe(self) -> None:
         """Write what is, as of now."""
-        tables, groups = [], []
+        tables: list[TableObservation] = []
+        groups: list[GroupObservation] = []
         for name, runner in self._service.running.items():
             runner.refresh()
             wanted = self._service.wanted[name]
-            tables += observe_tables(runner, wanted)
+            tables += observe_tables(runner, wanted).values()
             if wanted.id is not None:
                 groups.append(observe_group(runner, wanted.id))
+        for name, wanted in self._service.wanted.items():
+            if (
+                self._service.holds(name)
+                and name not in self._service.running.keys() | self._service.errored.keys()
+            ):
+                tables += waiting_tables(wanted, self._service.refused(name))
         for name, errored in self._service.errored.items():
             wanted = self._service.wanted[name]
             tables += errored_tables(wanted, errored.error)
@@ -205,10 +213,13 @@ class Reconciler:
         name = wanted.group.name
         runs = name in self._service.running
         if wanted.removed or not wanted.enabled:
-            if runs or name in self._service.errored:
+            if self._service.holds(name):
                 self._service.stop_group(name)
             if wanted.removed:
                 self.take_down(wanted)
+            else:
+                before = self._service.wanted.get(name, wanted).rows.values()
+                self._service.wanted[name] = wanted.as_observed({row.id: row.observed for row in before})
             return
         if not runs or _other_settings(self._service.wanted[name].group, wanted.group):
             if runs:
@@ -342,6 +353,7 @@ class Reconciler:
         assert self._control is not None
         self._control.forget(group=wanted)
         self._service.wanted.pop(name, None)
+        self._service.watch.forget(name)
         log.info("group removed", group=name)
 
 

@@ -10,10 +10,13 @@ its error.  What people want meanwhile is followed in `reconcile`; one group is 
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import structlog
@@ -25,7 +28,7 @@ from aqueduck.app.control import Wanted, inline_limits, open_control
 from aqueduck.app.copy_journal import journaled_files, journals_of
 from aqueduck.app.group import GroupRunner
 from aqueduck.app.maintenance_sync import Maintainer
-from aqueduck.app.observe import RequestsDone
+from aqueduck.app.observe import RequestsDone, observe_tables
 from aqueduck.app.overviews import SyncOverviews
 from aqueduck.app.prepare import PreparedGroup, group_dir, prepare_group
 from aqueduck.app.reconcile import Reconciler, switch_tables
@@ -99,6 +102,8 @@ class SyncService:
         self._target_watch = TargetWatch()
         self._column_watch = ColumnWatch()
         self._watched_at = 0.0
+        self._looked_at = datetime.now(UTC)
+        self._blind: AqueduckError | None = None
 
     @property
     def lake(self) -> LakeSession:
@@ -108,11 +113,6 @@ class SyncService:
     @property
     def reconciler(self) -> Reconciler:
         assert self._reconciler is not None, "prepare() first"
-        return self._reconciler
-
-    @property
-    def known_reconciler(self) -> Reconciler | None:
-        """As long as there is one: whoever shows the service comes earlier, and stays longer."""
         return self._reconciler
 
     @property
@@ -138,9 +138,15 @@ class SyncService:
             if wanted.enabled:
                 self._try_to_prepare(wanted, trust_slot)
             else:
+                self.wanted[wanted.group.name] = wanted
                 self._unlock(wanted.group.name)
         if not self.prepared:
             self._raise_errored()
+        self._reconciler.observe()  # nothing streams until Spark is there
+
+    def holds(self, name: str) -> bool:
+        """Whether the group is ours to run: it runs, stands, or is on its way to either."""
+        return self._locks is not None and self._locks.has(name)
 
     def _lock(self, name: str) -> None:
         assert self._locks is not None
@@ -208,6 +214,10 @@ class SyncService:
         runner.start(once=once)
         log.info("group started", group=name, position=lsn_text(ready.position), tables=len(ready.tables))
 
+    def refused(self, name: str) -> dict[str, AqueduckError]:
+        """Tables that could not be prepared, of a group that is not started yet."""
+        return self.prepared[name].refused if name in self.prepared else {}
+
     def stop_group(self, name: str) -> None:
         """Nobody wants it to run, or not as it does."""
         self._halt(name)
@@ -219,6 +229,8 @@ class SyncService:
         runner = self.running.pop(name, None)
         if runner is not None:
             runner.stop()
+            runner.refresh()
+            self.wanted[name] = self.wanted[name].as_observed(observe_tables(runner, self.wanted[name]))
         self.prepared.pop(name, None)
 
     def check(self) -> None:
@@ -246,16 +258,43 @@ class SyncService:
         if time.monotonic() - self._watched_at < WATCH_SECONDS:
             return
         self._watched_at = time.monotonic()
-        for runner in self.running.values():
+        blind: AqueduckError | None = None
+        looks: list[Callable[[], None]] = [self._keep_locks]
+        looks += [functools.partial(self.watch.look, runner) for runner in self.running.values()]
+        for look in looks:
             try:
-                self.watch.look(runner)
+                look()
+            except ServiceLockedError:
+                raise  # another service has taken over
             except AqueduckError as exc:
-                log.warning("the source's catalog cannot be read", group=runner.group.name, error=str(exc))
+                blind = exc
+        if blind is None:
+            self._looked_at = datetime.now(UTC)
+        elif str(blind) != str(self._blind):
+            log.warning("the source's catalog cannot be read", error=str(blind))
+        self._blind = blind
+        for runner in self.running.values():
             try:
                 self._target_watch.look(runner)
                 self._column_watch.look(runner)
             except AqueduckError as exc:
                 log.warning("tables cannot be looked at", group=runner.group.name, error=str(exc))
+
+    def _keep_locks(self) -> None:
+        assert self._locks is not None
+        self._locks.keep()
+
+    @property
+    def seen_at(self) -> datetime:
+        """When everything that the source says was last known: what is wanted, and whether it streams."""
+        known = self._looked_at if self._reconciler is None else self._reconciler.known_at
+        return min(known, self._looked_at)
+
+    @property
+    def source_error(self) -> AqueduckError | None:
+        """Why that is not known now."""
+        error = None if self._reconciler is None else self._reconciler.error
+        return error or self._blind
 
     def _recover(self, runner: GroupRunner) -> None:
         """A query ended: look why, and start it again when that is due.  Nobody waits here: the other groups go on."""
@@ -297,8 +336,7 @@ class SyncService:
             raise error
 
     def _restart(self, runner: GroupRunner) -> None:
-        assert self._locks is not None
-        self._locks.keep()
+        self._keep_locks()
         targets = [t.target for t in runner.tables.values()]
         copier = runner.copier
         try:

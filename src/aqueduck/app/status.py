@@ -60,6 +60,8 @@ class GroupStatus:
     """Whether the capture reads large transactions before they end; it stops where the server cannot."""
     queued: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Changes and bytes that wait on disk, by table."""
+    reading: bool = False
+    """Whether the capture has said anything since the query was started last."""
     paused: bool = False
     held: bool = False
     restarts: int = 0

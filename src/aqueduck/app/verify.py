@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from aqueduck.lake.catalog import LakeSession, open_lake
 from aqueduck.lake.mode_checks import Finding, check_mode
 from aqueduck.lake.table_states import TableState
 from aqueduck.lake.versions import current_version, tables_at
+from aqueduck.postgres import registry
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.registry import rows_of
 from aqueduck.postgres.tables import describe_table
@@ -85,7 +86,7 @@ def verify_tables(
     progress: Progress | None = None,
 ) -> list[TableComparison]:
     """
-    Compare all tables that the lake has or the file names, or only `tables`.
+    Compare all tables that the lake has, or that the registry or the file wants, or only `tables`.
 
     `session` is for callers whose own process holds the catalog; without `spark`, this process reads, unless there is
     a `reader`.  `deep` also looks at what the lake tables have to be by themselves.
@@ -112,17 +113,20 @@ def verify_tables(
 
 
 def _works(config: SyncConfig, lake: LakeSession, conn: psycopg.Connection[Any]) -> list[Work]:
-    """Tables that the lake knows, however they came there, and those of the file that it does not know yet."""
+    """Tables that the lake knows, however they came there, and those that the registry or the file wants and the lake does not know yet."""
     known = tables_at(lake, current_version(lake))
     works = [Work(group, state) for group, states in known.items() for state in states.values()]
-    names, oids = {work.state.source for work in works}, {work.state.oid for work in works}
-    for group in config.groups:
-        for table in group.tables:
-            if table.source_table.qualified in names or _oid(conn, table.source) in oids:
-                continue
-            state = TableState(0, table.source_table.qualified, table.target_table, False, 0)
-            note = "it is not in the lake yet"
-            works.append(Work(group.name, state, verdict="not compared", note=note))
+    for group, source, target, note in _should_be_there(config, conn):
+        # A table that the file names may have been moved to another group.
+        beside = [w.state for w in works if group is None or w.group == group]
+        if any(state.source == source.qualified for state in beside):
+            continue
+        oid = _oid(conn, str(source))
+        if any(state.oid == oid for state in beside):
+            continue
+        state = TableState(0, source.qualified, target, False, 0)
+        note = note or "it is not in the lake yet"
+        works.append(Work(group or "", state, verdict="not compared", note=note))
     return works
 
 
@@ -137,6 +141,24 @@ def _check_modes(lake: LakeSession, works: Sequence[Work]) -> None:
             s.mode.source_value for s in states if s.target == target and s.mode.source_value is not None
         }
         work.findings = tuple(check_mode(lake, target, work.version, work.state.mode, values))
+
+
+def _should_be_there(
+    config: SyncConfig, conn: psycopg.Connection[Any]
+) -> Iterator[tuple[str | None, TableName, TableName, str | None]]:
+    """
+    Group (of the registry's), source, target and error of every table that is wanted in this lake.
+
+    Where there is a registry that the role may not read, nobody knows: that is an error, not an empty answer.
+    """
+    if registry.exists(conn):
+        for group in registry.read_desired(conn, lake=config.lake.data_path):
+            for row in group.tables:
+                if group.lake is not None and not group.removed and not row.removed:
+                    yield group.name, row.source, row.target, row.observed.error_message
+    for section in config.groups:
+        for table in section.tables:
+            yield None, table.source_table, table.target_table, None
 
 
 def _oid(conn: psycopg.Connection[Any], source: str) -> int | None:

@@ -3,11 +3,14 @@ Watch the source for what the stream does not tell: tables that are dropped or n
 
 `SourceWatch.look` reads the catalog and acts: a dropped table leaves the group, a table whose rows came or
 went with a partition is copied again, unless `on_partition_change` says to keep what the lake has.  One that somebody took
-out of our publication is published again, and copied.
+out of our publication is published again, and copied.  What it saw of the publication and the slot is the proof that a
+group streams (`probe`).
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -17,13 +20,18 @@ import structlog
 from aqueduck.app.group import GroupRunner
 from aqueduck.app.group_tables import leave_table
 from aqueduck.app.prepare import publish
+from aqueduck.app.probe import Probe, Reading
+from aqueduck.errors import PublicationError
 from aqueduck.lake.commit import transact
 from aqueduck.lake.partition_marks import Marks, read_marks, write_marks
 from aqueduck.notes import SlotMark, note_slot
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.history import slot_mark
 from aqueduck.postgres.publications import published_since
+from aqueduck.postgres.published import published_oids
+from aqueduck.postgres.quoting import identifier
 from aqueduck.postgres.server import flushed_position
+from aqueduck.postgres.slots import look_at_slot
 from aqueduck.postgres.structure import (
     Leaf,
     News,
@@ -53,6 +61,10 @@ class SourceWatch:
         self._slots: dict[str, SlotMark] = {}
         """How far each group's slot was at the last look."""
 
+    def forget(self, group: str) -> None:
+        """The group was taken down, and its publication with it."""
+        self._sent.pop(group, None)
+
     def look(self, runner: GroupRunner) -> None:
         """Once; raises when the source cannot be asked."""
         dsn, tables = runner.config.source.dsn, list(runner.tables)
@@ -68,12 +80,17 @@ class SourceWatch:
                     news[oid] = self._news(conn, oid, before, leaves)
             sent = published_since(conn, runner.group.publication)
             mark = slot_mark(conn, runner.group.slot_name, runner.timeline)
+            published = published_oids(conn, runner.group.publication)
+            active, flushed = look_at_slot(conn, runner.group.slot_name)
         self._note_slot(runner, mark)
+        _take_proof(runner, Probe(time.monotonic(), published, active, flushed))
         _leave_dropped(runner, structure)
         for oid, found in news.items():
             if oid in runner.states and runner.states[oid].ready:
                 self._act(runner, oid, found, marks_of(structure.leaves[oid], horizon), marks.get(oid))
-        if not runner.group.users_publication:
+        if runner.group.users_publication:
+            _note_unsent(runner, published)
+        else:
             self._publish_again(runner, tables, sent)
 
     def _note_slot(self, runner: GroupRunner, now: SlotMark | None) -> None:
@@ -88,7 +105,9 @@ class SourceWatch:
         """Tables that were not sent for a while are sent, and copied; one that is being copied, once more after that."""
         group, before = runner.group, self._sent.get(runner.group.name, {})
         missed = [o for o in tables if o not in sent or before.get(o, sent[o]) != sent[o]]
-        if missed:
+        if missed or sent.keys() - set(
+            tables
+        ):  # one too many was left by a handover whose connection was lost
             with connect(runner.config.source.dsn) as conn:
                 publish(conn, group, [t.schema for t in runner.tables.values()])
                 sent = published_since(conn, group.publication)
@@ -137,6 +156,37 @@ class SourceWatch:
         if before is None or (before.nodes, before.ties) != (now.nodes, now.ties):
             with runner.commit_lock:
                 transact(runner.lake, lambda: write_marks(runner.lake, group.name, oid, now))
+
+
+def _take_proof(runner: GroupRunner, probe: Probe) -> None:
+    status = runner.refresh()
+    waits = status.held or status.paused or status.state != "streaming" or not status.reading
+    received = int(runner.report().get("received_bytes", 0))
+    reading = Reading(runner.group.slot_name, status.seen, received, waits, runner.group.capture == "poll")
+    before = runner.proof.error
+    runner.proof.take(probe, reading)
+    if runner.proof.error is not None and before is None:
+        log.error("group does not stream", group=runner.group.name, error=str(runner.proof.error))
+
+
+def _note_unsent(runner: GroupRunner, published: Collection[int]) -> None:
+    """A publication that is not ours does not send a table any more; when it does again, the table is copied."""
+    for oid, table in list(runner.tables.items()):
+        if oid in runner.unsent and oid in published:
+            log.warning(
+                "table is copied again: it was not published", group=runner.group.name, table=table.source
+            )
+            del runner.unsent[oid]
+            runner.copier.unsettled.add(oid)
+            runner.resync(oid)
+        elif oid not in published and oid not in runner.unsent:
+            name = runner.group.publication
+            runner.unsent[oid] = PublicationError(
+                f"the publication {name} does not send the table any more",
+                hint=f"alter publication {identifier(name)} add table {table.source}; it is copied again then",
+                table=table.source,
+            )
+            log.error("table is not sent", group=runner.group.name, error=str(runner.unsent[oid]))
 
 
 def _leave_dropped(runner: GroupRunner, structure: Structure) -> None:

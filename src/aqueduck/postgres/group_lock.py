@@ -75,6 +75,10 @@ class GroupLocks:
             raise
         return conn
 
+    def has(self, name: str) -> bool:
+        """Whether the group is ours, as far as we know."""
+        return name in self._names
+
     def release(self, name: str) -> None:
         if name in self._names:
             self._names.discard(name)

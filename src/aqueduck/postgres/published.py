@@ -26,6 +26,7 @@ __all__ = [
     "publication_exists",
     "publication_marks",
     "publication_oid",
+    "published_oids",
     "published_tables",
     "refuse_narrowed",
     "refuse_unpublished",
@@ -112,6 +113,17 @@ _NAMES = """
                 else key::oid::regclass::text end
     from unnest(%s::text[]) key order by 1 limit 20
 """
+
+
+def published_oids(conn: Connection, name: str) -> frozenset[int]:
+    """The tables that a publication of anybody's sends, by OID; a partitioned one that is sent as itself, or leaf by leaf."""
+    with translate_errors(f"read the publication {name}", conn=conn):
+        rows = conn.execute(
+            "select c.oid::int8 from pg_publication_tables t join pg_namespace n on n.nspname = t.schemaname"
+            " join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename where t.pubname = %s",
+            (name,),
+        ).fetchall()
+    return frozenset(oid for (oid,) in rows)
 
 
 def refuse_narrowed(conn: Connection, name: str, plugin: str) -> None:

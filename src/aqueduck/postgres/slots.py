@@ -32,6 +32,7 @@ __all__ = [
     "drop_slot",
     "ensure_publication",
     "list_slots",
+    "look_at_slot",
     "missing_slot",
     "read_server",
     "slot_info",
@@ -77,6 +78,18 @@ def slot_info(conn: Connection, name: str) -> SlotInfo | None:
     positions = ("confirmed_flush_lsn", "restart_lsn")
     parsed = {name: None if row[name] is None else parse_lsn(row[name]) for name in positions}
     return SlotInfo(**{**row, **parsed})
+
+
+def look_at_slot(conn: Connection, name: str) -> tuple[bool, int]:
+    """Whether somebody reads the slot at this moment, and how far the server has come."""
+    with translate_errors(f"look at the slot {name}", conn=conn):
+        row = conn.execute(
+            "select exists (select from pg_replication_slots where slot_name = %s and active), (case when"
+            " pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end)::text",
+            (name,),
+        ).fetchone()
+    assert row is not None
+    return row[0], parse_lsn(row[1])
 
 
 def list_slots(conn: Connection) -> list[SlotInfo]:

@@ -79,7 +79,9 @@ class Operation:
 def readiness(served: Served) -> a.Readiness:
     """What `/readyz` says."""
     stalled = served.feed.stalled()
-    tables = (t.source for t in served.overview.tables if t.state is TableState.ERRORED)
+    tables = (
+        t.source for t in served.overview.tables if t.state is TableState.ERRORED or t.error is not None
+    )
     destinations = (d.name for d in served.overview.destinations if d.state == "errored")
     return a.Readiness(ready=not stalled, stalled=stalled, errored=(*tables, *destinations))
 

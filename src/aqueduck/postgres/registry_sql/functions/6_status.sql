@@ -8,6 +8,12 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
                     format('%I.%I', m.source_schema, m.source_table))
 $$;
 
+-- What nobody carries right now waits, whatever it was when a service last looked.
+create or replace function aqueduck._state(m aqueduck.table_mappings, running boolean) returns text
+language sql immutable as $$
+    select case when m.state in ('SNAPSHOT', 'CATCHUP', 'STREAMING') and not running then 'PENDING' else m.state end
+$$;
+
 create or replace function aqueduck.status()
 returns table (
     group_name text, source text, target text, mode text, source_column text, source_value text,
@@ -20,8 +26,8 @@ returns table (
     verdict text, verified_at timestamptz, identical_at timestamptz, differences bigint, verify_note text)
 language sql stable set search_path = pg_catalog, pg_temp as $$
     select g.name, aqueduck._source_name(m), format('%I.%I', m.target_schema, m.target_table), m.mode,
-           m.source_column, m.source_value, m.state, m.state_since, m.enabled and g.enabled,
-           g.id = any (array(select aqueduck._running_groups())),
+           m.source_column, m.source_value, aqueduck._state(m, r.running), m.state_since, m.enabled and g.enabled,
+           r.running,
            m.rows_synced, m.queued_changes, m.queued_bytes, m.last_sync_at,
            m.error_code, m.error_class, m.error_message, m.consecutive_failures, m.retry_at,
            m.snapshot_lsn, m.applied_lsn, m.lag_bytes, m.lag_seconds,
@@ -30,6 +36,7 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
            m.parked_rows, m.parked_bytes, m.parked_since,
            m.verdict, m.verified_at, m.identical_at, m.differences, m.verify_note
     from aqueduck.table_mappings m join aqueduck.sync_groups g on g.id = m.group_id
+    cross join lateral (select g.id = any (array(select aqueduck._running_groups())) as running) r
     cross join lateral (
         select case when m.copy_finished_at is not null then 1.0
                     -- The total is an estimate: a table that grows is not more than whole.
@@ -45,9 +52,10 @@ returns table (id bigint, group_name text, source text, target text, mode text, 
                created_at timestamptz)
 language sql stable set search_path = pg_catalog, pg_temp as $$
     select m.id, g.name, aqueduck._source_name(m), format('%I.%I', m.target_schema, m.target_table), m.mode,
-           m.source_column, m.source_value, m.copy, m.enabled, m.state, m.options, m.settings,
+           m.source_column, m.source_value, m.copy, m.enabled, aqueduck._state(m, r.running), m.options, m.settings,
            m.created_by_file, m.created_at
     from aqueduck.table_mappings m join aqueduck.sync_groups g on g.id = m.group_id
+    cross join lateral (select g.id = any (array(select aqueduck._running_groups())) as running) r
     where m.removed_at is null order by g.name, m.source_schema, m.source_table
 $$;
 
