@@ -183,8 +183,8 @@ def run(matrix: Matrix, rounds: int | None) -> None:
 
 def test_connections_are_lost_while_tables_come_and_go(matrix: Matrix) -> None:
     """P-T02: a sample of the matrix."""
-    run(matrix, 2)
-    assert len(matrix.cutter.fired) > len(STEPS)
+    run(matrix, 1)
+    assert len(matrix.cutter.fired) > len(STEPS) // 2
 
 
 @pytest.mark.slow
