@@ -42,7 +42,7 @@ from aqueduck.lake.table_states import TableState
 from aqueduck.lake.units import TASK_MEMORY
 from aqueduck.lifecycle import Lifecycle, fail, retry_is_due
 from aqueduck.lifecycle import TableState as Life
-from aqueduck.postgres.connection import connect
+from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.publications import refuse_without_columns
 from aqueduck.postgres.server import flush_wal, settled_position
 from aqueduck.postgres.table_copy import (
@@ -359,7 +359,7 @@ class Copier:
 
         Taken before a snapshot: whoever had taken a time to commit with before has committed when the snapshot is made.
         """
-        with connect(self.dsn) as conn:
+        with connect(self.dsn) as conn, translate_errors("ask the server for the time", conn=conn):
             row = conn.execute("select (extract(epoch from clock_timestamp()) * 1000000)::int8").fetchone()
         assert row is not None
         return int(row[0])

@@ -229,7 +229,8 @@ def _slot_query(version: int) -> str:
 
 def _database(conn: Connection) -> str:
     """As the server calls it: a pooler may have another name for it."""
-    row = conn.execute("select current_database()::text").fetchone()
+    with translate_errors("ask for the database", conn=conn):
+        row = conn.execute("select current_database()::text").fetchone()
     assert row is not None
     return str(row[0])
 

@@ -163,9 +163,10 @@ def export_snapshot_by_sql(dsn: str) -> ExportedSnapshot:
 
 def snapshot_xmin(conn: psycopg.Connection[Any]) -> int:
     """The oldest transaction that was running when the snapshot was taken: what it does not show is not older."""
-    row = conn.execute(
-        b"select pg_snapshot_xmin(pg_current_snapshot())::text::numeric % 4294967296"
-    ).fetchone()
+    with translate_errors("read the snapshot", conn=conn):
+        row = conn.execute(
+            b"select pg_snapshot_xmin(pg_current_snapshot())::text::numeric % 4294967296"
+        ).fetchone()
     assert row is not None
     return int(row[0])
 
