@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from aqueduck.app import events
-from aqueduck.errors import PublicationError, UnpublishedError
+from aqueduck.errors import PublicationError, SlotLostError, UnpublishedError
+from aqueduck.postgres import capture
 from aqueduck.spark import cdc_source
 from tests.fix_events import Flow
 from tests.fix_postgres import Database, wait_until
@@ -38,11 +41,11 @@ def flow(db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Flow:
     return flow
 
 
-def deliver(flow: Flow) -> None:
+def deliver(flow: Flow, *, trust_slot: bool = False) -> None:
     """A run with `--once`."""
     service = flow.service()
     try:
-        service.prepare()
+        service.prepare(trust_slot=trust_slot)
         service.start(once=True)
         service.run_once(threading.Event())
     finally:
@@ -148,3 +151,49 @@ def test_a_query_on_postgres_cdc_ends_at_a_gap(
             driver.drain(at)
     finally:
         driver.reader.stop()
+
+
+def test_a_slot_that_is_made_again_between_two_polls_is_found(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hazard 10: whoever polls connects again without a new start, and looks at the slot before it reads."""
+    monkeypatch.setattr(capture, "POLL_RETRY_SECONDS", 2.0)
+    flow.source = {"capture": "poll"}
+    service = flow.service()
+    service.prepare()
+    service.start()
+    flow.db.execute("insert into o values (2)")
+    wait_until(lambda: flow.count() == 2, "the flow delivers", 60)
+
+    def made_again() -> bool:
+        """The server drops no slot that is being read."""
+        flow.db.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'aqueduck'"
+            " and datname = current_database()"
+        )
+        try:
+            flow.db.execute("select pg_drop_replication_slot('faucet_slot')")
+        except psycopg.errors.ObjectInUse:
+            return False
+        flow.db.execute("insert into o values (3)")
+        flow.db.execute("select pg_create_logical_replication_slot('faucet_slot', 'pgoutput')")
+        return True
+
+    wait_until(made_again, "the slot is made again", 60)
+    try:
+        with pytest.raises(SlotLostError, match="re-created or moved"):
+            service.supervise(threading.Event())
+    finally:
+        service.stop()
+
+
+def test_a_slot_that_is_trusted_is_trusted_by_the_capture_too(flow: Flow) -> None:
+    """P-E03: `--trust-slot` after state_dir was lost; the slot had followed a server on which nothing of ours happened."""
+    flow.db.execute("select pg_logical_emit_message(true, 'x', 'y')")
+    flow.db.execute("select pg_replication_slot_advance('faucet_slot', pg_current_wal_lsn())")
+    shutil.rmtree(flow.directory / "state" / "faucet_slot")
+    flow.db.execute("insert into o values (2)")
+    with pytest.raises(SlotLostError, match="--trust-slot"):
+        deliver(flow)
+    deliver(flow, trust_slot=True)
+    assert [line["after"]["id"] for line in flow.lines()] == [1, 2]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from aqueduck.app.check_events import run_event_checks
@@ -12,13 +15,15 @@ from aqueduck.errors import SlotLostError
 from aqueduck.lake.catalog import open_lake
 from aqueduck.lake.progress import read_position
 from aqueduck.notes import read_slot
+from aqueduck.postgres.embedded import EmbeddedPostgres
 from aqueduck.postgres.history import KnownPast, parse_timelines, read_timelines, refuse_another_history
 from aqueduck.postgres.server import read_server
-from aqueduck.schema import parse_lsn
+from aqueduck.schema import lsn_text, parse_lsn
 from aqueduck.sinks.bookmark_file import FileBookmarks
+from aqueduck.spark import cdc_source
 from tests.fix_events import Flow
 from tests.fix_failover import Twins
-from tests.fix_postgres import wait_until
+from tests.fix_postgres import Database, wait_until
 from tests.spark.test_cdc_reader import Driver
 from tests.whole_group import WholeGroup
 
@@ -253,19 +258,100 @@ def test_a_flow_of_events_goes_on_with_a_standby_that_has_everything(events: Flo
     assert [line["after"]["id"] for line in events.lines()] == [1, 2]
 
 
-def test_a_checkpoint_knows_its_timeline(twins: Twins, tmp_path: Path) -> None:
-    """P-T05: `postgres_cdc` goes by the same rule, with the timeline in Spark's offsets."""
-    twins.db.execute("create table o (id int primary key); create publication p for table o")
+@pytest.mark.parametrize(
+    ("promote", "reason"), [(True, "branches off timeline 1 at"), (False, "has gone on from there")]
+)
+def test_a_checkpoint_knows_the_past_of_its_server(
+    twins: Twins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, promote: bool, reason: str
+) -> None:
+    """P-T05: `postgres_cdc` goes by the same rule, with timeline and slot in Spark's offsets."""
+    monkeypatch.setattr(cdc_source, "WATCH_SECONDS", 0.0)
+    twins.db.execute("create table o (id serial primary key); create publication p for table o")
     twins.db.execute("select pg_create_logical_replication_slot('s', 'pgoutput')")
     options = {"dsn": twins.db.dsn, "slot": "s", "publication": "p"}
     twins.back_up()
     driver = Driver(tmp_path, options)
-    twins.db.execute("insert into o select generate_series(1, 100)")
-    _, at = driver.drain()
+    at = driver.reader.initialOffset()
+    before = at["slot"]
+    while at["slot"] == before:  # with a checkpoint, decoding has a new place to begin
+        twins.db.execute("checkpoint; insert into o values (default)")
+        _, at = driver.drain(at)
+        driver.reader.commit(at)
     driver.reader.stop()
     assert at["timeline"] == 1
-    twins.fail_over(promote=True)
+    twins.fail_over(promote=promote)
     driver = Driver(tmp_path, options)
     twins.write_past(parse_lsn(at["lsn"]))
-    with pytest.raises(SlotLostError, match="branches off timeline 1 at"):
+    with pytest.raises(SlotLostError, match=reason):
         driver.drain(at)
+
+
+# -- a standby that follows its primary, with slots that PostgreSQL itself carries along
+
+
+class Pair(Database):
+    """A database on a primary, then on the standby that takes over: whichever takes writes."""
+
+    ports: tuple[int, ...] = ()
+
+    def dsn_for(self, user: str, **parameters: str | int) -> str:
+        ports = ",".join(map(str, (self.server.port, *self.ports)))
+        hosts = ",".join("127.0.0.1" for _ in (self.server, *self.ports))
+        return f"host={hosts} port={ports} dbname={self.name} user={user} target_session_attrs=read-write"
+
+
+@pytest.mark.slow
+def test_a_failover_slot_that_was_synchronized_goes_on(
+    new_server: Callable[..., EmbeddedPostgres], tmp_path: Path
+) -> None:
+    """P-T05: PostgreSQL 17 and later carry the slot along, and make the lake wait for the standby."""
+    primary = new_server(settings={"synchronized_standby_slots": "standby"})
+    pair = Pair(primary, "postgres")
+    pair.execute("create table t (id int primary key, v text); insert into t values (1, 'copied')")
+    pair.execute("select pg_create_physical_replication_slot('standby')")
+    pair.execute("select pg_create_logical_replication_slot('aqueduck_test', 'pgoutput', false, false, true)")
+    copy = Path(f"{primary.data_dir}-standby")
+    subprocess.run(
+        [primary.bin("pg_basebackup"), "-D", copy, "-d", primary.dsn, "-R", "-S", "standby", "-c", "fast"],
+        check=True, capture_output=True, cwd="/", **primary._owner.process_arguments(),
+    )  # fmt: skip
+    follows = {
+        "hot_standby_feedback": True,
+        "sync_replication_slots": True,
+        "synchronized_standby_slots": "",
+    }
+    with (copy / "postgresql.auto.conf").open("a") as conf:
+        conf.write(f"primary_conninfo = '{primary.dsn}'\n")
+    standby = new_server(copy, settings=follows)
+    pair.ports = (standby.port,)
+    group = WholeGroup(pair, tmp_path, TABLES)
+    copies = group.copies
+    pair.execute("insert into t values (2, 'before the failover')")
+    group.apply()
+    position = group.runner.stored_position()
+    with psycopg.connect(standby.dsn, autocommit=True) as observer:
+        synced = "select count(*) from pg_replication_slots where synced and not temporary and confirmed_flush_lsn >= %s::pg_lsn"
+        wait_until(
+            lambda: observer.execute(synced, (lsn_text(position),)).fetchone() == (1,),
+            "the slot is synchronized",
+        )
+        pair.execute("insert into t values (3, 'not in the lake yet')")
+        wait_until(lambda: observer.execute("select from t where id = 3").fetchall(), "the standby has it")
+        group.capture.stop()
+        pair.observer.close()
+        primary.stop("immediate")
+        observer.execute("select pg_promote()")
+        wait_until(
+            lambda: observer.execute("select pg_is_in_recovery()").fetchone() == (False,), "it is promoted"
+        )
+    group.db = pair = Pair(standby, "postgres")
+    pair.execute("insert into t values (4, 'of the new timeline')")
+    group.stop()
+    group.start(TABLES)
+    group.apply()
+    assert group.read("select id from lake.main.t order by id") == [(1,), (2,), (3,), (4,)]
+    stored = read_position(group.lake, "test")
+    assert stored is not None
+    assert (stored.timeline, group.copies) == (2, copies)
+    group.stop()
+    pair.observer.close()

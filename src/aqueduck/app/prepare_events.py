@@ -16,7 +16,7 @@ import psycopg
 from aqueduck.bookmarks import Bookmark
 from aqueduck.errors import BookmarkError, SlotLostError
 from aqueduck.events_config import PostgresCdcConfig
-from aqueduck.notes import Confirmation, read_confirmation, read_slot
+from aqueduck.notes import Confirmation, note_confirmation, read_confirmation, read_slot
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.history import KnownPast, refuse_another_history
 from aqueduck.postgres.published import published_tables, refuse_narrowed
@@ -50,10 +50,12 @@ def prepare_source(
         require_logical_wal(server)
         tables = published_tables(conn, source.publication_name)
         refuse_narrowed(conn, source.publication_name, source.plugin)
-        refuse_lost(conn, dsn, source, server, bookmark, note, trust_slot=trust_slot)
+        info = refuse_lost(conn, dsn, source, server, bookmark, note, trust_slot=trust_slot)
         if source.slot_type == "temporary":
             position = server.current_lsn
         else:
+            if trust_slot:
+                _note_trusted(info, bookmark, note)
             begin = announced_slot(conn, source.slot_name, source.plugin)
             position = bookmark.position if bookmark is not None else _first_position(source, begin)
     return PreparedSource(server.database, server.system_identifier, server.timeline, position, tables)
@@ -61,6 +63,13 @@ def prepare_source(
 
 def _first_position(source: PostgresCdcConfig, begin: int) -> int:
     return max(begin, parse_lsn(source.start_lsn)) if source.start_lsn else begin
+
+
+def _note_trusted(info: SlotInfo | None, bookmark: Bookmark | None, note: Path) -> None:
+    """Where the slot stands is as good as noted by ourselves: the capture looks at it again."""
+    stands = None if info is None else info.confirmed_flush_lsn
+    if bookmark is not None and stands is not None and stands > bookmark.position:
+        note_confirmation(note, Confirmation(stands, bookmark.position))
 
 
 def refuse_lost(

@@ -28,6 +28,7 @@ from aqueduck.errors import (
     ConnectionLostError,
     PublicationError,
     SlotActiveError,
+    SlotLostError,
     SourceQueryError,
     SourceUnreachableError,
     TableMissingError,
@@ -272,8 +273,12 @@ class Capture(threading.Thread):
         same = (server.system_identifier, server.timeline) == (s.system_identifier, s.timeline)
         if not same or server.current_lsn < max(s.position, self._confirmed, self._seen):
             raise ConnectionLostError("another server has taken over, or this one was restored")
-        if s.lake:
+        try:
             self._refuse_another_slot(server, info)
+        except SlotLostError as exc:
+            if s.lake:
+                raise
+            raise ConnectionLostError("the slot was made again, or moved by another") from exc
 
     def _refuse_another_slot(self, server: ServerInfo, info: SlotInfo | None) -> None:
         s = self._settings

@@ -8,14 +8,15 @@ another one would leave out is an error, never a silent gap.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
 
 from aqueduck.errors import ConfigError, PublicationError, SlotConflictError, SlotLostError, UnpublishedError
+from aqueduck.notes import SlotMark
 from aqueduck.postgres.connection import connect, translate_errors
-from aqueduck.postgres.history import KnownPast, refuse_another_history
+from aqueduck.postgres.history import KnownPast, refuse_another_history, slot_mark
 from aqueduck.postgres.publications import create_publication_sql, refuse_without_identity
 from aqueduck.postgres.published import (
     publication_exists,
@@ -31,7 +32,7 @@ from aqueduck.postgres.slots import announced_slot, check_slot, missing_slot, sl
 from aqueduck.postgres.tables import describe_table
 from aqueduck.schema import TableSchema, lsn_text
 
-__all__ = ["CdcSource", "prepare_cdc", "refuse_unpublished_since", "resume_cdc"]
+__all__ = ["CdcSource", "look_again", "prepare_cdc", "resume_cdc"]
 
 Connection = psycopg.Connection[Any]
 _UNPUBLISHED = "begin anew with another checkpointLocation, after a new read of the tables"
@@ -51,6 +52,8 @@ class CdcSource:
     marks: dict[str, str]
     """How they are published, see `published.publication_marks`."""
     publication_oid: int
+    slot: SlotMark | None
+    """How far the slot is."""
 
 
 def prepare_cdc(
@@ -73,12 +76,8 @@ def prepare_cdc(
         if create and not publication_exists(conn, publication):
             _create_publication(conn, publication, tables)
         known = _wanted(conn, publication, tables, plugin)
-        marks, oid = _marks(conn, publication, tables, known), publication_oid(conn, publication)
-        begin = announced_slot(conn, slot, plugin)
-        position = max(begin, start or 0)
-        return CdcSource(
-            server.database, server.system_identifier, server.timeline, position, known, marks, oid
-        )
+        found_now = _as_found(conn, server, slot, publication, tables, known)
+        return replace(found_now, position=max(announced_slot(conn, slot, plugin), start or 0))
 
 
 def resume_cdc(
@@ -90,6 +89,7 @@ def resume_cdc(
     position: int,
     system_identifier: str,
     timeline: int | None = None,
+    restart_lsn: int | None = None,
     published_by: int | None = None,
     plugin: str = "pgoutput",
 ) -> CdcSource:
@@ -103,7 +103,8 @@ def resume_cdc(
             )
         found = slot_info(conn, slot)
         way_out = "begin anew with another checkpointLocation, and compare what was written since"
-        past = KnownPast(position, timeline, whose="the checkpoint", way_out=way_out)
+        mark = SlotMark(timeline, restart_lsn) if timeline and restart_lsn else None
+        past = KnownPast(position, timeline, mark, "the checkpoint", way_out)
         refuse_another_history(conn, dsn, past, server, found)
         if found is None:
             raise SlotLostError(
@@ -118,22 +119,41 @@ def resume_cdc(
                 hint=_AGAIN,
             )
         known = _wanted(conn, publication, tables, plugin)
-        marks, oid = _marks(conn, publication, tables, known), publication_oid(conn, publication)
-        if published_by not in (None, oid):
+        found_now = _as_found(conn, server, slot, publication, tables, known)
+        if published_by not in (None, found_now.publication_oid):
             raise UnpublishedError(
                 f"the publication {publication} was dropped and created again: changes in between were not sent",
                 hint=_UNPUBLISHED,
             )
-        return CdcSource(
-            server.database, server.system_identifier, server.timeline, position, known, marks, oid
-        )
+        return replace(found_now, position=position)
 
 
-def refuse_unpublished_since(dsn: str, publication: str, source: CdcSource) -> None:
-    """Raise if tables of a query that runs were not published for a while."""
+def look_again(dsn: str, slot: str, publication: str, source: CdcSource) -> CdcSource:
+    """While a query runs: where the slot is now; raises if tables were not published for a while."""
     with connect(dsn) as conn:
         now = publication_marks(conn, publication)
         refuse_unpublished(conn, publication, source.marks, now, _UNPUBLISHED)
+        return replace(source, slot=slot_mark(conn, slot, source.timeline))
+
+
+def _as_found(
+    conn: Connection,
+    server: ServerInfo,
+    slot: str,
+    publication: str,
+    tables: Sequence[str],
+    known: tuple[TableSchema, ...],
+) -> CdcSource:
+    return CdcSource(
+        server.database,
+        server.system_identifier,
+        server.timeline,
+        0,
+        known,
+        _marks(conn, publication, tables, known),
+        publication_oid(conn, publication),
+        slot_mark(conn, slot, server.timeline),
+    )
 
 
 def _marks(

@@ -120,6 +120,7 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
             "system": source.system_identifier,
             "timeline": source.timeline,
             "publication": source.publication_oid,
+            "slot": None if source.slot is None else lsn_text(source.slot.restart_lsn),
         }
 
     def _resume(self, offset: dict[str, Any]) -> int:
@@ -133,6 +134,7 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
                 o.dsn, slot=o.slot, publication=o.publication, tables=o.table_names, position=position,
                 system_identifier=offset["system"], timeline=offset.get("timeline"),
                 published_by=offset.get("publication"), plugin=o.plugin,
+                restart_lsn=parse_lsn(offset["slot"]) if offset.get("slot") else None,
             )  # fmt: skip
         return position
 
@@ -172,13 +174,14 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
         return self._offset(end)
 
     def _watch(self) -> None:
-        """What the stream does not tell: tables that were not published for a while."""
-        from aqueduck.postgres.cdc_prepare import refuse_unpublished_since
+        """What the stream does not tell: tables that were not published for a while, and where the slot is."""
+        from aqueduck.postgres.cdc_prepare import look_again
 
         if self._source is None or time.monotonic() - self._watched_at < WATCH_SECONDS:
             return
         with contextlib.suppress(ConnectionLostError, SourceUnreachableError):  # the stream tells of these
-            refuse_unpublished_since(self._options.dsn, self._options.publication, self._source)
+            o = self._options
+            self._source = look_again(o.dsn, o.slot, o.publication, self._source)
         self._watched_at = time.monotonic()
 
     def _end(self, after: int, limit: ReadLimit, target: int | None) -> int | None:
