@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -21,7 +22,23 @@ PACKAGE = Path(pyspark.__file__).parent
 
 
 @pytest.fixture
-def master(tmp_path: Path) -> Iterator[str]:
+def secret(tmp_path: Path) -> Path:
+    """The secret of a cluster, as docs/install.md says: in the defaults of master and workers."""
+    secret = tmp_path / "secret"
+    secret.write_text(secrets.token_hex(32))
+    settings = {
+        "spark.authenticate": "true",
+        "spark.authenticate.secret": secret.read_text(),
+        "spark.network.crypto.enabled": "true",
+    }
+    (tmp_path / "conf").mkdir()
+    defaults = "".join(f"{key} {value}\n" for key, value in settings.items())
+    (tmp_path / "conf" / "spark-defaults.conf").write_text(defaults)
+    return secret
+
+
+@pytest.fixture
+def master(tmp_path: Path, secret: Path) -> Iterator[str]:
     """A master and one worker on loopback, from the pyspark package."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -29,6 +46,7 @@ def master(tmp_path: Path) -> Iterator[str]:
     env = {
         **os.environ,
         "SPARK_HOME": str(PACKAGE),
+        "SPARK_CONF_DIR": str(tmp_path / "conf"),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join(sys.path),
@@ -55,8 +73,10 @@ def master(tmp_path: Path) -> Iterator[str]:
                 process.wait(timeout=30)
 
 
-def test_the_same_service_runs_on_a_cluster(db: Database, sync_of: Any, master: str, tmp_path: Path) -> None:
-    """DESIGN 9: copy, stream and fold run in executors that are separate processes; source and lake are equal."""
+def test_the_same_service_runs_on_a_cluster(
+    db: Database, sync_of: Any, master: str, secret: Path, tmp_path: Path
+) -> None:
+    """DESIGN 9: copy, stream and fold run in executors that are separate processes and know the cluster's secret."""
     db.execute("create table t (id int primary key, v text)")
     db.execute("insert into t select g, md5(g::text) from generate_series(1, 40000) g")
     sync = sync_of("public.t", segment_bytes="2MiB", copy=True)
@@ -66,12 +86,14 @@ def test_the_same_service_runs_on_a_cluster(db: Database, sync_of: Any, master: 
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.executor.memory": "512m",
+            "spark.authenticate.secret.file": str(secret),
         },
     }
     sync.catch_up()
     db.execute("update t set v = v || repeat('y', 100) where id % 2 = 0; delete from t where id % 7 = 0")
     db.execute("insert into t select g, 'new' from generate_series(100000, 130000) g")
     sync.catch_up()
+    assert "spark does not authenticate" not in sync.log()
     assert list((tmp_path / "work").glob("app-*/*")), "executors ran in the worker's directory"
     written = [p.name for p in (sync.directory / "data").rglob("aqueduck-test-*.parquet")]
     assert any("-copy-" in name for name in written)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from aqueduck.app.check_lake import check_catalog, check_data_path, check_state_dir, existing_lake
 from aqueduck.app.check_server import CheckResult, Connection, check_pooler, refused, result_of, server_checks
+from aqueduck.app.check_spark import spark_checks
 from aqueduck.app.control import wanted_groups
 from aqueduck.app.options import with_projection
 from aqueduck.app.prepare import PreparedTable, check_prepared, lost_slot
@@ -63,6 +64,7 @@ def run_checks(config: SyncConfig) -> list[CheckResult]:
         result_of("catalog", check_catalog, config.lake),
         result_of("state directory", check_state_dir, config.state_dir),
         result_of("HTTP server", check_server, config.server, os.environ),
+        *spark_checks(config.spark),
     ]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from aqueduck.app.check_lake import check_catalog, check_data_path
 from aqueduck.app.check_server import CheckResult, Connection, check_pooler, refused, result_of, server_checks
+from aqueduck.app.check_spark import spark_checks
 from aqueduck.app.events_wiring import load_bookmark, source_dsn, table_of
 from aqueduck.app.prepare_events import refuse_lost
 from aqueduck.config import LakeConfig
@@ -40,7 +41,7 @@ def run_event_checks(config: EventsConfig) -> list[CheckResult]:
     results.append(result_of("sink", _check_sink, config))
     if config.server is not None:
         results.append(result_of("HTTP server", check_server, config.server, os.environ))
-    return results
+    return [*results, *spark_checks(config.spark)]
 
 
 def _source_checks(config: EventsConfig) -> Iterator[CheckResult]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from aqueduck.app.check_lake import check_state_dir, file_catalog_problem, folder_problem, repair
 from aqueduck.app.check_server import CheckResult, result_of
+from aqueduck.app.check_spark import spark_checks
 from aqueduck.app.fanout import FanoutService
 from aqueduck.app.fanout_status import state_path
 from aqueduck.errors import AqueduckError, CatalogUnreachableError, DataPathError, LakeWriteError, own_error
@@ -46,6 +47,7 @@ def run_fanout_checks(config: FanoutConfig, env: Mapping[str, str] = os.environ)
             *_destination_checks(service, pool),
             result_of("state directory", check_state_dir, str(state_path(config).parent)),
             result_of("HTTP server", check_server, config.server, env),
+            *spark_checks(config.spark),
         ]
     finally:
         service.source.close()

@@ -16,19 +16,26 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import structlog
 from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from aqueduck.errors import SparkStartError
+from aqueduck.spark.authentication import SECRET_FILE, authentication, open_to_strangers, unsecret
 from aqueduck.spark.java import find_java, make_shim
+from aqueduck.spark.scratch import scratch_directory
 
 __all__ = ["build_session", "prepare_environment", "session_settings"]
+
+log = structlog.get_logger()
 
 _LOOPBACK = "127.0.0.1"
 _LOCAL = re.compile(r"local(\[.*\])?|local-cluster\[.*\]")
 _NO_COMMAND = "no-such-python"
 _LOGGING = Path(__file__).with_name("log4j2.properties")
+_SOCKETS = "spark.python.unix.domain.socket.dir"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _JAVA_CAUSE = re.compile(r"^(?:: |Caused by: )?[\w.$]+(?:Exception|Error): (.+)$", re.MULTILINE)
 
@@ -53,6 +60,8 @@ _SETTINGS = {
     "spark.python.unix.domain.socket.enabled": "true",
     # A worker that starts on a busy machine may need longer than the default of 15 s to connect back.
     "spark.python.authenticate.socketTimeout": "120s",
+    # Variables of executors are left out of event logs too, whatever their names.
+    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|dsn|executorenv",
     # The lake is the truth about progress, so a few batches of Spark's own log are enough.
     "spark.sql.streaming.minBatchesToRetain": "10",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
@@ -87,10 +96,14 @@ def build_session(
     `conf` wins over every setting of ours.  A Spark that does not start is a `SparkStartError`.
     """
     prepare_environment(os.environ, master)
-    builder = SparkSession.builder.master(master).appName(app_name)
-    for key, value in session_settings(master, conf, driver_memory).items():
-        builder = builder.config(key, value)
+    settings = session_settings(master, conf, driver_memory)
+    if todo := open_to_strangers(master, conf):
+        log.warning("spark does not authenticate", hint=todo)
     with _start_failures(master), _same_interrupt():
+        _start_java({**settings, "spark.master": master, "spark.app.name": app_name})
+        builder = SparkSession.builder.master(master).appName(app_name)
+        for key, value in settings.items():
+            builder = builder.config(key, value)
         return builder.getOrCreate()
 
 
@@ -100,8 +113,11 @@ def session_settings(master: str, conf: Mapping[str, str], driver_memory: str) -
     options = list(_JVM_OPTIONS)
     if _LOCAL.fullmatch(master):
         settings |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
+        settings[_SOCKETS] = str(scratch_directory())
         options += _LOCAL_JVM_OPTIONS
-    settings |= conf
+    settings |= {**authentication(master, conf), **conf}
+    if master.startswith("spark:"):
+        settings.pop(SECRET_FILE, None)  # Spark itself takes a file on Kubernetes only
     # Java takes the last of two contradicting options, so those in `conf` win here too.
     settings[_JAVA_OPTIONS] = " ".join([*options, conf.get(_JAVA_OPTIONS, "")]).strip()
     return settings
@@ -120,6 +136,13 @@ def prepare_environment(env: MutableMapping[str, str], master: str) -> None:
     env["JAVA_HOME"] = str(make_shim(find_java(env)))
     if _LOCAL.fullmatch(master):
         env["SPARK_LOCAL_IP"] = _LOOPBACK
+
+
+def _start_java(settings: Mapping[str, str]) -> None:
+    """Spark's own start puts every setting on the JVM's command line: start it with what is needed there."""
+    SparkContext._ensure_initialized(
+        conf=SparkConf(loadDefaults=False).setAll(list(unsecret(settings).items()))
+    )
 
 
 @contextmanager
