@@ -147,6 +147,8 @@ class TableConfig(Section):
         default_factory=dict
     )
     where: str = ""
+    adopt: bool = False
+    """Whether a table of the lake that we did not make may be taken for the target, with all of its rows."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -191,6 +193,12 @@ class TableConfig(Section):
         except (KeyError, TypeError, ValueError):
             return values  # reported under the key `source`
         return {**values, "target": str(TableName("main", source.name))}
+
+    @model_validator(mode="after")
+    def _leaves_our_own_schema_alone(self) -> TableConfig:
+        if self.target and self.target_table.schema.lower() == "aqueduck":
+            raise ValueError("target is in the schema aqueduck, which is reserved: choose another schema")
+        return self
 
     @model_validator(mode="after")
     def _has_a_column_for_its_value(self) -> TableConfig:

@@ -38,6 +38,7 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── LakeTableMissingError    lake.table_missing
     │   ├── TargetReplacedError      lake.table_replaced
     │   ├── PartitionedTargetError   lake.partitioned
+    │   ├── ForeignTargetError       lake.foreign_target
     │   ├── NoSnapshotError          lake.no_snapshot
     │   ├── DuplicateKeyError        lake.duplicate_key
     │   └── ResyncNeededError        lake.resync_needed
@@ -96,6 +97,7 @@ __all__ = [
     "EncryptedLakeError",
     "EventError",
     "EventValueError",
+    "ForeignTargetError",
     "HttpError",
     "LakeBusyError",
     "LakeError",
@@ -455,6 +457,12 @@ class PartitionedTargetError(LakeError):
     """A target is partitioned, and its files would not be."""
 
     code = "lake.partitioned"
+
+
+class ForeignTargetError(LakeError):
+    """The target is a table of the lake that Aqueduck did not make."""
+
+    code = "lake.foreign_target"
 
 
 class NoSnapshotError(LakeError):

@@ -63,8 +63,14 @@ def demo(
     raise typer.Exit(run_demo(seconds=seconds, keep=keep))
 
 
+Adopt = Annotated[
+    bool,
+    typer.Option("--adopt", help="Take over slots, publications and lake tables that Aqueduck did not make."),
+]
+
+
 @app.command()
-def init(config: ConfigFile, as_json: Json = False) -> None:
+def init(config: ConfigFile, adopt: Adopt = False, as_json: Json = False) -> None:
     """Create publication, slot and lake, or the lakes of a fan-out; changes nothing that is already right."""
     from aqueduck.app.prepare import prepare
     from aqueduck.app.show import print_json
@@ -80,7 +86,7 @@ def init(config: ConfigFile, as_json: Json = False) -> None:
 
         lines = init_fanout(load_fanout(config))
     else:
-        lines = prepare(load_config(config))
+        lines = prepare(load_config(config), adopt=adopt)
     if as_json:
         print_json({"prepared": list(lines)})
         return
@@ -124,6 +130,7 @@ def run(
         bool,
         typer.Option("--trust-slot", help="Nobody touched the slot, although state_dir was lost."),
     ] = False,
+    adopt: Adopt = False,
     log_format: Log = "console",
 ) -> None:
     """Run the service until it is stopped; the file's keys say which flow it is."""
@@ -144,7 +151,7 @@ def run(
     from aqueduck.app.service import run_service
     from aqueduck.config import load_config
 
-    run_service(load_config(config), once=once, trust_slot=trust_slot)
+    run_service(load_config(config), once=once, trust_slot=trust_slot, adopt=adopt)
 
 
 @app.command()

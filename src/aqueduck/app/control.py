@@ -311,6 +311,7 @@ def _table(row: TableRow) -> dict[str, Any]:
         "source": str(row.source),
         "target": str(row.target),
         "copy": row.copy,
+        "adopt": row.adopt,
         "mode": mode.name,
         "source_column": mode.source_column,
         "source_value": mode.source_value,

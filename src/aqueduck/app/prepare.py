@@ -39,6 +39,7 @@ from aqueduck.lake.apply import check_target, ensure_target, make_target, refuse
 from aqueduck.lake.catalog import LakeSession, open_lake
 from aqueduck.lake.commit import transact
 from aqueduck.lake.directories import read_directories
+from aqueduck.lake.own_targets import adopt_target, ensure_own_targets
 from aqueduck.lake.parking import ensure_parking, forget_parked
 from aqueduck.lake.partition_marks import ensure_marks, forget_marks
 from aqueduck.lake.places import check_place, notice_changes, with_places
@@ -54,11 +55,19 @@ from aqueduck.modes import UPSERT, TableMode
 from aqueduck.notes import Confirmation, note_confirmation, read_confirmation, read_slot
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.history import KnownPast, refuse_another_history
+from aqueduck.postgres.ownership import (
+    Ownership,
+    noting,
+    read_ownership,
+    refuse_foreign_publication,
+    refuse_foreign_slot,
+)
 from aqueduck.postgres.publications import (
     drop_publication,
     ensure_publication,
     give_identity,
     published_since,
+    publishes_exactly,
     refuse_foreign,
     refuse_without_columns,
     refuse_without_identity,
@@ -99,6 +108,8 @@ class PreparedTable:
     target: TableName
     initial_copy: bool
     mode: TableMode = UPSERT
+    adopt: bool = False
+    """Whether a table of the lake that we did not make may be taken for the target."""
 
     @property
     def source(self) -> str:
@@ -124,7 +135,7 @@ def group_dir(config: SyncConfig, group: GroupConfig) -> Path:
     return Path(config.state_dir) / group.name
 
 
-def prepare(config: SyncConfig) -> Iterator[str]:
+def prepare(config: SyncConfig, *, adopt: bool = False) -> Iterator[str]:
     """`aqueduck init`: prepare every group; yields a line for people about each, and raises the first that failed at the end."""
     failed: list[AqueduckError] = []
     with (
@@ -137,7 +148,7 @@ def prepare(config: SyncConfig) -> Iterator[str]:
                 continue
             group = wanted.group
             try:
-                ready = prepare_group(config, wanted, lake)
+                ready = prepare_group(config, wanted, lake, adopt=adopt)
             except AqueduckError as exc:
                 if exc.retry is Retry.AUTO:
                     raise
@@ -161,12 +172,14 @@ def prepare_group(
     lake: LakeSession,
     *,
     trust_slot: bool = False,
+    adopt: bool = False,
     renew: Collection[str] = (),
 ) -> PreparedGroup:
     """
     Raises what concerns the group as a whole, or all of its tables.
 
-    `renew` are sources that somebody wants copied again, whatever they are by now.
+    With `adopt`, a slot, a publication and targets that we did not make are ours from now on.  `renew` are sources that
+    somebody wants copied again, whatever they are by now.
     """
     group = wanted.group
     directory = private_directory(group_dir(config, group))
@@ -177,10 +190,14 @@ def prepare_group(
         if refused and not tables:
             raise next(iter(refused.values()))
         stored = read_position(lake, group.name)
+        owned = read_ownership(conn, group.name)
+        owns = _owned(conn, group, owned, adopt=adopt, filled=stored is not None)
         lost = lost_slot(conn, config, group, lake, stored, server, trust_slot)
         if lost is not None:
             if group.on_slot_loss == "stop":
                 raise lost
+            if not owns.slot:
+                refuse_foreign_slot(group.slot_name)
             log.warning("the slot was lost: all tables are copied again", group=group.name, reason=str(lost))
             drop_slot(conn, group.slot_name)
             stored = None
@@ -188,8 +205,12 @@ def prepare_group(
             _note_trusted(conn, group, directory / "confirmed", stored, lake_mark(lake, group.name))
         sent = published_since(conn, group.publication)
         unsent = set() if group.users_publication else tables.keys() - sent.keys()
-        with _undo_on_failure(conn, group):
-            publish(conn, group, [t.schema for t in tables.values()])
+        if not owns.slot:
+            refuse_foreign_slot(group.slot_name)
+        if adopt:
+            tables = {oid: replace(table, adopt=True) for oid, table in tables.items()}
+        with noting(conn, group.name, owned, _noted(group, owned, owns)), _undo_on_failure(conn, group):
+            publish(conn, group, [t.schema for t in tables.values()], ours=owns.publication)
             start = create_slot(conn, group.slot_name, group.plugin)
             position = start if stored is None else stored.position
             if stored is None:  # a new beginning, maybe in another cluster
@@ -207,12 +228,58 @@ def prepare_group(
     return PreparedGroup(group, tables, position, server.system_identifier, server.timeline, refused)
 
 
-def publish(conn: psycopg.Connection[Any], group: GroupConfig, tables: Sequence[TableSchema]) -> None:
+@dataclass(frozen=True, slots=True)
+class _Owns:
+    """Whether we may read the slot and change the publication: they are ours, or do not exist yet."""
+
+    slot: bool
+    publication: bool
+
+
+def _owned(
+    conn: psycopg.Connection[Any], group: GroupConfig, owned: Ownership | None, *, adopt: bool, filled: bool
+) -> _Owns:
+    """A lake that was `filled` says that they were in use, where no registry says more."""
+    given = adopt or (owned is not None and owned.adopt)
+    slot, publication = (None, None) if owned is None else (owned.slot, owned.publication)
+    return _Owns(
+        given
+        or slot == group.slot_name
+        or (filled and slot is None)
+        or slot_info(conn, group.slot_name) is None,
+        given
+        or publication == group.publication
+        or (filled and owned is None)
+        or not publication_exists(conn, group.publication),
+    )
+
+
+def _noted(group: GroupConfig, owned: Ownership | None, owns: _Owns) -> Ownership | None:
+    """What the registry says afterwards; a publication that only happens to fit stays with who made it."""
+    if owned is None:
+        return None
+    made = group.publication if owns.publication and not group.users_publication else owned.publication
+    return replace(owned, slot=group.slot_name, publication=made)
+
+
+def publish(
+    conn: psycopg.Connection[Any],
+    group: GroupConfig,
+    tables: Sequence[TableSchema],
+    *,
+    ours: bool | None = None,
+) -> None:
     """Have the group's publication send these tables; one that is not ours sends what it sends."""
     if group.users_publication:
         refuse_narrowed(conn, group.publication, group.plugin)
-    else:
-        ensure_publication(conn, group.publication, tables)
+        return
+    if ours is None:
+        owned = read_ownership(conn, group.name)
+        ours = owned is None or owned.publication == group.publication
+    exists = publication_exists(conn, group.publication)
+    if exists and not ours and not publishes_exactly(conn, group.publication, tables):
+        refuse_foreign_publication(group.publication)
+    ensure_publication(conn, group.publication, tables)
 
 
 def describe_tables(
@@ -250,7 +317,9 @@ def describe_tables(
         except AqueduckError as exc:
             refused[table.source] = exc
         else:
-            found[schema.oid] = PreparedTable(schema, table.target_table, table.initial_copy, mode)
+            found[schema.oid] = PreparedTable(
+                schema, table.target_table, table.initial_copy, mode, table.adopt
+            )
     return found, refused
 
 
@@ -305,6 +374,8 @@ def _make_tables(
     for oid, table in tables.items():
         in_lake = table.schema.in_lake
         check_place(lake, table.target, None, may_be_missing=True)
+        if table.adopt:
+            adopt_target(lake, table.target)
         missing = directories.of(table.target) is None
         if missing and table.initial_copy and directories.planned(table.target, table.mode) is not None:
             refuse_names(table.target, in_lake, table.mode)  # it is made when its copy lands
@@ -433,6 +504,7 @@ def _prepare_lake(
     Returns the tables that the lake did not know, or knows no more.
     """
     ensure_table_states(lake)
+    ensure_own_targets(lake)
     ensure_parking(lake)
     ensure_marks(lake)
     known = read_states(lake, group.name)

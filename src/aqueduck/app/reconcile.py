@@ -48,6 +48,7 @@ from aqueduck.lake.commit import transact
 from aqueduck.lake.keeping import remove_target
 from aqueduck.lake.table_states import ensure_table_states, forget_group, forget_tables, read_states
 from aqueduck.postgres.connection import connect
+from aqueduck.postgres.ownership import read_ownership
 from aqueduck.postgres.publications import drop_publication
 from aqueduck.postgres.registry import GroupObservation, TableObservation, TableRow
 from aqueduck.postgres.slots import drop_slot
@@ -346,8 +347,12 @@ class Reconciler:
         name = wanted.group.name
         self.forget_tables(wanted)
         with connect(self._service.config.source.dsn) as conn:
-            _drop_slot_soon(conn, wanted.group.slot_name)
-            if not wanted.group.users_publication:
+            owned = read_ownership(conn, name)
+            if owned is not None and owned.slot == wanted.group.slot_name:
+                _drop_slot_soon(conn, wanted.group.slot_name)
+            else:
+                log.warning("slot not dropped: Aqueduck did not make it", slot=wanted.group.slot_name)
+            if owned is not None and owned.publication == wanted.group.publication:
                 drop_publication(conn, wanted.group.publication)
         forget_group(self._service.lake, name)
         assert self._control is not None

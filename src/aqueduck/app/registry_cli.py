@@ -56,6 +56,9 @@ def tables_add(
         str | None, typer.Option(help="What this source has there; by default its name.")
     ] = None,
     no_copy: Annotated[bool, typer.Option("--no-copy", help="Only changes from now on.")] = False,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Take over a lake table that Aqueduck did not make.")
+    ] = False,
     columns: Annotated[
         str | None, typer.Option(help="Only these columns, with commas between.", metavar="A,B")
     ] = None,
@@ -89,6 +92,7 @@ def tables_add(
         "source_column": source_column,
         "source_value": source_value,
         "options": options,
+        "adopt": adopt,
     }
     _call(config, as_json, said, "add_table", **wanted)
 

@@ -122,7 +122,7 @@ class SyncService:
             self._spark = build_session(spark.master, spark.conf, "aqueduck")
         return self._spark
 
-    def prepare(self, *, trust_slot: bool = False) -> None:
+    def prepare(self, *, trust_slot: bool = False, adopt: bool = False) -> None:
         """Everything that can be refused is refused here, before Spark starts."""
         self._traces = open_traces(self.config.tracing)
         self._lake = open_lake(self.config.lake)
@@ -136,7 +136,7 @@ class SyncService:
         self.lake.limits = inline_limits(groups)
         for wanted in self._reconciler.prepare(groups):
             if wanted.enabled:
-                self._try_to_prepare(wanted, trust_slot)
+                self._try_to_prepare(wanted, trust_slot, adopt)
             else:
                 self.wanted[wanted.group.name] = wanted
                 self._unlock(wanted.group.name)
@@ -156,9 +156,9 @@ class SyncService:
         assert self._locks is not None
         self._locks.release(name)
 
-    def _try_to_prepare(self, wanted: Wanted, trust_slot: bool) -> None:
+    def _try_to_prepare(self, wanted: Wanted, trust_slot: bool, adopt: bool) -> None:
         try:
-            self.prepare_group(wanted, trust_slot=trust_slot)
+            self.prepare_group(wanted, trust_slot=trust_slot, adopt=adopt)
         except AqueduckError as exc:
             if exc.retry is Retry.AUTO or isinstance(exc, ServiceLockedError):
                 raise
@@ -179,12 +179,12 @@ class SyncService:
         seconds = BACKOFF_SECONDS[-1] if error.retry is Retry.AUTO else ERRORED_SECONDS
         self.errored[name] = ErroredGroup(error, time.monotonic() + seconds)
 
-    def prepare_group(self, wanted: Wanted, *, trust_slot: bool = False) -> None:
+    def prepare_group(self, wanted: Wanted, *, trust_slot: bool = False, adopt: bool = False) -> None:
         group = wanted.group
         self._lock(group.name)
         self.reconciler.forget_tables(wanted)
         renew = [name for name, row in wanted.rows.items() if row.resync_wanted]
-        ready = prepare_group(self.config, wanted, self.lake, trust_slot=trust_slot, renew=renew)
+        ready = prepare_group(self.config, wanted, self.lake, trust_slot=trust_slot, adopt=adopt, renew=renew)
         targets = [t.target for t in ready.tables.values()]
         journals = journals_of(group_dir(self.config, group)).glob("*")
         remove_orphans(self.lake, group.name, targets, names=journaled_files(journals))
@@ -476,14 +476,14 @@ def _wait(done: Any, seconds: float, complaint: str) -> None:
         time.sleep(0.05)
 
 
-def run_service(config: SyncConfig, *, once: bool, trust_slot: bool = False) -> None:
+def run_service(config: SyncConfig, *, once: bool, trust_slot: bool = False, adopt: bool = False) -> None:
     """`aqueduck run`: until SIGTERM or ctrl-C, or with `once` until caught up."""
     stopping = threading.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda *_: stopping.set())
     service = SyncService(config)
     try:
-        service.prepare(trust_slot=trust_slot)
+        service.prepare(trust_slot=trust_slot, adopt=adopt)
         if once:
             service.start(once=True)
             service.run_once(stopping)

@@ -21,6 +21,7 @@ from aqueduck.lake.files import file_name, write_files
 from aqueduck.lake.fold import Fold
 from aqueduck.lake.inlined import inlining
 from aqueduck.lake.keeping import current_rows, end_rows, own_rows, source_tag
+from aqueduck.lake.own_targets import note_target, refuse_foreign_target
 from aqueduck.lake.projected import lost_value
 from aqueduck.lake.sql import LAKE, equal, ident, lake_table, literal, string_list
 from aqueduck.lake.storage import no_glob
@@ -53,8 +54,10 @@ def ensure_target(
 def make_target(
     session: LakeSession, target: TableName, schema: TableSchema, mode: TableMode = UPSERT
 ) -> None:
-    """Make the target if it is missing."""
+    """Make the target if it is missing; refuse a table of others."""
     refuse_names(target, schema, mode)
+    if refuse_foreign_target(session, target):
+        return
     wanted = [*((c.name, lake_type(c)) for c in schema.columns), *mode.columns]
     columns = ", ".join(f"{ident(name)} {kind}" for name, kind in wanted)
     doing = "making the target"
@@ -65,6 +68,7 @@ def make_target(
             doing=doing,
             table=target.qualified,
         )
+    note_target(session, target)
 
 
 def check_target(

@@ -69,6 +69,8 @@ class SessionMemory:
     """DuckLake's count of changes of tables when `targets` and `places` were asked for."""
     inlined_rows: dict[TableName, int] = field(default_factory=dict)
     """Rows, also dead ones, that the catalog itself holds of a table."""
+    knows_own_targets: bool = False
+    """Whether the lake surely has the book of targets that are ours."""
     positions: dict[str, int] = field(default_factory=dict)
     """Where this session's last batch of a group ended; the next one moves the position from there, or finds that another did."""
 

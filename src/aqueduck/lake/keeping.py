@@ -7,9 +7,12 @@ changes is in `fold_modes`; how all of it is put together in `apply` and `landin
 
 from __future__ import annotations
 
+import structlog
+
 from aqueduck.changes import SegmentRef
 from aqueduck.lake.catalog import LakeSession
 from aqueduck.lake.fold_modes import COPIED_SEQ, RESYNC_SEQ, TIME, change_seq
+from aqueduck.lake.own_targets import forget_target, is_own
 from aqueduck.lake.places import is_ours
 from aqueduck.lake.sql import LAKE, ident, lake_table, literal
 from aqueduck.modes import MODES, TableMode
@@ -27,6 +30,8 @@ __all__ = [
     "tell_of_resync",
     "truncate_target",
 ]
+
+log = structlog.get_logger()
 
 _CURRENT = {"history": "t._valid_to is null", "soft_delete": "not t._deleted"}
 _END = {
@@ -114,11 +119,13 @@ def has_rows(session: LakeSession, target: TableName, mode: TableMode) -> bool:
 
 
 def remove_target(session: LakeSession, target: TableName, mode: TableMode, uuid: str | None = None) -> None:
-    """Drop the target, unless another table took its place; where other sources fill it as well, only remove the rows of this one."""
-    if not is_ours(session, target, uuid):
+    """Drop the target, unless it is a table of others; where other sources fill it as well, only remove the rows of this one."""
+    if not is_own(session, target) or not is_ours(session, target, uuid):
+        log.warning("target not dropped: Aqueduck did not make it", table=target.qualified)
         return
     if mode.source_column is None:
         session.execute(f"drop table if exists {lake_table(target)}", table=target.qualified)
+        forget_target(session, target)
         return
     found = session.execute(
         "select 1 from duckdb_tables() where database_name = ? and lower(schema_name) = lower(?)"

@@ -118,6 +118,7 @@ def _table(table: TableConfig) -> dict[str, Any]:
         "source_column": table.table_mode.source_column,
         "source_value": table.table_mode.source_value,
         "copy": table.initial_copy,
+        "adopt": table.adopt,
         "options": table.options,
         "settings": _settings(table),
     }

@@ -150,6 +150,8 @@ class TableRow:
     source_column: str | None
     source_value: str | None
     copy: bool
+    adopt: bool
+    """Whether a table of the lake that we did not make may be taken for the target."""
     options: dict[str, Any]
     """Its columns, masks and row filter, as in the file."""
     enabled: bool
@@ -346,6 +348,7 @@ def _table_row(row: dict[str, Any]) -> TableRow:
         source_column=row["source_column"],
         source_value=row["source_value"],
         copy=row["copy"],
+        adopt=row["adopt"],
         options=row["options"],
         enabled=row["enabled"],
         settings=_settings(row["effective"]),

@@ -56,8 +56,10 @@ begin
 end
 $$;
 
+drop function if exists aqueduck.create_group(text, text, text, text, text);
 create or replace function aqueduck.create_group(name text, publication text default null, slot_name text default null,
-                                                 capture text default null, lake text default null)
+                                                 capture text default null, lake text default null,
+                                                 adopt boolean default false)
 returns bigint language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     old aqueduck.sync_groups;
@@ -71,6 +73,10 @@ begin
             perform aqueduck._refuse(format('the group %s exists already, with other properties', name),
                 'select * from aqueduck.groups()');
         end if;
+        if adopt and not old.adopt then
+            update aqueduck.sync_groups g set adopt = true where g.id = old.id;
+            perform aqueduck._notify('create_group', name);
+        end if;
         return old.id;
     end if;
     publication := coalesce(publication, old.publication, 'aqueduck_' || name);
@@ -78,11 +84,12 @@ begin
     capture := coalesce(capture, old.capture, 'stream');
     perform aqueduck._check_group(name, publication, slot_name, capture);
     -- A group that was dropped, but that no service has taken down yet, comes back as it was.
-    insert into aqueduck.sync_groups as g (name, publication, slot_name, capture, lake)
-    values (create_group.name, create_group.publication, create_group.slot_name, create_group.capture, create_group.lake)
+    insert into aqueduck.sync_groups as g (name, publication, slot_name, capture, lake, adopt)
+    values (create_group.name, create_group.publication, create_group.slot_name, create_group.capture, create_group.lake,
+        create_group.adopt)
     on conflict on constraint sync_groups_name_key do update set removed_at = null, enabled = true, created_by_file = false,
         publication = excluded.publication, slot_name = excluded.slot_name, capture = excluded.capture,
-        lake = coalesce(excluded.lake, g.lake)
+        lake = coalesce(excluded.lake, g.lake), adopt = excluded.adopt
     returning g.id into made;
     perform aqueduck._notify('create_group', name);
     return made;

@@ -47,6 +47,10 @@ returns void language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
     other record;
 begin
+    if lower(target[1]) = 'aqueduck' then
+        perform aqueduck._refuse(format('the schema of the target %I.%I is Aqueduck''s own', target[1], target[2]),
+            'choose a target in another schema');
+    end if;
     -- DuckDB does not tell names apart by case.
     select m.source_schema, m.source_table, g.name, m.source_value as value into other
     from aqueduck.table_mappings m join aqueduck.sync_groups g on g.id = m.group_id
@@ -117,10 +121,11 @@ $$;
 -- The same call again changes nothing; a different one about a table that is there is refused.
 drop function if exists aqueduck.add_table(text, text, text, text, boolean);
 drop function if exists aqueduck.add_table(text, text, text, text, boolean, text, text);
+drop function if exists aqueduck.add_table(text, text, text, text, boolean, text, text, jsonb);
 create or replace function aqueduck.add_table(source text, target text default null, group_name text default 'default',
                                               mode text default 'upsert', copy boolean default true,
                                               source_column text default null, source_value text default null,
-                                              options jsonb default '{}')
+                                              options jsonb default '{}', adopt boolean default false)
 returns bigint language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     parts constant text[] := aqueduck._parse_name(source, 'public', true);
@@ -147,14 +152,18 @@ begin
     if old.id is not null then
         perform aqueduck._check_same(old, in_group, target is null, aim, mode, source_column, tag, options);
         perform aqueduck._follow_source(old, found_oid, parts, true);
+        if adopt and not old.adopt then
+            update aqueduck.table_mappings m set adopt = true where m.id = old.id;
+            perform aqueduck._notify('add_table', group_name, format('%I.%I', parts[1], parts[2]));
+        end if;
         return old.id;
     end if;
     perform aqueduck._check_target(in_group, aim, mode, source_column, tag);
     perform aqueduck._check_columns(found_oid, parts, options);
     insert into aqueduck.table_mappings as m (group_id, source_oid, source_schema, source_table, target_schema,
-        target_table, mode, copy, source_column, source_value, options)
+        target_table, mode, copy, source_column, source_value, options, adopt)
     values (in_group.id, found_oid, parts[1], parts[2], aim[1], aim[2], add_table.mode, add_table.copy,
-        add_table.source_column, tag, add_table.options)
+        add_table.source_column, tag, add_table.options, add_table.adopt)
     returning m.id into made;
     perform aqueduck._notify('add_table', group_name, format('%I.%I', parts[1], parts[2]));
     return made;

@@ -107,11 +107,12 @@ begin
     end if;
     update aqueduck.table_mappings m
     set group_id = in_group.id, copy = (wanted ->> 'copy')::boolean, options = wanted -> 'options',
+        adopt = m.adopt or coalesce((wanted ->> 'adopt')::boolean, false),
         settings = m.settings - array(select jsonb_object_keys(m.file_settings)) || new_settings,
         file_settings = new_settings
     where m.id = old.id and ((m.group_id, m.copy, m.options, m.file_settings)
             is distinct from (in_group.id, (wanted ->> 'copy')::boolean, wanted -> 'options', new_settings)
-        or not m.settings @> new_settings);
+        or not m.settings @> new_settings or not m.adopt and coalesce((wanted ->> 'adopt')::boolean, false));
     return (found or followed)::int;
 end
 $$;
@@ -127,11 +128,11 @@ begin
     perform aqueduck._check_target(in_group, array[wanted ->> 'target_schema', wanted ->> 'target_table'],
         wanted ->> 'mode', wanted ->> 'source_column', wanted ->> 'source_value');
     insert into aqueduck.table_mappings (group_id, source_oid, source_schema, source_table, target_schema, target_table,
-        mode, copy, source_column, source_value, options, settings, file_settings, created_by_file)
+        mode, copy, source_column, source_value, options, settings, file_settings, created_by_file, adopt)
     values (in_group.id, aqueduck._find_oid(array[wanted ->> 'source_schema', wanted ->> 'source_table']),
         wanted ->> 'source_schema', wanted ->> 'source_table', wanted ->> 'target_schema', wanted ->> 'target_table',
         wanted ->> 'mode', (wanted ->> 'copy')::boolean, wanted ->> 'source_column', wanted ->> 'source_value',
-        wanted -> 'options', new_settings, new_settings, true);
+        wanted -> 'options', new_settings, new_settings, true, coalesce((wanted ->> 'adopt')::boolean, false));
 end
 $$;
 
