@@ -25,7 +25,8 @@ SLOTS = "select slot_name::text from pg_replication_slots where database = curre
 def operator(db: Database, role: str) -> str:
     """A role with the grants that sql-api.md documents; the database has a consumer of its own, `theirs`."""
     db.execute(
-        "create table public.one (id int primary key); create table public.two (id int primary key); create table public.three (id int primary key);"
+        "create table public.one (id int primary key); create table public.two (id int primary key);"
+        " create table public.three (id int primary key);"
         " create publication theirs for table public.two"
     )
     db.execute("select pg_create_logical_replication_slot('theirs', 'pgoutput')")
@@ -128,7 +129,10 @@ def test_what_an_earlier_version_made_counts_as_ours(db: Database, config: SyncC
     """A group that filled a lake before the registry noted anything goes, with all that it has."""
     db.execute(
         "alter table aqueduck.sync_groups drop made_slot, drop made_publication, drop adopt;"
-        " alter table aqueduck.table_mappings drop adopt; update aqueduck.schema_version set version = 4"
+        " alter table aqueduck.table_mappings drop adopt; update aqueduck.schema_version set version = 5;"
+        " alter table aqueduck.settings drop constraint settings_fit;"
+        " alter table aqueduck.sync_groups drop constraint sync_groups_objects;"
+        " alter table aqueduck.table_mappings drop constraint table_mappings_objects"
     )
     with open_lake(config.lake) as lake:
         lake.execute("drop table lake.aqueduck.targets")

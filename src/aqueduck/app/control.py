@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import psycopg
 import structlog
+from pydantic import ValidationError
 
 from aqueduck.config import GroupConfig, SyncConfig
 from aqueduck.errors import AqueduckError, ConfigError, PrivilegeError, RegistryIncompleteError
@@ -70,7 +71,9 @@ class Wanted:
     elsewhere: tuple[TableRow, ...] = ()
     """The rows of the other groups of the lake."""
     partial: bool = False
-    """Whether more may be wanted than this: there is a registry, and the role may not read it."""
+    """Whether more may be wanted than this: there is a registry, and the role may not read it, or it is malformed here."""
+    problem: ConfigError | None = None
+    """Why the group cannot run: a row of the registry is not what its readers expect."""
 
     def parting(self, oid: int, source: str, target: TableName, mode: TableMode) -> Parting | None:
         """Why a table that the group has, and does not list, is to leave it; None where nobody said that it should."""
@@ -289,6 +292,29 @@ def _why_refused(row: TableRow) -> ConfigError | None:
 
 
 def _wanted(row: GroupRow, elsewhere: Sequence[TableRow]) -> Wanted:
+    """A group that somebody wrote into the registry in a form that cannot be read stands alone with its error."""
+    if row.problem is None:
+        try:
+            return _readable(row, elsewhere)
+        except ValidationError as exc:
+            row = replace(row, problem=_what_is_wrong(exc))
+    group = GroupConfig(name=row.name, slot_name=row.slot_name, publication=row.publication)
+    where = f"the registry's rows of the group {row.name} cannot be read: {row.problem}"
+    problem = ConfigError(
+        where, hint=f"correct them in aqueduck.sync_groups and aqueduck.table_mappings (group_id = {row.id})"
+    )
+    return Wanted(
+        group, row.enabled, row.removed, row.id, {}, tuple(elsewhere), partial=True, problem=problem
+    )
+
+
+def _what_is_wrong(exc: ValidationError) -> str:
+    """The first key that does not fit, without its value."""
+    first = exc.errors(include_input=False, include_url=False, include_context=False)[0]
+    return ".".join(map(str, first["loc"])) or "a value"
+
+
+def _readable(row: GroupRow, elsewhere: Sequence[TableRow]) -> Wanted:
     live = [t for t in row.tables if not t.removed and _why_refused(t) is None]
     settings = {name: getattr(row.settings, name) for name in _GROUP_SETTINGS}
     group = GroupConfig.model_validate(

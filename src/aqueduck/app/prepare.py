@@ -181,6 +181,8 @@ def prepare_group(
     With `adopt`, a slot, a publication and targets that we did not make are ours from now on.  `renew` are sources that
     somebody wants copied again, whatever they are by now.
     """
+    if wanted.problem is not None:
+        raise wanted.problem
     group = wanted.group
     directory = private_directory(group_dir(config, group))
     with connect(config.source.dsn) as conn:

@@ -51,7 +51,7 @@ from aqueduck.postgres.connection import connect
 from aqueduck.postgres.ownership import read_ownership
 from aqueduck.postgres.publications import drop_publication
 from aqueduck.postgres.registry import GroupObservation, TableObservation, TableRow
-from aqueduck.postgres.slots import drop_slot
+from aqueduck.postgres.slots import drop_slot, slot_info
 
 if TYPE_CHECKING:  # the service has its groups reconciled
     from aqueduck.app.service import SyncService
@@ -222,6 +222,8 @@ class Reconciler:
                 before = self._service.wanted.get(name, wanted).rows.values()
                 self._service.wanted[name] = wanted.as_observed({row.id: row.observed for row in before})
             return
+        if wanted.problem is not None:
+            raise wanted.problem
         if not runs or _other_settings(self._service.wanted[name].group, wanted.group):
             if runs:
                 self._service.stop_group(name)
@@ -350,7 +352,7 @@ class Reconciler:
             owned = read_ownership(conn, name)
             if owned is not None and owned.slot == wanted.group.slot_name:
                 _drop_slot_soon(conn, wanted.group.slot_name)
-            else:
+            elif slot_info(conn, wanted.group.slot_name) is not None:
                 log.warning("slot not dropped: Aqueduck did not make it", slot=wanted.group.slot_name)
             if owned is not None and owned.publication == wanted.group.publication:
                 drop_publication(conn, wanted.group.publication)

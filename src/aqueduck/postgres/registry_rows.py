@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 
@@ -206,6 +206,8 @@ class GroupRow:
     """Slot and publication are to be dropped, then the row deleted with `delete_removed`."""
     observed: GroupObservation
     tables: tuple[TableRow, ...]
+    problem: str | None = None
+    """What of its rows, or of its tables', is not in the form that it must have; it has no tables then."""
 
 
 def read_desired(conn: Connection, lake: str | None = None) -> tuple[GroupRow, ...]:
@@ -216,7 +218,17 @@ def read_desired(conn: Connection, lake: str | None = None) -> tuple[GroupRow, .
     """
     with registry_errors("read the registry", conn):
         rows = conn.execute(_READ, {"lake": lake}).fetchall()
-    return tuple(_group_row(values, tuple(map(_table_row, tables))) for values, tables in rows)
+    return tuple(_read_group(values, tables) for values, tables in rows)
+
+
+def _read_group(values: dict[str, Any], tables: list[dict[str, Any]]) -> GroupRow:
+    """People may write into these tables: what cannot be read is a matter of its group alone."""
+    try:
+        return _group_row(values, tuple(map(_table_row, tables)))
+    except ValueError as exc:
+        problem = str(exc) if isinstance(exc, _MalformedError) else "a value that no service writes"
+        unread = asdict(GroupObservation(id=values["id"])) | {"effective": {}}
+        return replace(_group_row({**values, **unread}, ()), problem=problem)
 
 
 def write_observed(conn: Connection, updates: Sequence[TableObservation]) -> int:
@@ -331,8 +343,17 @@ def _read_values(types: dict[str, str], row: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _settings(values: dict[str, Any]) -> Settings:
+class _MalformedError(ValueError):
+    """A column holds something else than what it is for."""
+
+
+def _settings(values: Any) -> Settings:
     """A registry that is newer than this program may know more settings."""
+    if not isinstance(values, dict):
+        raise _MalformedError("settings")
+    for name, default in asdict(Settings()).items():
+        if name in values and type(values[name]) is not type(default):
+            raise _MalformedError(f"the setting {name}")
     return Settings(**{field.name: values[field.name] for field in fields(Settings) if field.name in values})
 
 

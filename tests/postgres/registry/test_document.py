@@ -95,8 +95,10 @@ def test_every_example_runs(any_db: Database) -> None:
     try:
         create_schema = next(block for block in blocks if "create schema" in block)
         any_db.execute(create_schema)
-        with connect(any_db.dsn) as conn:
-            install(conn)
+        any_db.execute("alter role aqueduck_service login")
+        with connect(any_db.dsn_for("aqueduck_service")) as service:
+            install(service)
+        with any_db.connect() as conn:
             for block in blocks:
                 if block is not create_schema:
                     conn.execute(block.replace("database shop", f"database {any_db.name}").encode())
