@@ -13,7 +13,15 @@ import os
 from collections.abc import Iterator
 
 from aqueduck.app.check_lake import check_catalog, check_data_path, check_state_dir, existing_lake
-from aqueduck.app.check_server import CheckResult, Connection, check_pooler, refused, result_of, server_checks
+from aqueduck.app.check_server import (
+    CheckResult,
+    Connection,
+    check_pooler,
+    encryption_of,
+    refused,
+    result_of,
+    server_checks,
+)
 from aqueduck.app.check_spark import spark_checks
 from aqueduck.app.control import wanted_groups
 from aqueduck.app.options import with_projection
@@ -81,6 +89,7 @@ def _source_checks(config: SyncConfig, lake: LakeSession | None) -> Iterator[Che
             yield refused("connection", exc)
             return
         yield from server_checks(server, config.source.dsn, captures)
+        yield encryption_of(conn)
         yield result_of("free slots", _check_slots, conn, server, config)
         if captures != {"poll"}:
             yield result_of("free walsenders", _check_walsenders, conn, server, config)

@@ -8,7 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aqueduck.app.check_lake import check_catalog, check_data_path
-from aqueduck.app.check_server import CheckResult, Connection, check_pooler, refused, result_of, server_checks
+from aqueduck.app.check_server import (
+    CheckResult,
+    Connection,
+    check_pooler,
+    encryption_of,
+    refused,
+    result_of,
+    server_checks,
+)
 from aqueduck.app.check_spark import spark_checks
 from aqueduck.app.events_wiring import load_bookmark, source_dsn, table_of
 from aqueduck.app.prepare_events import refuse_lost
@@ -54,6 +62,7 @@ def _source_checks(config: EventsConfig) -> Iterator[CheckResult]:
             yield refused("connection", exc)
             return
         yield from server_checks(server, dsn, {config.source.capture})
+        yield encryption_of(conn)
         yield result_of("pooler", check_pooler, conn, {config.source.capture})
         name = config.source.publication_name
         yield result_of(f"publication {name}", _check_publication, conn, name, config.source.plugin)

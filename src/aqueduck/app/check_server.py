@@ -6,6 +6,7 @@ What a flow asks besides is in `check`, `check_events` and `fanout_check`.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, ParamSpec
@@ -17,7 +18,16 @@ from aqueduck.postgres.connection import connect, is_pooled
 from aqueduck.postgres.quoting import identifier
 from aqueduck.postgres.server import ServerInfo, require_logical_wal
 
-__all__ = ["CheckResult", "Connection", "check_pooler", "refused", "result_of", "server_checks"]
+__all__ = [
+    "CheckResult",
+    "Connection",
+    "check_pooler",
+    "encryption",
+    "encryption_of",
+    "refused",
+    "result_of",
+    "server_checks",
+]
 
 OLDEST_VERSION = 14
 
@@ -86,6 +96,27 @@ def _check_replication(server: ServerInfo, dsn: str, captures: Collection[str]) 
         return f"{server.role} may use slots; no replication connection is needed to poll"
     connect(dsn, replication="database").close()  # pg_hba.conf may still refuse it
     return f"{server.role} may replicate"
+
+
+def encryption_of(conn: Connection) -> CheckResult:
+    """How the way to the server is protected; one in clear to another machine is a note, no failure."""
+    return encryption(conn.pgconn.ssl_in_use, conn.info.hostaddr)
+
+
+def encryption(encrypted: bool, address: str) -> CheckResult:
+    """`address` is empty for a socket of the file system."""
+    if encrypted:
+        return CheckResult(
+            "encryption", True, "TLS; sslmode=verify-full also makes sure which server answers"
+        )
+    if not address or ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        return CheckResult("encryption", True, "none: the server is on this machine")
+    return CheckResult(
+        "encryption",
+        True,
+        f"NONE: rows and, depending on the server, the password cross the network to {address} in clear",
+        "let the server have ssl = on, and set sslmode=verify-full and sslrootcert in the connection string",
+    )
 
 
 def check_pooler(conn: Connection, captures: Collection[str]) -> str:

@@ -29,6 +29,7 @@ __all__ = [
     "connection_parameters",
     "is_pooled",
     "options_of",
+    "refuse_gss_encryption",
     "translate_errors",
 ]
 
@@ -46,6 +47,7 @@ def connect(
     notice a peer that vanished (`links`), the server's end only where the session is ours.
     """
     given = connection_parameters(dsn)
+    refuse_gss_encryption(given)
     defaults = {**CLIENT_END, "application_name": application_name, "prepare_threshold": None}
     missing = {name: value for name, value in defaults.items() if name not in given}
     try:
@@ -97,6 +99,16 @@ class _Guarded(psycopg.Connection[Any]):
             if self.is_shared:
                 self.execute(SET_LOCAL_GUARDS.encode())
             yield transaction
+
+
+def refuse_gss_encryption(given: Mapping[str, Any]) -> None:
+    """Readers of bulk data take the socket, which GSSAPI would have encrypted: refused instead of sent in clear."""
+    if (given.get("gssencmode") or os.environ.get("PGGSSENCMODE")) == "require":
+        raise ConfigError(
+            "gssencmode=require is not supported: the connection would not be encrypted",
+            hint="encrypt with TLS: take gssencmode out of the connection string and the environment, and set"
+            " sslmode=verify-full",
+        )
 
 
 def options_of(given: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ import psycopg
 
 from aqueduck.errors import AqueduckError, ServiceLockedError
 from aqueduck.postgres.connection import connect, is_pooled, translate_errors
+from aqueduck.postgres.quoting import identifier
 
 __all__ = [
     "GroupLocks",
@@ -134,7 +135,13 @@ def lock_group(conn: Connection, name: str) -> None:
 def _locked(conn: Connection, name: str) -> ServiceLockedError:
     with translate_errors(f"look who runs the group {name}", conn=conn):
         row = conn.execute(_HOLDER, {"key": lock_key(name)}).fetchone()
-    where = f" (process {row[0]} of the server, from {row[1]})" if row else ""
+    where = f" (process {row[0]} of the server, role {row[2]}, from {row[1]})" if row else ""
+    if row is not None and not row[3]:  # anybody who may connect can take an advisory lock
+        return ServiceLockedError(
+            f"the role {row[2]}, which may not replicate and so is no service, holds the lock of the group {name}{where}",
+            hint=f"select pg_terminate_backend({row[0]}); then keep that role out of the database:"
+            f" revoke connect on database {identifier(conn.info.dbname)} from {identifier(str(row[2]))}",
+        )
     return ServiceLockedError(
         f"another service already runs the group {name}{where}",
         hint="stop that service, or leave out the group here; the lock goes with the service that has it",
@@ -159,8 +166,10 @@ def unlock_group(conn: Connection, name: str) -> None:
 
 
 _HOLDER = """
-    select l.pid, coalesce(host(a.client_addr), 'the same machine')
-    from pg_locks l left join pg_stat_activity a on a.pid = l.pid
+    select l.pid, coalesce(host(a.client_addr), 'the same machine'), a.usename::text,
+        coalesce(r.rolsuper or r.rolreplication or exists (
+            select from pg_roles m where m.rolname = 'rds_replication' and pg_has_role(r.oid, m.oid, 'usage')), true)
+    from pg_locks l left join pg_stat_activity a on a.pid = l.pid left join pg_roles r on r.oid = a.usesysid
     where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
         and l.database = (select oid from pg_database where datname = current_database())
         and (l.classid::int8 << 32 | l.objid::int8) = %(key)s

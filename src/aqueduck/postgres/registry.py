@@ -10,6 +10,7 @@ in `registry_rows`, its lock in `group_lock`; all of it can be imported from her
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -17,6 +18,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from aqueduck.config import GroupConfig, SyncConfig, TableConfig
+from aqueduck.errors import ConfigError
 from aqueduck.postgres.connection import translate_errors
 from aqueduck.postgres.group_lock import lock_group, try_lock_group, unlock_group
 from aqueduck.postgres.quoting import identifier
@@ -90,6 +92,7 @@ def reconcile_file(conn: Connection, config: SyncConfig) -> bool:
     its error is a matter of that table only.
     """
     file = {"lake": config.lake.data_path, "groups": [_group(config, group) for group in config.groups]}
+    _refuse_unstorable("the configuration file", file)
     with change("write the configuration file into the registry", conn):
         row = conn.execute("select aqueduck._reconcile(%s::jsonb)", (json.dumps(file),)).fetchone()
     assert row is not None
@@ -135,12 +138,38 @@ def _settings(section: Section) -> dict[str, Any]:
 
 def call(conn: Connection, function: str, **arguments: Any) -> Any:
     """Call one of the functions of docs/sql-api.md, such as `call(conn, "add_table", source="orders")`."""
+    for name, value in arguments.items():
+        _refuse_unstorable(name, value)
     named = ", ".join(f"{identifier(name)} => %({name})s" for name in arguments)
     with registry_errors(f"call aqueduck.{function}", conn):
         query = f"select aqueduck.{identifier(function)}({named})"
         row = conn.execute(query.encode(), arguments).fetchone()
     assert row is not None
     return row[0]
+
+
+def _refuse_unstorable(name: str, value: Any) -> None:
+    """Before PostgreSQL does, whose words for it name neither the argument nor what to do."""
+    if name == "options":
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise ConfigError("options is not JSON", hint='such as {"exclude": ["notes"]}') from None
+    if not _storable(value):
+        raise ConfigError(
+            f"{name} has a character or a number that PostgreSQL cannot hold",
+            hint="leave out zero bytes, halves of surrogate pairs, NaN and Infinity",
+        )
+
+
+def _storable(value: Any) -> bool:
+    if isinstance(value, str):
+        return "\x00" not in value and not any("\ud800" <= c <= "\udfff" for c in value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return all(_storable(key) and _storable(item) for key, item in value.items())
+    return not isinstance(value, list | tuple) or all(map(_storable, value))
 
 
 def emit_heartbeat(conn: Connection) -> None:

@@ -22,9 +22,10 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from aqueduck.errors import AqueduckError, ConnectionLostError, ProtocolError
 from aqueduck.links import CLIENT_END, server_end
-from aqueduck.postgres.connection import options_of
+from aqueduck.postgres.connection import options_of, refuse_gss_encryption
 from aqueduck.postgres.failures import classify_connect_failure, classify_server_error
 from aqueduck.postgres.pgoutput import PG_EPOCH_US, Bytes
+from aqueduck.postgres.quoting import identifier
 from aqueduck.schema import lsn_text
 from aqueduck.session_guards import GUARDS, guard_session
 
@@ -104,6 +105,7 @@ def connect_wire(dsn: str, **keywords: str) -> pq.abc.PGconn:
 
 def _connect(dsn: str, **keywords: str) -> pq.abc.PGconn:
     given = conninfo_to_dict(dsn)
+    refuse_gss_encryption(given)
     defaults: dict[str, str | int] = {"application_name": "aqueduck", **CLIENT_END}
     conninfo = make_conninfo(
         dsn, gssencmode="disable", client_encoding="UTF8",
@@ -151,9 +153,11 @@ def start_stream(
     protocol = "proto_version '1'"
     if in_progress and pgconn.server_version >= 140000:
         protocol = "proto_version '2', streaming 'on'"
+    # The protocol's own language: a quote in a text is doubled, and nothing else has a meaning.
+    names = identifier(publication).replace("'", "''")
     command = (
-        f'START_REPLICATION SLOT "{slot}" LOGICAL {lsn_text(position)} '
-        f"({protocol}, publication_names '\"{publication}\"')"
+        f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {lsn_text(position)} "
+        f"({protocol}, publication_names '{names}')"
     )
     try:
         if before is not None:

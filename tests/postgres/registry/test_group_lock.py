@@ -12,6 +12,7 @@ import pytest
 from aqueduck.errors import (
     ServiceLockedError,
 )
+from aqueduck.postgres.connection import connect
 from aqueduck.postgres.group_lock import GroupLocks, lock_group, lock_key, try_lock_group, unlock_group
 from aqueduck.postgres.registry import (
     call,
@@ -94,3 +95,14 @@ def test_a_service_keeps_its_groups_over_lost_connections(
     finally:
         locks.close()
         others.close()
+
+
+def test_a_lock_that_is_no_services_is_named_with_the_way_out(db: Database, role: str) -> None:
+    """Whoever may connect can take an advisory lock: the error says which role did, and the statements free the group."""
+    with connect(db.dsn_for(role)) as stranger, connect(db.dsn) as service:
+        stranger.execute("select pg_advisory_lock(%s)", (lock_key("g"),))
+        with pytest.raises(ServiceLockedError, match="is no service") as caught:
+            lock_group(service, "g")
+        assert caught.value.hint is not None
+        db.execute(caught.value.hint.partition(";")[0])
+        wait_until(lambda: try_lock_group(service, "g"), "the group is free")
