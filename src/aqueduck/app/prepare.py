@@ -241,18 +241,12 @@ class _Owns:
 def _owned(
     conn: psycopg.Connection[Any], group: GroupConfig, owned: Ownership | None, *, adopt: bool, filled: bool
 ) -> _Owns:
-    """A lake that was `filled` says that they were in use, where no registry says more."""
-    given = adopt or (owned is not None and owned.adopt)
+    """A lake that was `filled` says that they were in use, where no registry says more: also one that was made anew since."""
     slot, publication = (None, None) if owned is None else (owned.slot, owned.publication)
+    given = adopt or (owned is not None and owned.adopt) or (filled and slot is None)
     return _Owns(
-        given
-        or slot == group.slot_name
-        or (filled and slot is None)
-        or slot_info(conn, group.slot_name) is None,
-        given
-        or publication == group.publication
-        or (filled and owned is None)
-        or not publication_exists(conn, group.publication),
+        given or slot == group.slot_name or slot_info(conn, group.slot_name) is None,
+        given or publication == group.publication or not publication_exists(conn, group.publication),
     )
 
 
