@@ -29,8 +29,8 @@ from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.events_capture import EventsCapture, EventsSettings, EventsStage
 from aqueduck.postgres.slots import create_slot
 from aqueduck.schema import parse_lsn
-from tests.events_process import Forked
 from tests.fix_postgres import Database, wait_until
+from tests.forks import Forked
 
 
 class Watched:
@@ -174,7 +174,10 @@ class Flow:
     def fork(self, *, once: bool = False, fault: str | None = None, file_bytes: int | None = None) -> Forked:
         """The same without Spark, within a moment."""
         self.write_config()
-        forked = Forked(self.config_file, self.log_file, once=once, fault=fault, file_bytes=file_bytes)
+        forked = Forked(
+            "tests.events_process:run", self.log_file, fault=fault, file_bytes=file_bytes,
+            config_file=str(self.config_file), once=once,
+        )  # fmt: skip
         self.forked.append(forked)
         return forked
 

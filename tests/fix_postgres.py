@@ -8,6 +8,7 @@ settings or wants to break the server makes one with `new_server`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import re
@@ -165,6 +166,21 @@ def db(pg: EmbeddedPostgres) -> Iterator[Database]:
     database = _new_database(pg)
     yield database
     database.drop()
+
+
+@pytest.fixture
+def databases(pg: EmbeddedPostgres) -> Callable[[], contextlib.AbstractContextManager[Database]]:
+    """Makes databases for one test, one after the other."""
+
+    @contextlib.contextmanager
+    def database() -> Iterator[Database]:
+        made = _new_database(pg)
+        try:
+            yield made
+        finally:
+            made.drop()
+
+    return database
 
 
 @pytest.fixture(params=[18, *(pytest.param(version, marks=pytest.mark.slow) for version in (16, 15))])

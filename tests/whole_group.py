@@ -44,11 +44,13 @@ class WholeGroup:
         group: Options | None = None,
         salt_env: str | None = None,
         user: str = "postgres",
+        inline_rows: int = 5,
     ) -> None:
         self.db, self.name = db, name
         self._dsn = db.dsn_for(user)
         self.directory = directory
         self._group, self._salt_env = dict(group or {}), salt_env
+        self._inline_rows = inline_rows
         self.start(tables)
 
     def start(self, tables: Mapping[str, Options], **keywords: Any) -> None:
@@ -96,7 +98,7 @@ class WholeGroup:
             "lake": {
                 "catalog": f"sqlite:{self.directory}/lake.sqlite",
                 "data_path": f"{self.directory}/data",
-                "inline_rows": 5,
+                "inline_rows": self._inline_rows,
             },
             "groups": [
                 {"name": self.name, **self._group, "tables": [{"source": t, **o} for t, o in tables.items()]}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import duckdb
 import pyarrow as pa
 
-from aqueduck.errors import ConfigError, ReservedColumnError, SchemaChangeError
+from aqueduck.errors import ConfigError, LakeWriteError, ReservedColumnError, SchemaChangeError
 from aqueduck.fanout_plan import PLACES, Run, SourceColumn, SourceTable
 from aqueduck.lake.change_sides import dated, side, sides
 from aqueduck.lake.failures import lake_errors
@@ -167,7 +167,24 @@ class Feed:
 
 
 def read_part(pool: LakePool, place: LakePlace, part: FeedPart) -> Iterator[pa.RecordBatch]:
-    """The rows of a part."""
+    """
+    The rows of a part.
+
+    A session that was attached before inlined rows were flushed may look for them where they were: what fails
+    before any row is read is tried once more with a new one.
+    """
+    first = None
+    try:
+        rows = _read_part(pool, place, part)
+        first = next(rows, None)
+    except LakeWriteError:
+        rows = _read_part(pool, place, part)
+    if first is not None:
+        yield first
+    yield from rows
+
+
+def _read_part(pool: LakePool, place: LakePlace, part: FeedPart) -> Iterator[pa.RecordBatch]:
     with pool.use(place, read_only=True) as lake, lake_errors("reading the lake"):
         names = ", ".join(ident(name) for name, _ in part.cells)
         if part.scan:

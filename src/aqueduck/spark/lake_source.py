@@ -33,7 +33,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from aqueduck.errors import ConfigError
+from aqueduck.errors import ConfigError, LakeWriteError
 from aqueduck.lake.feed import Feed, FeedPart, read_part
 from aqueduck.lake.pool import LakePool
 from aqueduck.lake_place import LakePlace
@@ -223,9 +223,18 @@ class LakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with self._options.feed() as feed:
             latest = feed.source.latest() if self._target is None else self._target
             end = min(latest, after + self._options.snapshots_max)
-            if isinstance(limit, ReadMaxRows) and end > after:
-                end = _within(feed.rows_by_snapshot(after, end), limit.max_rows, end)
+        if isinstance(limit, ReadMaxRows) and end > after:
+            end = _within(self._rows_by_snapshot(after, end), limit.max_rows, end)
         return {"lake_snapshot": max(end, after)}
+
+    def _rows_by_snapshot(self, after: int, end: int) -> list[tuple[int, int]]:
+        """As `read_part`, once more with a new session where the first one knows inlined rows that were flushed."""
+        try:
+            with self._options.feed() as feed:
+                return feed.rows_by_snapshot(after, end)
+        except LakeWriteError:
+            with self._options.feed() as feed:
+                return feed.rows_by_snapshot(after, end)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         with self._options.feed() as feed:
