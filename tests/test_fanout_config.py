@@ -23,6 +23,7 @@ from aqueduck.fanout_config import (
     parse_fanout,
 )
 from aqueduck.fanout_roster import Made, Roster, made_of, values_of
+from aqueduck.lake.allowed_places import AllowedPlaces
 from aqueduck.lake_place import LakePlace, lake_address, resolve
 
 BASE = Path("/srv/shop")
@@ -340,7 +341,7 @@ def test_a_destination_in_the_sources_store_uses_its_credentials() -> None:
 def test_rows_of_a_table_are_destinations_or_are_left_out_by_name() -> None:
     """P-F14: a wrong row is reported and hurts no other; a value that is taken, in whatever spelling, is refused."""
     config = parse({**SMALLEST, "destinations_table": "tenants"})
-    good = {"id": "b", "routing_value": "07", "catalog": "sqlite:/srv/b.db", "data_path": "/srv/b/"}
+    good = {"id": "b", "routing_value": "07", "catalog": "sqlite:/srv/shop/b.db", "data_path": "/srv/shop/b/"}
     rows = [
         good,
         {**good, "id": "same", "routing_value": "7"},
@@ -349,19 +350,20 @@ def test_rows_of_a_table_are_destinations_or_are_left_out_by_name() -> None:
         {"id": "empty"},
         {**good, "id": "word", "routing_value": "seven"},
         {**good, "id": "leak", "routing_value": "10", "catalog": "postgres:dbname=x password=geheim"},
-        {**good, "id": "shared", "routing_value": "11", "catalog": "sqlite:/srv/x/../b.db"},
+        {**good, "id": "shared", "routing_value": "11", "catalog": "sqlite:/srv/shop//b.db"},
         {**good, "id": "beside", "routing_value": "12", "table": "more"},
+        {**good, "id": "elsewhere", "routing_value": "13", "data_path": "/srv/b/"},
     ]
     roster = Roster(
         config,
         {},
         lambda values: ["a" if v == "a" else str(int(v)) if v.isdigit() else None for v in values],
     )
-    roster.add_rows(rows)
+    roster.add_rows(rows, AllowedPlaces(config).refuse)
     assert [d.id for d in roster.destinations] == ["a", "b", "beside"]
     assert {
         name: problem.startswith("[config.invalid]") for name, problem in roster.left_out.items()
-    } == dict.fromkeys(("same", "a", "relative", "empty", "word", "leak", "shared"), True)
+    } == dict.fromkeys(("same", "a", "relative", "empty", "word", "leak", "shared", "elsewhere"), True)
     assert "geheim" not in str(roster.left_out)
     assert "same table of the same lake as the destination b" in roster.left_out["shared"]
 

@@ -20,9 +20,10 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from aqueduck.config import MaintenanceConfig, SparkConfig, VerifyConfig
 from aqueduck.errors import ConfigError
 from aqueduck.lake_place import LakeKeys, LakePlace, PlainText, lake_address, resolve
-from aqueduck.object_store import Properties
+from aqueduck.object_store import Properties, VariableName
 from aqueduck.schema import TableName, parse_table_name
 from aqueduck.sections import (
+    DataPath,
     Interval,
     Section,
     Sections,
@@ -38,7 +39,9 @@ from aqueduck.sections import (
 from aqueduck.server_config import ServerConfig, TokenConfig
 
 __all__ = [
+    "PLACEHOLDER",
     "DestinationConfig",
+    "DestinationsAllowConfig",
     "DynamicConfig",
     "FanoutConfig",
     "Naming",
@@ -52,8 +55,9 @@ __all__ = [
     "refuse_shared",
 ]
 
+PLACEHOLDER = "{value}"
+"""What stands for a routing value in patterns."""
 _HINT = "see docs/fanout.md for every key"
-_PLACEHOLDER = "{value}"
 _UPPER = re.compile("[A-Z]")
 
 Naming = Literal["now", "before", "apart"]
@@ -115,16 +119,16 @@ def _path_part(value: str) -> str:
 class DynamicConfig(LakeKeys):
     """A pattern for destinations that are made when their value is seen first; `{value}` stands for it."""
 
-    id: Text = _PLACEHOLDER
+    id: Text = PLACEHOLDER
     table: Text | None = None
 
     @model_validator(mode="after")
     def _has_placeholders(self) -> DynamicConfig:
-        if _PLACEHOLDER not in self.id:
+        if PLACEHOLDER not in self.id:
             raise ValueError("id needs {value}, so that every destination has its own")
-        if _PLACEHOLDER not in self.data_path:
+        if PLACEHOLDER not in self.data_path:
             raise ValueError("data_path needs {value}, so that every destination has its own")
-        if _PLACEHOLDER not in (self.catalog or "") and _PLACEHOLDER not in (self.metadata_schema or ""):
+        if PLACEHOLDER not in (self.catalog or "") and PLACEHOLDER not in (self.metadata_schema or ""):
             raise ValueError(
                 "catalog or metadata_schema needs {value}, so that every lake has its own catalog"
             )
@@ -141,16 +145,28 @@ class DynamicConfig(LakeKeys):
         if naming == "apart" or (naming == "now" and schema == safe and _UPPER.search(value)):
             schema = f"{safe.lower()[:23]}-{digest[:16]}"
         return DestinationConfig(
-            id=self.id.replace(_PLACEHOLDER, value),
+            id=self.id.replace(PLACEHOLDER, value),
             routing_value=value,
             postgres_uri_env=self.postgres_uri_env,
-            catalog=self.catalog and self.catalog.replace(_PLACEHOLDER, part),
+            catalog=self.catalog and self.catalog.replace(PLACEHOLDER, part),
             catalog_env=self.catalog_env,
-            metadata_schema=self.metadata_schema and self.metadata_schema.replace(_PLACEHOLDER, schema),
-            data_path=self.data_path.replace(_PLACEHOLDER, part),
+            metadata_schema=self.metadata_schema and self.metadata_schema.replace(PLACEHOLDER, schema),
+            data_path=self.data_path.replace(PLACEHOLDER, part),
             table=self.table,
             properties=self.properties,
         )
+
+
+class DestinationsAllowConfig(Section):
+    """What rows of `destinations_table` may name; what is left out follows from the file's own destinations."""
+
+    catalogs: tuple[Text, ...] | None = None
+    data_paths: tuple[DataPath, ...] | None = None
+    env: tuple[VariableName, ...] | None = None
+
+    @property
+    def is_given(self) -> bool:
+        return bool(self.model_fields_set)
 
 
 class DefaultsConfig(Section):
@@ -220,6 +236,7 @@ class FanoutConfig(Section):
     destinations: tuple[DestinationConfig, ...] = ()
     destinations_table: Text | None = None
     """A table of the source lake whose rows are destinations, with columns named like their keys."""
+    destinations_allow: DestinationsAllowConfig = DestinationsAllowConfig()
     dynamic: DynamicConfig | None = None
     defaults: DefaultsConfig = DefaultsConfig()
     poll: PollConfig = PollConfig()
@@ -239,6 +256,7 @@ class FanoutConfig(Section):
             raise ValueError(
                 "destinations: needs at least one destination, or the key destinations_table or dynamic"
             )
+        self._refuse_rows_from_nowhere()
         refuse_repeated("id", (d.id for d in self.destinations))
         refuse_repeated("routing_value", (d.routing_value for d in self.destinations))
         if self.maintenance.readers:
@@ -247,6 +265,17 @@ class FanoutConfig(Section):
         if unknown and not found_later:
             raise ValueError(f"instance.partition.include: no destination has the id {min(unknown)}")
         return self
+
+    def _refuse_rows_from_nowhere(self) -> None:
+        """The people who write the table must not choose hosts, paths and variables alone."""
+        allow, listed = self.destinations_allow, self.destinations_table is not None
+        if allow.is_given and not listed:
+            raise ValueError("destinations_allow is for destinations_table")
+        if listed and not (allow.is_given or self.destinations or self.dynamic):
+            raise ValueError(
+                "destinations_table needs destinations_allow with catalogs or env, and data_paths, because the"
+                " file has no destinations of its own that say where lakes may be"
+            )
 
     def place_of(
         self, destination: DestinationConfig, env: Mapping[str, str], where: str | None = None
@@ -309,6 +338,7 @@ _SECTIONS: Sections = {
     ("source",): SourceLakeConfig,
     ("routing",): RoutingConfig,
     ("destinations",): DestinationConfig,
+    ("destinations_allow",): DestinationsAllowConfig,
     ("dynamic",): DynamicConfig,
     ("defaults",): DefaultsConfig,
     ("poll",): PollConfig,
@@ -393,8 +423,14 @@ def _with_absolute_paths(config: FanoutConfig, base_dir: Path) -> FanoutConfig:
         }
         return lake.model_copy(update=update)
 
+    allow = config.destinations_allow
+    allowed = {
+        "catalogs": allow.catalogs and tuple(absolute_catalog(p, base_dir) for p in allow.catalogs),
+        "data_paths": allow.data_paths and tuple(absolute_data_path(p, base_dir) for p in allow.data_paths),
+    }
     return config.model_copy(
         update={
+            "destinations_allow": allow.model_copy(update=allowed),
             "server": config.server.with_absolute_paths(base_dir),
             "source": moved(config.source),
             "destinations": tuple(map(moved, config.destinations)),

@@ -25,7 +25,7 @@ from aqueduck.fanout_config import (
 )
 from aqueduck.sections import describe_problems
 
-__all__ = ["LISTED_KEYS", "Made", "Roster", "made_of", "values_of"]
+__all__ = ["LISTED_KEYS", "Made", "Refuse", "Roster", "made_of", "values_of"]
 
 LISTED_KEYS = frozenset(DestinationConfig.model_fields) - {"properties"}
 """Columns of a table of destinations."""
@@ -34,6 +34,9 @@ _HINT = "see docs/fanout.md for every key"
 
 Canonical = Callable[[Sequence[str]], list[str | None]]
 """Writes values as the routing column does; None for those that are none of its type."""
+
+Refuse = Callable[[DestinationConfig], None]
+"""Raises if the file does not allow the place that a row names."""
 
 Made = frozenset[tuple[str, str]]
 """Routing values that have a destination by the pattern, and where it was made, as text."""
@@ -84,9 +87,9 @@ class Roster:
         for each, value in self._with_values(config.destinations):
             self._take(each, value or each.routing_value)
 
-    def add_rows(self, rows: Iterable[Mapping[str, str]]) -> None:
-        """Take in the rows of a table; a wrong one is left out."""
-        for each, value in self._with_values(self._described(rows)):
+    def add_rows(self, rows: Iterable[Mapping[str, str]], refuse: Refuse) -> None:
+        """Take in the rows of a table; a wrong one, or one that the file does not allow, is left out."""
+        for each, value in self._with_values(self._described(rows, refuse)):
             try:
                 if value is None:
                     raise ConfigError("routing_value is none of the routing column's type")
@@ -127,18 +130,21 @@ class Roster:
         values = self._canonical([d.routing_value for d in destinations]) if destinations else []
         return zip(destinations, values, strict=True)
 
-    def _described(self, rows: Iterable[Mapping[str, str]]) -> list[DestinationConfig]:
+    def _described(self, rows: Iterable[Mapping[str, str]], refuse: Refuse) -> list[DestinationConfig]:
         found: list[DestinationConfig] = []
         for number, row in enumerate(rows):
             name = row.get("id", f"row {number + 1}")
             try:
                 each = DestinationConfig.model_validate(dict(row))
                 _refuse_relative(each)
+                refuse(each)
                 self._config.target_of(each)
                 found.append(each)
             except ValidationError as exc:
                 problem = describe_problems(exc, {(): DestinationConfig})
                 self.left_out[name] = str(ConfigError(problem, hint=_HINT))
+            except ConfigError as exc:
+                self.left_out[name] = str(exc)
             except ValueError as exc:
                 self.left_out[name] = str(ConfigError(str(exc), hint=_HINT))
         return found

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ import yaml
 
 from aqueduck.app import fanout_run, fanout_tenants
 from aqueduck.app.fanout import FanoutService
+from aqueduck.app.fanout_check import run_fanout_checks
 from aqueduck.app.readers import destinations_of, oldest_cursor
 from aqueduck.errors import CatalogUnreachableError, LakeWriteError, RoutingError
 from aqueduck.fanout_config import parse_fanout
@@ -46,8 +49,8 @@ def serve(fan: Fan, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     monkeypatch.setattr("aqueduck.spark.fanout_query.TaskContext", SmallTaskContext)
     services: list[FanoutService] = []
 
-    def start(**sections: Any) -> FanoutService:
-        services.append(FanoutService(config(fan, **sections), env={}, spark=SmallSpark()))
+    def start(env: dict[str, str] | None = None, **sections: Any) -> FanoutService:
+        services.append(FanoutService(config(fan, **sections), env=env or {}, spark=SmallSpark()))
         services[-1].prepare()
         return services[-1]
 
@@ -180,6 +183,57 @@ def test_a_row_that_names_an_unset_variable_is_left_out(fan: Fan, serve: Serve) 
     assert [d.id for d in destinations_of(service.config, {})] == ["one", "two"]
     catch_up(service)
     assert fan.differing() == {}
+
+
+@pytest.fixture
+def stranger() -> Iterator[tuple[int, list[Any]]]:
+    """A server on loopback that is nobody's, and everybody who connected to it."""
+    met: list[Any] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def meet() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    client, address = server.accept()
+                    met.append(address)
+                    client.close()
+
+        threading.Thread(target=meet, daemon=True).start()
+        yield server.getsockname()[1], met
+
+
+def test_rows_of_the_table_lead_nowhere_that_the_file_does_not_allow(
+    fan: Fan, serve: Serve, stranger: tuple[int, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """People who write the table of destinations get no connection to a host of theirs, no variable, and no rows elsewhere."""
+    port, met = stranger
+    place = f"host=127.0.0.1 port={port} dbname=lake user=u sslmode=disable connect_timeout=2"
+    monkeypatch.setenv("PGPASSWORD", "geheim")
+    env = {"OTHER": f"postgres:{place}"}
+    evil = {"data_path": f"{fan.directory}/evil/"}
+    tenants(
+        fan,
+        {"id": "host", "routing_value": "p", "catalog": f"postgres:{place}", **evil},
+        {"id": "uri", "routing_value": "p", "catalog": f"postgresql://u@127.0.0.1:{port}/lake", **evil},
+        {"id": "variable", "routing_value": "p", "catalog_env": "OTHER", **evil},
+        row(fan, "out", "p", data_path=f"{fan.directory}/../evil_data/"),
+        row(fan, "away", "p", catalog=f"sqlite:{fan.directory}-evil/away.sqlite"),
+        row(fan, "three", "q"),
+    )
+    wrong = {"host", "uri", "variable", "out", "away"}
+    file = config(fan, destinations_table="tenants")
+    failed = [r for r in run_fanout_checks(file, env=env) if not r.ok]
+    assert ["5 of the table" in r.detail for r in failed] == [True]
+    service = serve(env, destinations_table="tenants")
+    assert (ids(service), set(service.status.left_out)) == ({"one", "two", "three"}, wrong)
+    assert [d.id for d in destinations_of(file, env)] == ["one", "two", "three"]
+    catch_up(service)
+    assert met == []
+    assert not any((fan.directory / name).exists() for name in ("evil", "../evil_data", "away_data"))
+    allowed = {"env": ["OTHER"], "data_paths": [str(fan.directory)], "catalogs": [f"sqlite:{fan.directory}"]}
+    trusting = config(fan, destinations_table="tenants", destinations_allow=allowed)
+    assert not all(r.ok for r in run_fanout_checks(trusting, env=env))
+    assert met, "the variable is allowed now, so that this test sees who connects"
 
 
 def test_a_tenant_that_lost_its_last_row_meanwhile_is_emptied(fan: Fan, serve: Serve) -> None:

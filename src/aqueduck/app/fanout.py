@@ -45,6 +45,7 @@ from aqueduck.errors import (
 )
 from aqueduck.fanout_config import FanoutConfig
 from aqueduck.fanout_roster import Made, Roster, made_of, values_of
+from aqueduck.lake.allowed_places import AllowedPlaces
 from aqueduck.lake.source_lake import ReadPlan
 from aqueduck.spark.fanout_query import CycleResult, Workers, find_cursors, run_cycle
 from aqueduck.spark.session import build_session
@@ -115,7 +116,7 @@ class FanoutService:
         made = self.state_file.recall() if self._made is None else self._made
         roster = Roster(config, self.env, functools.partial(self.source.canonical, plan), made)
         if config.destinations_table is not None:
-            roster.add_rows(self.source.listed(config.destinations_table, plan))
+            roster.add_rows(self.source.listed(config.destinations_table, plan), AllowedPlaces(config).refuse)
         found = roster.add_values([*values_of(config, made, self.env), *values])
         self._made = made | made_of(config, found, self.env)
         self.tenants.take_over(config, roster.destinations)

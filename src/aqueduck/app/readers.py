@@ -18,6 +18,7 @@ from aqueduck.app.maintenance import Kept
 from aqueduck.errors import AqueduckError, ConfigError, MaintenanceError
 from aqueduck.fanout_config import DestinationConfig, FanoutConfig, assigned, load_fanout
 from aqueduck.fanout_roster import Roster, values_of
+from aqueduck.lake.allowed_places import AllowedPlaces
 from aqueduck.lake.catalog import catalog_place
 from aqueduck.lake.destination import read_state
 from aqueduck.lake.pool import LakePool
@@ -78,7 +79,7 @@ def _found_in_source(
     made = StateFile(state_path(config)).recall()
     roster = Roster(config, env, functools.partial(source.canonical, plan), made)
     if config.destinations_table is not None:
-        roster.add_rows(source.listed(config.destinations_table, plan))
+        roster.add_rows(source.listed(config.destinations_table, plan), AllowedPlaces(config).refuse)
     if config.dynamic is not None:
         roster.add_values([*values_of(config, made, env), *source.values(plan)])
     return roster.destinations

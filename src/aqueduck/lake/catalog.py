@@ -45,6 +45,7 @@ __all__ = [
     "catalog_file",
     "catalog_kind",
     "catalog_place",
+    "catalog_settings",
     "extensions_for",
     "open_lake",
 ]
@@ -298,13 +299,18 @@ def catalog_place(catalog: str, *, guarded: bool = False) -> str:
     """The catalog as DuckLake wants to see it; `guarded` finds no functions but the server's own."""
     if catalog_kind(catalog) != "postgres":
         return catalog
-    uri = catalog.startswith(("postgres://", "postgresql://"))
-    try:
-        parts = conninfo_to_dict(catalog if uri else catalog.partition(":")[2])
-    except psycopg.ProgrammingError:
-        raise ConfigError("lake.catalog has no valid PostgreSQL connection string after postgres:") from None
+    parts = catalog_settings(catalog)
     guard = {"options": with_search_path(parts.get("options"))} if guarded else {}
     return "postgres:" + make_conninfo("", **{**CLIENT_END, **parts, **guard})
+
+
+def catalog_settings(catalog: str, key: str = "lake.catalog") -> dict[str, Any]:
+    """The settings of a catalog in PostgreSQL, as libpq understands them."""
+    uri = catalog.startswith(("postgres://", "postgresql://"))
+    try:
+        return conninfo_to_dict(catalog if uri else catalog.partition(":")[2])
+    except psycopg.ProgrammingError:
+        raise ConfigError(f"{key} has no valid PostgreSQL connection string after postgres:") from None
 
 
 def catalog_file(catalog: str) -> Path | None:
