@@ -89,6 +89,9 @@ class Database:
             wait_until(lambda: not admin.execute(readers, [self.name]).fetchall(), "the slots are free")
             name = sql.Identifier(self.name)
             admin.execute(sql.SQL("drop database if exists {} with (force)").format(name))
+            # Slots for physical replication are of no database, and the next test has slots of the same names.
+            slots = "select slot_name from pg_replication_slots where slot_type = 'physical' and not active"
+            admin.execute(f"select pg_drop_replication_slot(s.slot_name) from ({slots}) s")
 
 
 def _new_database(server: EmbeddedPostgres) -> Database:

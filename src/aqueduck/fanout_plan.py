@@ -141,6 +141,8 @@ class Applied:
     """The stamp of the cursor's lake snapshot."""
     miscounted: bool = False
     """It did not have as many rows as the source: it is to be seeded again."""
+    reason: str | None = None
+    """The error for which it is to be seeded again."""
     rows: dict[str, int] = field(default_factory=dict)
     """Counts: written, deleted, upserted, matched, conflicts, orphans."""
     seconds: float = 0.0

@@ -141,6 +141,43 @@ def test_check_names_what_is_wrong(fan: Fan, tmp_path: Path) -> None:
     assert any("no INTEGER" in r.detail for r in run_fanout_checks(numbers, env={}) if not r.ok)
 
 
+def test_check_compares_columns_as_a_seed_does(fan: Fan) -> None:
+    """A table that is there before the first seed, or took the place of ours: with other columns it is refused by its code."""
+    fan.poll("two")
+    for name in ("one", "two"):
+        with connect(fan.place(name), "data_inlining_row_limit 5") as con:
+            con.execute("drop table if exists lake.t")
+            con.execute("create table lake.t (id int, other int)")
+    failed = {r.name: r.error.code for r in run_fanout_checks(config(fan), env={}) if r.error}
+    assert failed == {"destination one": "lake.schema_change", "destination two": "lake.table_replaced"}
+    for name in ("one", "two"):
+        with connect(fan.place(name), "data_inlining_row_limit 5") as con:
+            con.execute("drop table lake.t")
+            con.execute("create table lake.t (v double, C varchar, id int)")
+    assert [r for r in run_fanout_checks(config(fan), env={}) if not r.ok] == []
+    fan.poll()
+    assert sorted(fan.look("two", "select id, c, v from lake.t"), key=repr) == fan.source_rows("b")
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_a_destination_without_its_table_is_not_compared(fan: Fan, deep: bool) -> None:
+    """P-T01: the note has the code; a table of its name that we did not make is none of ours."""
+    fan.poll()
+    with connect(fan.place("one"), "data_inlining_row_limit 5") as con:
+        con.execute("drop table lake.t")
+    with connect(fan.place("two"), "data_inlining_row_limit 5") as con:
+        con.execute("drop table lake.t")
+        con.execute("create table lake.t (id int, other int)")
+    found = {
+        r.destination: (r.verdict, (r.note or "").split()[0])
+        for r in verify_destinations(config(fan), env={}, deep=deep)
+    }
+    assert found == {
+        "one": ("not compared", "[lake.table_missing]"),
+        "two": ("not compared", "[lake.table_replaced]"),
+    }
+
+
 @pytest.mark.slow
 def test_check_and_verify_in_an_object_store(s3: S3, tmp_path: Path, fan: Fan) -> None:
     """A bucket that is not there is found before the first write; verify reads files in S3."""

@@ -23,6 +23,7 @@ from aqueduck.app.readers import destinations_of, oldest_cursor
 from aqueduck.errors import CatalogUnreachableError, LakeWriteError, RoutingError
 from aqueduck.fanout_config import parse_fanout
 from aqueduck.fanout_plan import may_touch
+from aqueduck.lake.destination import make_tables
 from aqueduck.schema import TableName
 from aqueduck.spark.fanout_query import Workers
 from tests.fanout_lakes import Fan, config, connect, document
@@ -924,3 +925,85 @@ def test_destinations_that_only_gain_rows_are_not_counted(fan: Fan, serve: Serve
     catch_up(service)
     assert fan.rows("one") == [(1, "a", 1), (5, "a", 5)]
     assert service.status.reseeds == 0
+
+
+# -- destinations' tables that people drop and replace
+
+
+def by_hand(fan: Fan, *statements: str) -> None:
+    with connect(fan.place("one"), "data_inlining_row_limit 5") as con:
+        for statement in statements:
+            con.execute(statement)
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["drop table lake.t"],
+        ["alter table lake.t rename to elsewhere"],
+        ["drop table lake.t", "create table lake.t (id int, c varchar, v int)"],
+    ],
+    ids=["dropped", "renamed", "made anew"],
+)
+def test_a_destination_that_lost_its_table_is_seeded_again(
+    fan: Fan, serve: Serve, statements: list[str]
+) -> None:
+    """P-T01: also with the columns and the name of ours; nothing is written into what has none of our rows."""
+    service = serve()
+    catch_up(service)
+    by_hand(fan, *statements)
+    fan.change("insert into lake.t values (5, 'a', 5)")
+    service.poll()
+    one = service.status.destinations["one"]
+    assert (service.tenants["one"].cursor, service.tenants["two"].cursor) == (None, fan.latest())
+    assert "[lake.table_" in (one.last_error or "")
+    catch_up(service)
+    assert fan.differing() == {}
+    assert (one.last_error, service.status.reseeds) == (None, 1)
+
+
+@pytest.mark.parametrize("kind", ["table", "view"])
+def test_another_table_in_the_place_of_a_destinations_is_refused(fan: Fan, serve: Serve, kind: str) -> None:
+    """P-T01: it is neither written nor dropped, also when the source's columns change; once it is away, the destination is seeded."""
+    service = serve()
+    catch_up(service)
+    made = {
+        "table": "create table lake.t (id int, other int)",
+        "view": "create view lake.t as select 7 as id",
+    }
+    by_hand(
+        fan,
+        "drop table lake.t",
+        made[kind],
+        *(["insert into lake.t values (7, 7)"] if kind == "table" else []),
+    )
+    before = fan.rows("one")
+    fan.change("insert into lake.t values (5, 'a', 5)", "alter table lake.t add column w int")
+    for _ in range(2):
+        service.poll()
+        service.help_others()
+    one = service.status.destinations["one"]
+    assert (one.state, service.tenants["two"].cursor) == ("errored", fan.latest())
+    assert (one.last_error or "").startswith("[lake.table_replaced]")
+    assert fan.rows("one") == before
+    by_hand(fan, f"drop {kind} lake.t")
+    one.retry_at = None
+    catch_up(service)
+    assert fan.differing() == {}
+
+
+def test_a_table_that_a_state_of_an_earlier_version_had_is_not_taken_for_full(fan: Fan, serve: Serve) -> None:
+    """P-T01: a seed that dies after it made the table leaves no cursor that says that its rows are there."""
+    service = serve()
+    catch_up(service)
+    by_hand(
+        fan,
+        "update lake.aqueduck.fanout_state set source_columns = json_merge_patch(source_columns, '{\"table\": null}')",
+        "drop table lake.t",
+    )
+    with fan.pool.use(fan.place("one")) as lake:
+        plan = service.source.plan_scan()
+        make_tables(lake, service.tenants["one"].destination, plan, "test")
+    again = serve()
+    catch_up(again)
+    assert fan.differing() == {}

@@ -8,7 +8,7 @@ The preflight and the set-up of a fan-out: what `check` and `init` do for a file
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,7 +21,8 @@ from aqueduck.errors import AqueduckError, CatalogUnreachableError, DataPathErro
 from aqueduck.fanout_config import FanoutConfig
 from aqueduck.fanout_plan import Destination
 from aqueduck.lake.catalog import catalog_file, catalog_place
-from aqueduck.lake.destination import make_tables, read_state
+from aqueduck.lake.destination import check_target, make_tables, read_state
+from aqueduck.lake.destination_table import find_table
 from aqueduck.lake.engine import is_remote
 from aqueduck.lake.pool import LakePool
 from aqueduck.lake.source_lake import ReadPlan
@@ -42,9 +43,10 @@ def run_fanout_checks(config: FanoutConfig, env: Mapping[str, str] = os.environ)
     service = FanoutService(config, env=env)
     pool = LakePool(max_open=THREADS)
     try:
+        plan: list[ReadPlan] = []
         return [
-            *_source_checks(service, pool),
-            *_destination_checks(service, pool),
+            *_source_checks(service, pool, plan),
+            *_destination_checks(service, pool, plan),
             result_of("state directory", check_state_dir, str(state_path(config).parent)),
             result_of("HTTP server", check_server, config.server, env),
             *spark_checks(config.spark),
@@ -54,8 +56,8 @@ def run_fanout_checks(config: FanoutConfig, env: Mapping[str, str] = os.environ)
         pool.close()
 
 
-def _source_checks(service: FanoutService, pool: LakePool) -> Iterator[CheckResult]:
-    plan: list[ReadPlan] = []
+def _source_checks(service: FanoutService, pool: LakePool, plan: list[ReadPlan]) -> Iterator[CheckResult]:
+    """`plan` gets how the source is read, if it can be."""
 
     def table() -> str:
         plan.append(service.source.plan_scan())
@@ -86,11 +88,13 @@ def _source_checks(service: FanoutService, pool: LakePool) -> Iterator[CheckResu
         yield result_of("destinations", destinations)
 
 
-def _destination_checks(service: FanoutService, pool: LakePool) -> Iterator[CheckResult]:
+def _destination_checks(
+    service: FanoutService, pool: LakePool, plan: Sequence[ReadPlan]
+) -> Iterator[CheckResult]:
     mine = [tenant.destination for tenant in service.tenants]
 
     def one(destination: Destination) -> CheckResult:
-        return result_of(f"destination {destination.id}", _check_destination, pool, destination)
+        return result_of(f"destination {destination.id}", _check_destination, pool, destination, plan)
 
     with ThreadPoolExecutor(max_workers=THREADS) as threads:
         results = list(threads.map(one, mine))
@@ -102,14 +106,24 @@ def _destination_checks(service: FanoutService, pool: LakePool) -> Iterator[Chec
         )
 
 
-def _check_destination(pool: LakePool, destination: Destination) -> str:
+def _check_destination(pool: LakePool, destination: Destination, plan: Sequence[ReadPlan]) -> str:
     place = destination.place
     _check_data_path(pool, place)
     if not _has_catalog(place):
         return "its lake can be created"
     with pool.use(place, read_only=True) as lake:
         state = read_state(lake, destination.id)
-    return "not seeded yet" if state is None else f"at lake snapshot {state.cursor} of the source"
+        if state is not None and (not plan or state.fits(destination, plan[0])):
+            found = find_table(lake, destination.target)
+            if found is not None and state.table in (None, found):
+                return f"at lake snapshot {state.cursor} of the source"
+        for each in plan:
+            check_target(lake, destination, each, state)
+    return (
+        "not seeded yet"
+        if state is None
+        else "to be seeded again: its rows are not there any more, or others"
+    )
 
 
 def _check_data_path(pool: LakePool, place: LakePlace) -> None:

@@ -34,6 +34,7 @@ from aqueduck.lake.deep_digest import (
     sum_source,
     values_in_source,
 )
+from aqueduck.lake.destination_table import refuse_others
 from aqueduck.lake.pool import LakePool, PooledLake
 from aqueduck.lake.source_lake import SourceLake
 
@@ -122,6 +123,8 @@ class _Deep:
     def _pin(self, destination: Destination) -> _Pinned | DestinationComparison:
         with self.pool.use(destination.place, read_only=True) as lake:
             at = pin(lake, destination)
+            if at is not None and at.state.is_about(destination):
+                refuse_others(lake, destination.target, at.state.table)
         if at is None:
             return _not_compared(destination, "it is not seeded yet")
         routing = Routing(self.config.routing.field, self.config.routing.key_columns)

@@ -187,8 +187,9 @@ class Tenants:
                 log.warning("rows without a destination", rows=report.unrouted, nulls=report.nulls)
             for applied in result.applied:
                 self._note_one(by_id[applied.id], applied)
-                if applied.miscounted:
-                    log.warning("destination is seeded again", destination=applied.id, reason=_MISCOUNTED)
+                if applied.miscounted or applied.reason:
+                    reason = applied.reason or _MISCOUNTED
+                    log.warning("destination is seeded again", destination=applied.id, reason=reason)
 
     def _note_one(self, tenant: Tenant, applied: Applied) -> None:
         if applied.error is not None:
@@ -210,15 +211,21 @@ class Tenants:
         if any(rows.get(kind) for kind in ("written", "deleted", "upserted")):
             status.last_change_at = time.time()
         tenant.recovered()
+        if applied.reason is not None:
+            status.last_error = applied.reason
+            metrics.count_destination_error(FLOW, status.id, _code(applied.reason))
 
     def failed(self, tenants: Sequence[Tenant], error: str) -> None:
         """They rest until their next try; their cursors stay where they are."""
-        found = AqueduckError.from_text(error)
-        code = found.code if found else AqueduckError.code
         for tenant in tenants:
             status = tenant.status
             status.failures += 1
             status.last_error, status.state = error, "errored"
             status.retry_at = time.time() + backoff_seconds(status.failures)
-            metrics.count_destination_error(FLOW, status.id, code)
+            metrics.count_destination_error(FLOW, status.id, _code(error))
             log.warning("destination failed", destination=status.id, failures=status.failures, error=error)
+
+
+def _code(error: str) -> str:
+    found = AqueduckError.from_text(error)
+    return found.code if found else AqueduckError.code

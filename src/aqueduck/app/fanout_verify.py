@@ -23,6 +23,7 @@ from aqueduck.errors import AqueduckError, ConfigError, own_error
 from aqueduck.fanout_config import FanoutConfig
 from aqueduck.fanout_plan import Destination, SourceColumn, SourceTable
 from aqueduck.lake.destination import State, read_state
+from aqueduck.lake.destination_table import refuse_others
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.kept_types import compared
 from aqueduck.lake.pool import LakePool, PooledLake
@@ -144,6 +145,7 @@ def _read_destination(
         if state.value != destination.value or not state.is_about(destination) or rerouted:
             note = "its rows are those of another routing value, column or table, and it waits for its seed"
             return DestinationComparison(destination.id, "not compared", note=note)
+        refuse_others(lake, destination.target, state.table)
         rows = lake.execute(
             f"select {_sums(state.source.columns)} from {lake.table(destination.target)}"
             f" where {equal(routed.type, ident(routed.name), f'cast(? as {routed.type})')}",

@@ -15,6 +15,7 @@ from aqueduck.app.fanout_status import FLOW
 from aqueduck.app.fanout_verdicts import DestinationComparison
 from aqueduck.app.fanout_verify import compare_sums
 from aqueduck.app.verify_schedule import Verifier
+from aqueduck.errors import AqueduckError, LakeTableMissingError, TargetReplacedError
 from aqueduck.lake.pool import LakePool
 from aqueduck.lake_place import resolve
 from aqueduck.verification import Look
@@ -76,7 +77,14 @@ def _look(service: FanoutService, names: Sequence[str], verifier: Verifier) -> M
             found = compare_sums(pool, config, source, mine, progress, threads=1)
     finally:
         pool.close()
+    if config.verify.on_difference == "reseed":
+        service.reseed_wanted.update(each.destination for each in found if _lost_its_table(each))
     return {each.destination: _as_look(each) for each in found}
+
+
+def _lost_its_table(found: DestinationComparison) -> bool:
+    error = AqueduckError.from_text(found.note or "")
+    return found.verdict == "not compared" and isinstance(error, LakeTableMissingError | TargetReplacedError)
 
 
 def _as_look(found: DestinationComparison) -> Look:

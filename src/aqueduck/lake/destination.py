@@ -22,9 +22,9 @@ import duckdb
 import pyarrow as pa
 
 from aqueduck import faults
-from aqueduck.errors import SchemaChangeError
-from aqueduck.fanout_plan import Applied, Destination, Evolve, SourceColumn, SourceTable, evolution
+from aqueduck.fanout_plan import Applied, Destination, SourceColumn, SourceTable, evolution
 from aqueduck.lake.catalog import OWN_SCHEMA
+from aqueduck.lake.destination_table import evolve_table, find_table, make_table, may_seed, missing, replaced
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.kept_types import one_key, received, unkept, unkept_error
 from aqueduck.lake.not_inlined import keep_out_of_catalog
@@ -39,6 +39,7 @@ __all__ = [
     "State",
     "Terms",
     "apply_changes",
+    "check_target",
     "fold",
     "load",
     "make_tables",
@@ -98,6 +99,8 @@ class State:
     """None: an earlier version wrote it, which did not tell."""
     stamp: int | None = None
     """When the source made the lake snapshot of the cursor; None: an earlier version did not tell."""
+    table: str | None = None
+    """DuckLake's uuid of the table that has the rows; None: an earlier version did not tell."""
 
     def fits(self, destination: Destination, plan: ReadPlan) -> bool:
         """Whether the cursor is one of this source table and routing value, on these terms."""
@@ -132,7 +135,7 @@ class CursorMovedError(Exception):
 
 
 class SeedNeededError(CursorMovedError):
-    """The source's columns changed too much: only a seed helps."""
+    """Only a seed helps: the source's columns changed too much, or the destination's table is another (then it says so)."""
 
 
 class MiscountError(SeedNeededError):
@@ -227,9 +230,10 @@ def read_state(lake: PooledLake, destination_id: str) -> State | None:
     cursor, source, value, count, changed = rows[0]
     if cursor == NOT_SEEDED:
         return None
+    told = json.loads(source)
     return State(
         int(cursor), SourceTable.from_json(source), value, int(count), changed, Terms.from_json(source),
-        json.loads(source).get("stamp"),
+        told.get("stamp"), told.get("table"),
     )  # fmt: skip
 
 
@@ -250,25 +254,29 @@ def apply_changes(
     began = time.monotonic()
     counts = net.of(index)
     rows = counts.get("rows", 0)
-    checked = plan.source, Terms.of(destination, plan)
     try:
         with lake.transaction():
+            table = find_table(lake, destination.target)
+            if table is None:
+                raise SeedNeededError(missing(destination.target))
+            checked = plan.source, Terms.of(destination, plan), table
             if lake.memory.get(destination.id) != checked:
-                _check_and_evolve(lake, destination, plan)
+                _check_and_evolve(lake, destination, plan, table)
             matched = _delete(lake, destination, index, counts, net, plan) if counts.get("keys") else 0
             deleted = min(matched, counts.get("lost", 0))
             if rows:
                 _insert(lake, destination, index, net, plan)
             # A cycle that only counts writes nothing.
             if plan.end != plan.start and not _move_cursor(
-                lake, destination, plan, instance, changed=rows + deleted
+                lake, destination, plan, instance, table, changed=rows + deleted
             ):
                 raise CursorMovedError
             if plan.counted and _count(lake, destination, plan) != expected:
                 raise MiscountError
             faults.point("fanout.before_commit")
     except SeedNeededError as why:
-        return Applied(destination.id, None, miscounted=isinstance(why, MiscountError))
+        reason = str(why.args[0]) if why.args else None
+        return Applied(destination.id, None, miscounted=isinstance(why, MiscountError), reason=reason)
     except CursorMovedError:
         lake.memory.pop(destination.id, None)
         state = read_state(lake, destination.id)
@@ -316,10 +324,11 @@ def seed(
         )
         if rows:
             _insert(lake, destination, index, net, plan)
-        _write_state(lake, destination, plan, instance, cursor=plan.end, rows=rows)
+        table = find_table(lake, destination.target)
+        _write_state(lake, destination, plan, instance, table, cursor=plan.end, rows=rows)
         faults.point("fanout.before_seed")
     faults.point("fanout.after_seed")
-    lake.memory[destination.id] = plan.source, Terms.of(destination, plan)
+    lake.memory[destination.id] = plan.source, Terms.of(destination, plan), table
     return Applied(
         destination.id, plan.end, seeded=True, stamp=plan.stamp, rows={"written": rows},
         seconds=time.monotonic() - began,
@@ -344,38 +353,67 @@ def make_tables(lake: PooledLake, destination: Destination, plan: ReadPlan, inst
         if state is None:
             lake.execute(f"create schema if not exists {ident(lake.alias)}.{ident(OWN_SCHEMA)}")
             lake.execute(f"create table if not exists {lake.table(STATE)} ({_STATE_COLUMNS})")
-        _make_target(lake, destination, plan.source, state)
+        made = make_table(lake, destination.target, plan.source, *_made_for(destination, state))
+        if made and state is not None:
+            lake.execute(f"delete from {lake.table(STATE)} where destination_id = ?", (destination.id,))
         rows = lake.execute(
             f"select count(*) from {lake.table(STATE)} where destination_id = ?", (destination.id,)
         )
         if rows == [(0,)]:
-            _write_state(lake, destination, plan, instance, cursor=NOT_SEEDED, rows=0)
+            _write_state(lake, destination, plan, instance, None, cursor=NOT_SEEDED, rows=0)
     return state
 
 
+def check_target(lake: PooledLake, destination: Destination, plan: ReadPlan, state: State | None) -> None:
+    """Raise if `make_tables` would, for what has the name of the destination's table."""
+    may_seed(lake, destination.target, plan.source, *_made_for(destination, state))
+
+
+def _made_for(destination: Destination, state: State | None) -> tuple[SourceTable | None, str | None]:
+    """The columns for which the destination's table was made, and which table that is; None before there is one."""
+    if state is None or not state.is_about(destination):
+        return None, None
+    return state.source, state.table
+
+
 def _write_state(
-    lake: PooledLake, destination: Destination, plan: ReadPlan, instance: str, *, cursor: int, rows: int
+    lake: PooledLake,
+    destination: Destination,
+    plan: ReadPlan,
+    instance: str,
+    table: str | None,
+    *,
+    cursor: int,
+    rows: int,
 ) -> None:
     """Replace the destination's row; two who do it at the same time conflict, because both remove the old one."""
     lake.execute(f"delete from {lake.table(STATE)} where destination_id = ?", (destination.id,))
     lake.execute(
         f"insert into {lake.table(STATE)} values (?, ?, ?, {cursor}, {rows}, null, now(), now(), ?, ?)",
-        (destination.id, instance, plan.table.qualified, destination.value, _described(destination, plan)),
+        (
+            destination.id,
+            instance,
+            plan.table.qualified,
+            destination.value,
+            _described(destination, plan, table),
+        ),
         doing="writing the cursor",
     )
 
 
-def _described(destination: Destination, plan: ReadPlan) -> str:
-    """The source's columns, the terms and the cursor's stamp, as the state keeps them."""
-    told = asdict(plan.source) | asdict(Terms.of(destination, plan)) | {"stamp": plan.stamp}
+def _described(destination: Destination, plan: ReadPlan, table: str | None) -> str:
+    """The source's columns, the terms, the cursor's stamp and which table it is, as the state keeps them."""
+    told = asdict(plan.source) | asdict(Terms.of(destination, plan)) | {"stamp": plan.stamp, "table": table}
     return json.dumps(told, separators=(",", ":"))
 
 
-def _check_and_evolve(lake: PooledLake, destination: Destination, plan: ReadPlan) -> None:
-    """The state is what we believe, and the table has the source's columns."""
+def _check_and_evolve(lake: PooledLake, destination: Destination, plan: ReadPlan, table: str) -> None:
+    """The state is what we believe, and the table is ours and has the source's columns."""
     state = read_state(lake, destination.id)
     if state is None or state.cursor != destination.cursor or not state.fits(destination, plan):
         raise CursorMovedError
+    if state.table not in (None, table):
+        raise SeedNeededError(replaced(destination.target))
     keep_out_of_catalog(lake, destination.target, plan.source.types)
     if state.source.columns == plan.source.columns and state.terms is not None:
         return
@@ -383,45 +421,7 @@ def _check_and_evolve(lake: PooledLake, destination: Destination, plan: ReadPlan
     if steps is None:
         raise SeedNeededError
     for step in steps:
-        lake.execute(_evolve(lake.table(destination.target), step), doing="following a change of columns")
-
-
-def _evolve(table: str, step: Evolve) -> str:
-    match step.kind:
-        case "add":
-            default = "" if step.default is None else f" default {literal(step.default)}"
-            return f"alter table {table} add column {ident(step.name)} {step.to}{default}"
-        case "drop":
-            return f"alter table {table} drop column {ident(step.name)}"
-        case "rename":
-            return f"alter table {table} rename column {ident(step.name)} to {ident(step.to)}"
-        case _:
-            return f"alter table {table} alter column {ident(step.name)} set data type {step.to}"
-
-
-def _make_target(
-    lake: PooledLake, destination: Destination, source: SourceTable, state: State | None
-) -> None:
-    """The table with the source's columns; one that is ours and has others is made anew."""
-    target = lake.table(destination.target)
-    if (
-        state is not None
-        and state.is_about(destination)
-        and evolution(state.source.columns, source.columns) != []
-    ):
-        lake.execute(f"drop table if exists {target}", doing="making a destination's table anew")
-        lake.execute(f"delete from {lake.table(STATE)} where destination_id = ?", (destination.id,))
-    columns = ", ".join(f"{ident(c.name)} {c.type}" for c in source.columns)
-    lake.execute(f"create schema if not exists {ident(lake.alias)}.{ident(destination.target.schema)}")
-    lake.execute(f"create table if not exists {target} ({columns})", doing="making a destination's table")
-    stored = lake.execute(f"select column_name, column_type from (describe {target})")
-    differing = {(str(n).lower(), k) for n, k in stored} ^ {(c.name.lower(), c.type) for c in source.columns}
-    if differing:
-        raise SchemaChangeError(
-            f"the destination's table has other columns: {', '.join(sorted({name for name, _ in differing}))}",
-            hint="rename or drop it, and it is made anew",
-            table=destination.target.qualified,
-        )
+        evolve_table(lake, destination.target, step)
 
 
 def _delete(
@@ -455,14 +455,14 @@ def _insert(lake: PooledLake, destination: Destination, index: int, net: Net, pl
 
 
 def _move_cursor(
-    lake: PooledLake, destination: Destination, plan: ReadPlan, instance: str, *, changed: int
+    lake: PooledLake, destination: Destination, plan: ReadPlan, instance: str, table: str, *, changed: int
 ) -> bool:
     last_change = ", last_change_at = now()" if changed else ""
     try:
         rows = lake.execute(
             f"update {lake.table(STATE)} set last_snapshot_id = {plan.end}, instance_id = {literal(instance)},"
             f" rows_replicated = rows_replicated + {changed}, last_error = null, updated_at = now(){last_change},"
-            f" source_columns = {literal(_described(destination, plan))}"
+            f" source_columns = {literal(_described(destination, plan, table))}"
             f" where destination_id = {literal(destination.id)} and last_snapshot_id = {destination.cursor}",
             doing="writing the cursor",
         )
