@@ -28,6 +28,7 @@ from aqueduck.lake.failures import classify_attach, lake_errors
 from aqueduck.lake.object_stores import know_store
 from aqueduck.lake.sql import LAKE, ident, literal
 from aqueduck.links import CLIENT_END
+from aqueduck.logins import login_demands
 from aqueduck.modes import TableMode
 from aqueduck.schema import TableName, TableSchema
 from aqueduck.session_guards import with_search_path
@@ -301,7 +302,7 @@ def catalog_place(catalog: str, *, guarded: bool = False) -> str:
         return catalog
     parts = catalog_settings(catalog)
     guard = {"options": with_search_path(parts.get("options"))} if guarded else {}
-    return "postgres:" + make_conninfo("", **{**CLIENT_END, **parts, **guard})
+    return "postgres:" + make_conninfo("", **{**CLIENT_END, **login_demands(parts), **parts, **guard})
 
 
 def catalog_settings(catalog: str, key: str = "lake.catalog") -> dict[str, Any]:

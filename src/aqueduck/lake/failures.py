@@ -21,6 +21,7 @@ from aqueduck.errors import (
     LakeWriteError,
     ValueCastError,
 )
+from aqueduck.logins import LET_SCRAM
 
 __all__ = ["classify", "classify_attach", "lake_errors"]
 
@@ -63,6 +64,7 @@ _OWN = re.compile(r"^Invalid Input Error: aqueduck: (.*)")
 _SHOWN = re.compile(r"^[^'\"\n`$]*")
 
 _REASONS = (
+    ("authentication method requirement", "the server asks for the password in a form that others could use"),
     ("connection refused", "nothing listens there (connection refused)"),
     ("password authentication failed", "the password was refused"),
     ("no password supplied", "the server wants a password"),
@@ -148,6 +150,8 @@ def classify_attach(exc: duckdb.Error, kind: str) -> AqueduckError:
     hint = "check lake.catalog"
     if kind == "duckdb" and "open" in reason:
         hint = _DUCKDB_FILE_HINT
+    if "authentication method requirement" in text:
+        hint = LET_SCRAM
     return CatalogUnreachableError(f"the lake's {kind} catalog cannot be opened: {reason}", hint=hint)
 
 

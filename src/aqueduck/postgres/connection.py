@@ -20,6 +20,7 @@ from psycopg.pq import TransactionStatus
 
 from aqueduck.errors import AqueduckError, ConfigError, ConnectionLostError
 from aqueduck.links import CLIENT_END
+from aqueduck.logins import login_demands
 from aqueduck.postgres.failures import classify_connect_failure, classify_server_error, may_show
 from aqueduck.session_guards import SET_LOCAL_GUARDS, guard_session
 
@@ -48,7 +49,12 @@ def connect(
     """
     given = connection_parameters(dsn)
     refuse_gss_encryption(given)
-    defaults = {**CLIENT_END, "application_name": application_name, "prepare_threshold": None}
+    defaults = {
+        **CLIENT_END,
+        **login_demands(given),
+        "application_name": application_name,
+        "prepare_threshold": None,
+    }
     missing = {name: value for name, value in defaults.items() if name not in given}
     try:
         conn = _Guarded.connect(dsn, autocommit=True, client_encoding="UTF8", **{**missing, **keywords})

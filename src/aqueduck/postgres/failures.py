@@ -28,6 +28,7 @@ from aqueduck.errors import (
     TableMissingError,
     WalLevelError,
 )
+from aqueduck.logins import LET_SCRAM
 from aqueduck.postgres.quoting import identifier, table_identifier
 from aqueduck.schema import parse_table_name
 
@@ -215,6 +216,10 @@ def _no_login(reason: str, place: str, role: str) -> AqueduckError:
     return AuthenticationError(f"the PostgreSQL server{place} refused the login: {reason}", hint=_CHECK_LOGIN)
 
 
+def _no_proof(reason: str, place: str, role: str) -> AqueduckError:
+    return AuthenticationError(f"the PostgreSQL server{place} got no password: {reason}", hint=LET_SCRAM)
+
+
 _LOGIN_REFUSED = (
     r"authentication failed|no password supplied|pg_hba\.conf|not permitted to log in"
     r'|role "[^"]*" does not exist|valid client certificate|SASL|SCRAM'
@@ -227,6 +232,7 @@ _CONNECT_RULES: tuple[tuple[re.Pattern[str], Callable[[str, str, str], AqueduckE
     ),
     (re.compile(r"definition of service|service file"), _no_service),
     (re.compile(r"in hot standby mode|session is (not )?read-only"), _other_kind),
+    (re.compile("authentication method requirement"), _no_proof),
     (re.compile(_LOGIN_REFUSED), _no_login),
     (re.compile(r"does not support SSL|certificate|signature failure|sslmode|tlsv1\S* alert"), _no_tls),
     (re.compile(r'database "[^"]*" does not exist'), _no_database),

@@ -22,6 +22,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from aqueduck.errors import AqueduckError, ConnectionLostError, ProtocolError
 from aqueduck.links import CLIENT_END, server_end
+from aqueduck.logins import login_demands
 from aqueduck.postgres.connection import options_of, refuse_gss_encryption
 from aqueduck.postgres.failures import classify_connect_failure, classify_server_error
 from aqueduck.postgres.pgoutput import PG_EPOCH_US, Bytes
@@ -106,7 +107,7 @@ def connect_wire(dsn: str, **keywords: str) -> pq.abc.PGconn:
 def _connect(dsn: str, **keywords: str) -> pq.abc.PGconn:
     given = conninfo_to_dict(dsn)
     refuse_gss_encryption(given)
-    defaults: dict[str, str | int] = {"application_name": "aqueduck", **CLIENT_END}
+    defaults: dict[str, str | int] = {"application_name": "aqueduck", **CLIENT_END, **login_demands(given)}
     conninfo = make_conninfo(
         dsn, gssencmode="disable", client_encoding="UTF8",
         **{name: value for name, value in defaults.items() if name not in given}, **keywords,
