@@ -241,7 +241,7 @@ def _variable(where: str, variable: Any, env: Mapping[str, str], name: str) -> s
 
 def _with_absolute(section: Any, base_dir: Path) -> Any:
     update: dict[str, Any] = {}
-    for key in ("path", "dead_letter_path"):
+    for key in ("path", "dead_letter_path", "ca_path", "client_cert", "client_key"):
         if getattr(section, key, None):
             update[key] = absolute(getattr(section, key), base_dir)
     if isinstance(section, LakeConfig):

@@ -130,6 +130,13 @@ class HttpSinkConfig(Section):
     headers: dict[str, str] = Field(default_factory=dict, repr=False)
     headers_env: dict[str, str] = Field(default_factory=dict)
     """Headers whose value is in an environment variable."""
+    signature_secret: Text | None = Field(default=None, repr=False)
+    signature_secret_env: str | None = None
+    ca_path: str | None = None
+    """Authorities that may have signed the receiver's certificate, in place of the system's."""
+    client_cert: str | None = None
+    client_key: str | None = None
+    """By default in the file of `client_cert`, too."""
     batch_size: int = Field(default=100, ge=1, le=500)
     timeout: Seconds = 10.0
     retries: int = Field(default=5, ge=0)
@@ -150,6 +157,14 @@ class HttpSinkConfig(Section):
             if not _HEADER.fullmatch(name) or "\n" in text or "\r" in text:
                 raise ValueError("must be names and values of HTTP headers")
         return value
+
+    @model_validator(mode="after")
+    def _has_certificates_for_tls(self) -> HttpSinkConfig:
+        if self.client_key is not None and self.client_cert is None:
+            raise ValueError("client_key needs client_cert")
+        if (self.ca_path or self.client_cert) and not self.url.startswith("https:"):
+            raise ValueError("ca_path and client_cert are for a url that begins with https")
+        return self
 
 
 def _option(value: Any) -> Any:

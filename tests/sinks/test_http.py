@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,13 +15,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from aqueduck.errors import SinkPathError, SinkRejectedError, SinkUnreachableError
+from aqueduck.errors import ConfigError, SinkPathError, SinkRejectedError, SinkUnreachableError
 from aqueduck.event_parts import EventPart
 from aqueduck.events_config import HttpSinkConfig
 from aqueduck.sinks.http import HttpSink
 from aqueduck.sinks.rows import SCHEMA
 from tests.fix_events import Flow
 from tests.fix_postgres import Database
+from tests.tls_proxy import make_certificates
 
 
 class Receiver:
@@ -27,6 +31,10 @@ class Receiver:
     def __init__(self) -> None:
         self.answers: list[int] = []
         self.requests: list[tuple[dict[str, str], Any]] = []
+        self.bodies: list[bytes] = []
+        self.headers: dict[str, str] = {}
+        self.answer = b""
+        self.answered = 0
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -34,6 +42,7 @@ class Receiver:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
+                receiver.bodies.append(body)
                 status = receiver.answers.pop(0) if receiver.answers else 200
                 if status == 0:  # taken, but the answer never comes
                     receiver.requests.append((dict(self.headers), json.loads(body)))
@@ -43,8 +52,14 @@ class Receiver:
                 if status < 300:
                     receiver.requests.append((dict(self.headers), json.loads(body)))
                 self.send_response(status)
-                self.send_header("Content-Length", "0")
+                for name, value in receiver.headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(receiver.answer)))
                 self.end_headers()
+                with contextlib.suppress(OSError):
+                    for at in range(0, len(receiver.answer), 1 << 16):
+                        self.wfile.write(receiver.answer[at : at + (1 << 16)])
+                        receiver.answered += 1 << 16
 
             def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - the base class's name
                 return
@@ -142,6 +157,79 @@ def test_what_is_refused_is_put_aside(receiver: Receiver, tmp_path: Path) -> Non
     receiver.answers = [400]
     with pytest.raises(SinkPathError, match="dead-letter"):
         sink_of(receiver, dead_letter_path=str(letters / "x")).write([rows(tmp_path, EVENTS)], 1)
+
+
+def test_a_long_answer_is_not_read(receiver: Receiver, tmp_path: Path) -> None:
+    """The attack: a receiver that answers without an end filled the memory; its answer ends with the connection."""
+    receiver.answer = bytes(64 << 20)
+    sink = sink_of(receiver, batch_size=4)
+    sink.write([rows(tmp_path, EVENTS)], 1)
+    sink.close()
+    assert [(e["lsn"], e["seq"]) for e in receiver.events()] == EVENTS
+    assert receiver.answered < 64 << 20
+
+
+def test_a_redirect_takes_no_events_elsewhere(receiver: Receiver, tmp_path: Path) -> None:
+    """Neither body nor credentials go to another host; the answer counts as a refusal."""
+    elsewhere = Receiver()
+    receiver.answers = [307]
+    receiver.headers = {"Location": elsewhere.url}
+    with pytest.raises(SinkRejectedError, match="status 307"):
+        sink_of(receiver, headers={"Authorization": "Bearer geheim"}).write([rows(tmp_path, EVENTS)], 1)
+    elsewhere.server.shutdown()
+    elsewhere.server.server_close()
+    assert elsewhere.bodies == []
+
+
+def test_a_receiver_can_tell_who_sent_a_body(receiver: Receiver, tmp_path: Path) -> None:
+    """By the function of docs/events.md: another body, another time, another secret or an old request is refused."""
+    document = (Path(__file__).parents[2] / "docs" / "events.md").read_text(encoding="utf-8")
+    [example] = re.findall(r"```python\n(import hashlib.*?)```", document, re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(example, found)
+    is_genuine = found["is_genuine"]
+    sink_of(receiver, signature_secret="geheim", batch_size=500).write([rows(tmp_path, EVENTS)], 1)
+    [body], [(headers, _)] = receiver.bodies, receiver.requests
+    signature = headers["Aqueduck-Signature"]
+    assert is_genuine("geheim", signature, body)
+    assert not is_genuine("geheim", signature, body + b" ")
+    assert not is_genuine("another", signature, body)
+    assert not is_genuine("geheim", re.sub(r"t=\d", "t=9", signature), body)
+    assert not is_genuine("geheim", signature, body, seconds=-1)
+    assert "geheim" not in repr(HttpSinkConfig(url=receiver.url, signature_secret="geheim"))
+
+
+def test_receiver_and_sink_know_each_other_by_certificates(receiver: Receiver, tmp_path: Path) -> None:
+    """An authority of one's own is enough for the receiver, and a client certificate for a receiver that wants one."""
+    ours, others = tmp_path / "ours", tmp_path / "others"
+    for folder in (ours, others):
+        folder.mkdir()
+    mine, foreign = make_certificates(ours, "127.0.0.1"), make_certificates(others, "127.0.0.1")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(mine.authority))
+    context.load_cert_chain(mine.server)
+    context.verify_mode = ssl.CERT_REQUIRED
+    receiver.server.socket = context.wrap_socket(receiver.server.socket, server_side=True)
+
+    def send(**options: Any) -> None:
+        config = HttpSinkConfig(url=receiver.url.replace("http:", "https:"), retries=0, **options)
+        sink = HttpSink(config, sleep=lambda _: None)
+        sink.write([rows(tmp_path, EVENTS)], 1)
+        sink.close()
+
+    certificate = {"client_cert": str(mine.server)}
+    for options in (
+        certificate,
+        {"ca_path": str(foreign.authority), **certificate},
+        {"ca_path": str(mine.authority)},
+    ):
+        with pytest.raises(SinkUnreachableError):
+            send(**options)
+    assert receiver.bodies == []
+    send(ca_path=str(mine.authority), **certificate)
+    assert [(e["lsn"], e["seq"]) for e in receiver.events()] == EVENTS
+    for wrong in (str(tmp_path / "none.pem"), str(mine.authority)):
+        with pytest.raises(ConfigError, match="client_cert or client_key"):
+            send(ca_path=str(mine.authority), client_cert=wrong)
 
 
 def test_a_flow_to_a_webhook_that_fails_now_and_then(

@@ -2,16 +2,20 @@
 A webhook: batches of events as JSON arrays, tried again with backoff, put aside where they are refused.
 
 At least once.  `Idempotency-Key` names the batch by its first and last event, `Aqueduck-Events` every event in it by
-the LSN of its transaction and its index there; both are the same when a batch or an event comes again.
+the LSN of its transaction and its index there; both are the same when a batch or an event comes again.  With a secret,
+`Aqueduck-Signature` proves who sent a body and when.  Redirects are not followed: they would take the events elsewhere.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
+import hmac
 import http.client
 import json
 import os
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +26,7 @@ import structlog
 
 from aqueduck import faults
 from aqueduck.bookmarks import Bookmark
-from aqueduck.errors import SinkPathError, SinkRejectedError, SinkUnreachableError, system_reason
+from aqueduck.errors import ConfigError, SinkPathError, SinkRejectedError, SinkUnreachableError, system_reason
 from aqueduck.event_parts import EventPart, PartFormat
 from aqueduck.events_config import HttpSinkConfig
 from aqueduck.sinks.rows import EventBatch, event_batches
@@ -32,6 +36,8 @@ __all__ = ["HttpSink"]
 log = structlog.get_logger()
 
 BACKOFF_SECONDS_MAX = 30.0
+ANSWER_BYTES_MAX = 64 << 10
+"""Of an answer nothing is used but its status; one that is longer costs its connection."""
 # Answers that say "later", besides those from 500 on.
 _LATER = (408, 425, 429)
 
@@ -53,6 +59,7 @@ class HttpSink:
             login = f"{unquote(self._url.username)}:{unquote(self._url.password or '')}".encode()
             self._headers["Authorization"] = f"Basic {base64.b64encode(login).decode()}"
         self._headers |= config.headers
+        self._tls = _tls(config) if self._url.scheme == "https" else None
 
     def recover(self, bookmark: Bookmark | None) -> None: ...
 
@@ -90,11 +97,15 @@ class HttpSink:
             "Idempotency-Key": f"{ids[0].split('-')[0]}..{_last(ids[-1])}",
             "Aqueduck-Events": ",".join(ids),
         }
+        body = batch.as_array()
+        if self._config.signature_secret is not None:
+            headers["Aqueduck-Signature"] = _signature(self._config.signature_secret, int(time.time()), body)
         try:
             connection = self._connected()
-            connection.request("POST", self._target, batch.as_array(), headers)
+            connection.request("POST", self._target, body, headers)
             response = connection.getresponse()
-            response.read()
+            if not _read_up(response, time.monotonic() + self._config.timeout):
+                self.close()
         except (OSError, http.client.HTTPException) as exc:
             self.close()
             return None, type(exc).__name__
@@ -102,10 +113,12 @@ class HttpSink:
 
     def _connected(self) -> http.client.HTTPConnection:
         if self._connection is None:
-            secure = self._url.scheme == "https"
-            kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-            assert self._url.hostname is not None
-            self._connection = kind(self._url.hostname, self._url.port, timeout=self._config.timeout)
+            host, port, timeout = self._url.hostname, self._url.port, self._config.timeout
+            assert host is not None
+            if self._tls is not None:
+                self._connection = http.client.HTTPSConnection(host, port, timeout=timeout, context=self._tls)
+            else:
+                self._connection = http.client.HTTPConnection(host, port, timeout=timeout)
         return self._connection
 
     def _put_aside(self, batch: EventBatch, status: int) -> None:
@@ -138,6 +151,44 @@ class HttpSink:
             with contextlib.suppress(OSError):
                 self._connection.close()
             self._connection = None
+
+
+def _tls(config: HttpSinkConfig) -> ssl.SSLContext:
+    """Who the receiver has to be, and who we are."""
+    try:
+        context = ssl.create_default_context(cafile=config.ca_path)
+        if config.client_cert is not None:
+            # Without a password, OpenSSL would ask for one on the terminal.
+            context.load_cert_chain(config.client_cert, config.client_key, password="")
+    except OSError as exc:  # ssl.SSLError is one
+        what = (
+            "is no certificate, or no key that fits it"
+            if isinstance(exc, ssl.SSLError)
+            else system_reason(exc)
+        )
+        raise ConfigError(
+            f"a file of sink.config.ca_path, client_cert or client_key cannot be used: {what}",
+            hint="they are PEM files that this user can read; the key has no password",
+        ) from None
+    return context
+
+
+def _signature(secret: str, at: int, body: bytes) -> str:
+    """When, and a hash over that and the body that only those who know the secret can make."""
+    digest = hmac.new(secret.encode(), f"{at}.".encode() + body, hashlib.sha256).hexdigest()
+    return f"t={at},sha256={digest}"
+
+
+def _read_up(response: http.client.HTTPResponse, deadline: float) -> bool:
+    """Whether an answer ends soon, so that its connection can take another request."""
+    left = ANSWER_BYTES_MAX
+    while left > 0 and time.monotonic() < deadline:
+        chunk = response.read1(left)
+        if not chunk:
+            response.close()
+            return True
+        left -= len(chunk)
+    return False
 
 
 def _last(run: str) -> str:

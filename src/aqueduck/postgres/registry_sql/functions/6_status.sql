@@ -10,7 +10,7 @@ $$;
 
 -- What nobody carries right now waits, whatever it was when a service last looked.
 create or replace function aqueduck._state(m aqueduck.table_mappings, running boolean) returns text
-language sql immutable as $$
+language sql immutable set search_path = pg_catalog, pg_temp as $$
     select case when m.state in ('SNAPSHOT', 'CATCHUP', 'STREAMING') and not running then 'PENDING' else m.state end
 $$;
 
