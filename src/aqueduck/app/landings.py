@@ -27,6 +27,7 @@ from aqueduck.lake.landing_modes import SessionFiles
 from aqueduck.lake.parking import parked_segments, remove_parked_files
 from aqueduck.lake.partition_marks import write_marks
 from aqueduck.lake.places import check_place, with_places
+from aqueduck.lake.statistics import settle_statistics
 from aqueduck.lake.table_states import TableState, read_states, write_state
 from aqueduck.schema import TableName, TableSchema, lsn_text
 
@@ -106,10 +107,18 @@ class Landings:
             landed, replayed = transact(self.lake, write, happened=lambda done: self._in_lake(done[0]))
             self._unsure.difference_update(copy.state.oid for copy in copies)
             self.states.update((state.oid, state) for state in landed)
+            self._settle(landed)
             self._note_targets(landed)
             self.on_ready(rows)
         remove_parked_files(replayed)
         return rows
+
+    def _settle(self, landed: Sequence[TableState]) -> None:
+        """What a landing filled, it may have made anew."""
+        targets = [state.target for state in landed]
+        self.lake.memory.settled.difference_update(targets)
+        with contextlib.suppress(LakeError):  # the next batch does it before its commit
+            settle_statistics(self.lake, targets, self.lake.memory.settled)
 
     def _note_targets(self, landed: Sequence[TableState]) -> None:
         """Which tables the landing made: DuckLake numbers them when it commits."""
@@ -171,6 +180,7 @@ class Landings:
             return done
 
         self.states[ready.oid] = transact(self.lake, replay, happened=lambda done: self._in_lake([done]))
+        self._settle([ready])
         self.on_ready({ready.oid: 0})
         remove_parked_files(parked)
 

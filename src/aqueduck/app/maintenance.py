@@ -20,7 +20,7 @@ from aqueduck import metrics
 from aqueduck.config import MaintenanceConfig
 from aqueduck.errors import AqueduckError, LakeBusyError, own_error
 from aqueduck.lake.expiry import count_snapshots, expire_some, remove_some_files
-from aqueduck.lake.statistics import statistics_of_files, widen_statistics
+from aqueduck.lake.statistics import settle_statistics, statistics_of_files, widen_statistics
 from aqueduck.lake.upkeep import Lake, do_step, flush, read_files, table_id
 from aqueduck.schema import TableName
 from aqueduck.upkeep import ExpiryReport, MaintenanceReport, Rewrite, Step, TableUpkeep, next_step
@@ -217,6 +217,7 @@ class _Run:
         """A process may have died between a rewrite and the statistics that belong to it: look once."""
         healed = self.work.progress.healed
         if table not in healed and self.work.may_renew():
+            settle_statistics(lake, [table], set())
             if widen_statistics(lake, number, statistics_of_files(lake, number)):
                 log.info("statistics widened", lake=self.work.name, table=table.qualified)
                 lake = self.work.renew()

@@ -23,7 +23,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from aqueduck.config import LakeConfig
 from aqueduck.errors import CatalogUnreachableError, ConfigError, DataPathError, LakeWriteError, system_reason
 from aqueduck.lake.encryption import refuse_encrypted
-from aqueduck.lake.engine import is_remote, load_extension, new_connection, open_store
+from aqueduck.lake.engine import is_remote, load_extension, new_connection, open_store, trust_no_statistics
 from aqueduck.lake.failures import classify_attach, lake_errors
 from aqueduck.lake.object_stores import know_store
 from aqueduck.lake.sql import LAKE, ident, literal
@@ -73,6 +73,8 @@ class SessionMemory:
     """Rows, also dead ones, that the catalog itself holds of a table."""
     knows_own_targets: bool = False
     """Whether the lake surely has the book of targets that are ours."""
+    settled: set[TableName] = field(default_factory=set)
+    """Tables whose statistics stay right, see `settle_statistics`."""
     positions: dict[str, int] = field(default_factory=dict)
     """Where this session's last batch of a group ended; the next one moves the position from there, or finds that another did."""
 
@@ -227,6 +229,7 @@ def open_lake(
 
 def _attached(session: LakeSession) -> duckdb.DuckDBPyConnection:
     con = new_connection(threads=session.threads, memory_limit=session.memory_limit)
+    trust_no_statistics(con)
     kind = session.kind
     try:
         for name in extensions_for(kind):

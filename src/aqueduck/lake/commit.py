@@ -8,6 +8,7 @@ connection, is named by `TableFailed`, so that the batch can be planned again wi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import time
@@ -38,6 +39,7 @@ from aqueduck.lake.places import check_place, know_places, notice_changes
 from aqueduck.lake.progress import Position, move_position, progress_table, read_position
 from aqueduck.lake.projected import refuse_unclear
 from aqueduck.lake.sql import LAKE, ident, literal
+from aqueduck.lake.statistics import settle_statistics
 from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.modes import UPSERT, TableMode
 from aqueduck.moments import Moment, moment_of
@@ -122,7 +124,9 @@ def commit_batch(session: LakeSession, plan: BatchPlan) -> bool:
         stored = _stored(session, plan.position.group)
         if stored is not None and stored >= plan.position.position:
             return False
+        targets = [table.target for table in plan.tables]
         try:
+            settle_statistics(session, targets, session.memory.settled)
             _transaction(session, plan, _start(plan, stored))
         except (LakeError, TableFailed) as exc:
             session.reopen()
@@ -137,7 +141,9 @@ def commit_batch(session: LakeSession, plan: BatchPlan) -> bool:
                 _let_others_pass(attempt)
                 continue
             raise
-        flush_where_due(session, [progress_table(plan.position.group), *(t.target for t in plan.tables)])
+        with contextlib.suppress(LakeError):  # the next batch does it before its commit
+            settle_statistics(session, targets, session.memory.settled)
+        flush_where_due(session, [progress_table(plan.position.group), *targets])
         return True
     raise AssertionError("unreachable")
 

@@ -31,6 +31,7 @@ from aqueduck.lake.not_inlined import keep_out_of_catalog
 from aqueduck.lake.pool import LakePool, PooledLake
 from aqueduck.lake.source_lake import ReadPlan
 from aqueduck.lake.sql import equal, ident, idents, literal
+from aqueduck.lake.statistics import settle_statistics
 from aqueduck.schema import TableName
 
 __all__ = [
@@ -254,6 +255,7 @@ def apply_changes(
     began = time.monotonic()
     counts = net.of(index)
     rows = counts.get("rows", 0)
+    settle_statistics(lake, [destination.target], lake.settled)
     try:
         with lake.transaction():
             table = find_table(lake, destination.target)
@@ -285,6 +287,7 @@ def apply_changes(
             return Applied(destination.id, None)
         return Applied(destination.id, state.cursor, stamp=state.stamp)
     faults.point("fanout.after_commit")
+    settle_statistics(lake, [destination.target], lake.settled)
     lake.memory[destination.id] = checked
     _tidy(lake)
     return Applied(
@@ -328,6 +331,7 @@ def seed(
         _write_state(lake, destination, plan, instance, table, cursor=plan.end, rows=rows)
         faults.point("fanout.before_seed")
     faults.point("fanout.after_seed")
+    settle_statistics(lake, [destination.target], lake.settled)
     lake.memory[destination.id] = plan.source, Terms.of(destination, plan), table
     return Applied(
         destination.id, plan.end, seeded=True, stamp=plan.stamp, rows={"written": rows},
@@ -348,6 +352,7 @@ def _routed(destination: Destination, plan: ReadPlan, state: State | None) -> li
 def make_tables(lake: PooledLake, destination: Destination, plan: ReadPlan, instance: str) -> State | None:
     """The destination's tables and its row of the state, where they are missing; what the state was."""
     lake.memory.pop(destination.id, None)
+    lake.settled.discard(destination.target)
     with lake.transaction():
         state = read_state(lake, destination.id)
         if state is None:

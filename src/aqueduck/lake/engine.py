@@ -21,7 +21,14 @@ from aqueduck.lake.object_stores import create_secret, store_of, tune_uploads
 from aqueduck.lake.sql import literal
 from aqueduck.private_files import private_directory
 
-__all__ = ["is_remote", "load_extension", "new_connection", "open_kernel", "open_store"]
+__all__ = [
+    "is_remote",
+    "load_extension",
+    "new_connection",
+    "open_kernel",
+    "open_store",
+    "trust_no_statistics",
+]
 
 _numbers = itertools.count(1)
 
@@ -43,6 +50,11 @@ def new_connection(
     con = duckdb.connect(":memory:", config=settings)
     con.execute("set TimeZone = 'UTC'")
     return con
+
+
+def trust_no_statistics(con: duckdb.DuckDBPyConnection) -> None:
+    """From now on the engine takes nothing from what a lake says of a whole table's values, which may be wrong (ADR 69)."""
+    con.execute("set disabled_optimizers = 'statistics_propagation'")
 
 
 def open_kernel(

@@ -91,6 +91,7 @@ def notice_changes(session: LakeSession) -> None:
         session.memory.schema_version = version
         session.memory.targets.clear()
         session.memory.places.clear()
+        session.memory.settled.clear()
 
 
 def _place(session: LakeSession, target: TableName) -> Place | None:

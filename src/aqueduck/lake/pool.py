@@ -24,7 +24,7 @@ import duckdb
 from aqueduck.errors import AqueduckError, CatalogUnreachableError, DataPathError, system_reason
 from aqueduck.lake.catalog import access_options, attach, catalog_file, catalog_kind, extensions_for
 from aqueduck.lake.encryption import is_encrypted
-from aqueduck.lake.engine import is_remote, load_extension, new_connection
+from aqueduck.lake.engine import is_remote, load_extension, new_connection, trust_no_statistics
 from aqueduck.lake.failures import classify_attach, lake_errors
 from aqueduck.lake.object_stores import as_directory, create_secret, tune_uploads
 from aqueduck.lake.sql import ident, literal, qualified
@@ -45,6 +45,8 @@ class PooledLake:
     con: duckdb.DuckDBPyConnection
     memory: dict[str, Any] = field(default_factory=dict)
     """What is known about the lake without asking again."""
+    settled: set[TableName] = field(default_factory=set)
+    """Tables whose statistics stay right, see `settle_statistics`."""
 
     @property
     def metadata(self) -> str:
@@ -87,6 +89,7 @@ class LakePool:
         self.created = 0
         self.evicted = 0
         self.con = new_connection(threads=threads, memory_limit=memory_limit)
+        trust_no_statistics(self.con)
         self._idle: OrderedDict[tuple[LakePlace, bool], PooledLake] = OrderedDict()
         self._used = 0
         self._lock = threading.Lock()

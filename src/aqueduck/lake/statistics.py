@@ -5,21 +5,31 @@ Statistics of a table's columns, kept wide enough for its past.
 every lake snapshot: a query of an older one then misses rows, and one that sorts shows values that never were (ADR 32).  So
 after a rewrite they are made to cover what they covered before; and where a process may have died in between, all files that
 any lake snapshot has.
+
+The first transaction that fills a table may leave them unknown where there are values: if a column of its first file is all
+NULL.  The next insert then narrows them to its own values.  `settle_statistics` removes unknown ones, for good (ADR 69).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aqueduck.lake.sql import literal
+from aqueduck.schema import TableName
 
 if TYPE_CHECKING:
     from aqueduck.lake.upkeep import Lake
 
-__all__ = ["ColumnStatistics", "read_statistics", "statistics_of_files", "widen_statistics"]
+__all__ = [
+    "ColumnStatistics",
+    "read_statistics",
+    "settle_statistics",
+    "statistics_of_files",
+    "widen_statistics",
+]
 
 _TYPES = {
     "boolean": "boolean", "int8": "tinyint", "int16": "smallint", "int32": "integer", "int64": "bigint",
@@ -43,6 +53,44 @@ class ColumnStatistics:
     highest: str | None
 
 
+def settle_statistics(lake: Lake, tables: Iterable[TableName], settled: set[TableName]) -> None:
+    """
+    Outside of a transaction, before and after a commit: these tables have no unknown statistics that an insert would narrow.
+
+    A column without statistics never gets any, and its files keep theirs.  `settled` are tables that have rows and were looked
+    at, and gets more of them: their statistics stay right.
+    """
+    new = [table for table in dict.fromkeys(tables) if table not in settled]
+    if not new:
+        return
+    known = {table.folded: table for table in new}
+    found = _filled(lake, known)
+    unknown = ", ".join(str(number) for number, some in found.values() if some)
+    if unknown:
+        lake.execute(
+            f"delete from {lake.metadata}.ducklake_table_column_stats"
+            f" where table_id in ({unknown}) and (min_value is null or max_value is null)",
+            doing="removing statistics",
+        )
+    settled.update(known[name] for name in found)
+
+
+def _filled(lake: Lake, tables: Collection[TableName]) -> dict[TableName, tuple[int, bool]]:
+    """Of those that have, or had, rows: number, and whether some statistics are unknown."""
+    names = ", ".join(f"({literal(t.schema)}, {literal(t.name)})" for t in tables)
+    rows = lake.execute(
+        "select lower(s.schema_name), lower(t.table_name), t.table_id, exists (select 1 from"
+        f" {lake.metadata}.ducklake_table_column_stats c where c.table_id = t.table_id"
+        " and (c.min_value is null or c.max_value is null))"
+        f" from {lake.metadata}.ducklake_table t join {lake.metadata}.ducklake_schema s using (schema_id)"
+        f" where (lower(s.schema_name), lower(t.table_name)) in ({names})"
+        " and t.end_snapshot is null and s.end_snapshot is null"
+        f" and t.table_id in (select table_id from {lake.metadata}.ducklake_table_stats)",
+        doing="reading statistics",
+    )
+    return {TableName(schema, name): (int(number), bool(some)) for schema, name, number, some in rows}
+
+
 def read_statistics(lake: Lake, table: int) -> list[ColumnStatistics]:
     """Of the table as a whole."""
     rows = lake.execute(
@@ -54,10 +102,7 @@ def read_statistics(lake: Lake, table: int) -> list[ColumnStatistics]:
 
 
 def statistics_of_files(lake: Lake, table: int) -> list[ColumnStatistics]:
-    """Of every file, if older lake snapshots have some that the newest has not."""
-    past = f"select 1 from {lake.metadata}.ducklake_data_file where table_id = {table} and end_snapshot is not null limit 1"
-    if not lake.execute(past, doing="reading statistics"):
-        return []
+    """Of every file of any lake snapshot."""
     rows = lake.execute(
         "select distinct column_id, null_count > 0, contains_nan, min_value, max_value"
         f" from {lake.metadata}.ducklake_file_column_stats where table_id = {table}",

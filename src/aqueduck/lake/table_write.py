@@ -28,6 +28,7 @@ from aqueduck.lake.object_stores import know_store
 from aqueduck.lake.places import is_partitioned
 from aqueduck.lake.pool import LakePool, PooledLake
 from aqueduck.lake.sql import ident, idents, literal, string_list
+from aqueduck.lake.statistics import settle_statistics
 from aqueduck.lake.storage import discard_file, list_files, no_glob, remove_file
 from aqueduck.lake.units import task_engine
 from aqueduck.lake.write_fold import folded_rows
@@ -137,6 +138,7 @@ def _commit(
     """The paths that the lake has taken over."""
     if mark is not None:
         _ensure_mark(lake, target.table, mark)
+    settle_statistics(lake, [target.table], lake.settled)
     with lake.transaction():
         if mark is not None and not _move_mark(lake, target.table, mark):
             raise _WrittenBeforeError
@@ -150,6 +152,8 @@ def _commit(
         )
         faults.point("write.before_commit")
     faults.point("write.after_commit")
+    with contextlib.suppress(LakeError):  # it is written: after an error Spark would write the rows again
+        settle_statistics(lake, [target.table], lake.settled)
     return kept
 
 
