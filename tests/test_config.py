@@ -47,6 +47,27 @@ def lake(**keys: Any) -> dict[str, Any]:
     return {**SMALLEST, "lake": {**SMALLEST["lake"], **keys}}
 
 
+@pytest.mark.parametrize("kind", ["env", "file"])
+def test_connection_strings_may_be_elsewhere(kind: str, tmp_path: Path) -> None:
+    """In variables, or in files beside the configuration, and nothing that is printed shows them."""
+    secrets = {"dsn": "host=db password=hunter2", "catalog": "postgres:host=db password=hunter2"}
+    for key, text in secrets.items():
+        (tmp_path / key).write_text(f"{text}\n")
+    values = {
+        **SMALLEST,
+        "source": {f"dsn_{kind}": "dsn"},
+        "lake": {"data_path": "lake", f"catalog_{kind}": "catalog"},
+    }
+    config = parse_config(yaml.safe_dump(values), base_dir=tmp_path, env=secrets)
+    assert (config.source.dsn, config.lake.catalog) == tuple(secrets.values())
+    assert "hunter2" not in repr(config)
+    lost = {**secrets, "catalog": "host=db password=hunter2"}
+    (tmp_path / "catalog").write_text(lost["catalog"])
+    with pytest.raises(ConfigError, match="must begin with postgres:") as caught:
+        parse_config(yaml.safe_dump(values), base_dir=tmp_path, env=lost)
+    assert "hunter2" not in str(caught.value)
+
+
 def test_the_smallest_file_gets_the_documented_defaults() -> None:
     """What is left out has the value that docs/configuration.md names."""
     config = parse(SMALLEST)
@@ -156,6 +177,11 @@ def test_the_connection_string_comes_from_the_environment() -> None:
         ({**SMALLEST, "source": {}}, "source.dsn: is missing (or dsn_env)"),
         ({**SMALLEST, "source": {"dsn": "a", "dsn_env": "B"}}, "source: has both dsn and dsn_env"),
         ({**SMALLEST, "source": {"dsn_env": "PG_DSN"}}, "source.dsn_env: the variable PG_DSN is not set"),
+        ({**SMALLEST, "source": {"dsn_file": "no/such"}}, "source.dsn_file: the file cannot be read"),
+        (
+            {**SMALLEST, "lake": {**SMALLEST["lake"], "catalog_env": "L"}},
+            "lake: has both catalog and catalog_env",
+        ),
         ({**SMALLEST, "groups": []}, "groups: needs at least one group"),
         ({**SMALLEST, "groups": [{}]}, "groups[0].name: is missing"),
         ({**SMALLEST, "groups": [{"name": "A b"}]}, "groups[0].name: must be 1 to 40"),

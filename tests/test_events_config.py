@@ -190,3 +190,19 @@ def test_every_setting_is_documented() -> None:
     parts = ("source.", "sink.", "state.")
     assert set(setting_names()) - documented == set()
     assert {name for name in documented if name.startswith(parts)} <= set(setting_names())
+
+
+@pytest.mark.parametrize("kind", ["env", "file"])
+def test_the_catalog_of_a_lake_may_be_elsewhere(kind: str, tmp_path: Path) -> None:
+    """For the sink and for the state, in a variable or in a file; it is not shown."""
+    secret = "postgres:host=db password=hunter2"
+    (tmp_path / "catalog").write_text(f"{secret}\n")
+    place = {"data_path": "lake", f"catalog_{kind}": "catalog"}
+    values = {
+        "source": {"type": "postgres-cdc", "config": SOURCE},
+        "sink": {"type": "ducklake", "config": {**place, "table": "e"}},
+    }
+    config = parse_events(json.dumps(values), base_dir=tmp_path, env={"catalog": secret})
+    assert isinstance(config.sink, DuckLakeSinkConfig)
+    assert config.sink.catalog == secret
+    assert "hunter2" not in repr(config)

@@ -24,9 +24,10 @@ from pydantic import (
     model_validator,
 )
 
+from aqueduck.credentials import with_secret
 from aqueduck.errors import ConfigError
 from aqueduck.modes import TableMode
-from aqueduck.object_store import VARIABLE, Properties, VariableName, read_properties
+from aqueduck.object_store import Properties, VariableName, read_properties
 from aqueduck.projection import Mask, Projection
 from aqueduck.schema import TableName, parse_table_name
 from aqueduck.sections import (
@@ -87,14 +88,21 @@ class SourceConfig(Section):
     dsn: Text = Field(repr=False)
     """The connection string, also where the file names a variable with `dsn_env` instead."""
     dsn_env: str | None = None
+    dsn_file: str | None = None
+    """A file whose text is the connection string."""
     silence_timeout_seconds: float = Field(default=30.0, ge=1, le=3600)
+
+
+_PASSWORD = re.compile(r"password\s*=", re.IGNORECASE)
 
 
 class LakeConfig(Section):
     """The DuckLake to write."""
 
     catalog: Text = Field(repr=False)
-    """`postgres:…`, `sqlite:PATH`, or the path of a DuckDB file."""
+    """`postgres:…`, `sqlite:PATH`, or the path of a DuckDB file; also where a variable or a file has it."""
+    catalog_env: str | None = None
+    catalog_file: str | None = None
     data_path: DataPath
     inline_rows: int = Field(default=1000, ge=0, le=1_000_000)
     properties: Properties = Field(default_factory=dict)
@@ -106,6 +114,8 @@ class LakeConfig(Section):
         scheme = SCHEME.match(value)
         if scheme and scheme[1] not in ("postgres", "postgresql", "sqlite"):
             raise ValueError("must be postgres:…, sqlite:PATH or the path of a DuckDB file")
+        if not scheme and _PASSWORD.search(value):  # as a path, it would be shown
+            raise ValueError("must begin with postgres: where it is a connection string")
         return value
 
 
@@ -389,7 +399,7 @@ def parse_config(text: str, *, base_dir: Path, env: Mapping[str, str], name: str
     """Turn the text of a file into a configuration, its relative paths resolved against `base_dir`."""
     values = read_yaml(text, name)
     try:
-        config = SyncConfig.model_validate(_with_dsn(values, env, name))
+        config = SyncConfig.model_validate(_with_secrets(values, base_dir, env, name))
     except ValidationError as exc:
         raise ConfigError(f"{name}: {describe_problems(exc, _SECTIONS)}", hint=_HINT) from None
     read_properties(config.lake.properties, env, f"{name}: lake: properties.")
@@ -405,20 +415,15 @@ def setting_names() -> list[str]:
     )
 
 
-def _with_dsn(values: dict[str, Any], env: Mapping[str, str], name: str) -> dict[str, Any]:
-    """Put the value of the variable that `source.dsn_env` names into `source.dsn`."""
-    source = values.get("source")
-    if not isinstance(source, dict) or not isinstance(variable := source.get("dsn_env"), str):
-        return values
-    if source.get("dsn") is not None:
-        raise ConfigError(f"{name}: source: has both dsn and dsn_env", hint="keep one of them")
-    if not VARIABLE.fullmatch(variable):  # it may be a connection string: never show it
-        hint = "name the variable there, or use the key dsn for a connection string"
-        raise ConfigError(f"{name}: source.dsn_env: must be the name of an environment variable", hint=hint)
-    if not env.get(variable):
-        hint = f"export {variable}='host=… dbname=… user=…'"
-        raise ConfigError(f"{name}: source.dsn_env: the variable {variable} is not set", hint=hint)
-    return {**values, "source": {**source, "dsn": env[variable]}}
+def _with_secrets(
+    values: dict[str, Any], base_dir: Path, env: Mapping[str, str], name: str
+) -> dict[str, Any]:
+    """Put what variables and files hold into `source.dsn` and `lake.catalog`."""
+    found = dict(values)
+    for section, key in (("source", "dsn"), ("lake", "catalog")):
+        if isinstance(found.get(section), dict):
+            found[section] = with_secret(found[section], key, base_dir, env, f"{name}: {section}")
+    return found
 
 
 def _with_absolute_paths(config: SyncConfig, base_dir: Path) -> SyncConfig:

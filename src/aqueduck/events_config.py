@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import ByteSize, Field, ValidationError
 
 from aqueduck.config import LakeConfig, SparkConfig
+from aqueduck.credentials import with_secret
 from aqueduck.envelope import Envelope
 from aqueduck.errors import ConfigError
 from aqueduck.events_sections import (
@@ -157,10 +158,10 @@ def load_events(path: str | os.PathLike[str]) -> EventsConfig | None:
 def parse_events(text: str, *, base_dir: Path, env: Mapping[str, str], name: str = "config") -> EventsConfig:
     """Turn the text of a file into a configuration."""
     document = _validated(_Document, read_yaml(text, name), (), name)
-    source = _section("source", document.source, env, name)
-    sink = _section("sink", document.sink, env, name)
+    source = _section("source", document.source, base_dir, env, name)
+    sink = _section("sink", document.sink, base_dir, env, name)
     given = document.state or _Typed(type="file", config={"path": ".aqueduck"})
-    state = _with_absolute(_section("state", given, env, name), base_dir)
+    state = _with_absolute(_section("state", given, base_dir, env, name), base_dir)
     assert isinstance(source, PostgresCdcConfig)
     if isinstance(sink, PostgresSinkConfig | DuckLakeSinkConfig) and not isinstance(state, FileStateConfig):
         hint = "leave state out; of a state of type file only the directory is used"
@@ -195,11 +196,19 @@ def setting_names() -> list[str]:
     return sorted(names)
 
 
-def _section(part: str, typed: _Typed, env: Mapping[str, str], name: str) -> Any:
+_IN_FILES = ("connection_url", "catalog")
+"""Keys whose text can be in a file."""
+
+
+def _section(part: str, typed: _Typed, base_dir: Path, env: Mapping[str, str], name: str) -> Any:
     kinds = _TYPES[part]
     if typed.type not in kinds:
         raise ConfigError(f"{name}: {part}.type: must be one of {', '.join(kinds)}", hint=_HINT)
-    values = _with_environment(f"{part}.config", typed.config, env, name)
+    values = typed.config
+    for key in _IN_FILES:
+        if f"{key}_file" in values:
+            values = with_secret(values, key, base_dir, env, f"{name}: {part}.config")
+    values = _with_environment(f"{part}.config", values, env, name)
     return _validated(kinds[typed.type], values, (part, "config"), name)
 
 

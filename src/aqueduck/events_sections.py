@@ -50,6 +50,7 @@ class PostgresCdcConfig(Section):
 
     connection_url: Text = Field(repr=False)
     connection_url_env: str | None = None
+    connection_url_file: str | None = None
     slot_name: SlotName
     publication_name: Text
     create_slot_if_missing: bool = True
@@ -190,6 +191,7 @@ class PostgresSinkConfig(Section):
     connection_url: str | None = Field(default=None, repr=False)
     """By default the source's."""
     connection_url_env: str | None = None
+    connection_url_file: str | None = None
     table: PostgresTable
 
 
@@ -211,6 +213,7 @@ class PostgresStateConfig(Section):
     connection_url: str | None = Field(default=None, repr=False)
     """By default the source's."""
     connection_url_env: str | None = None
+    connection_url_file: str | None = None
     table: PostgresTable = "aqueduck_bookmarks"
 
 

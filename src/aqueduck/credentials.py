@@ -1,0 +1,51 @@
+"""
+Connection strings that a configuration file does not hold itself: in a variable, or in a file of their own.
+
+Both are read once, when the configuration is.  No error shows what they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from aqueduck.errors import ConfigError, system_reason
+from aqueduck.object_store import VARIABLE
+from aqueduck.sections import absolute
+
+__all__ = ["with_secret"]
+
+
+def with_secret(
+    values: dict[str, Any], key: str, base_dir: Path, env: Mapping[str, str], where: str
+) -> dict[str, Any]:
+    """A section with its `key` from the variable `<key>_env` or the file `<key>_file`, read now; errors show neither text."""
+    given = [k for k in (key, f"{key}_env", f"{key}_file") if values.get(k) is not None]
+    if len(given) > 1:
+        raise ConfigError(f"{where}: has both {' and '.join(given)}", hint="keep one of them")
+    if not given or given == [key] or not isinstance(values[given[0]], str):
+        return values
+    source = values[given[0]]
+    if given[0].endswith("_file"):
+        return {**values, key: _secret_of_file(absolute(source, base_dir), f"{where}.{given[0]}")}
+    if not VARIABLE.fullmatch(source):  # it may be the secret itself: never show it
+        hint = f"name the variable there, or use the key {key} for the text"
+        raise ConfigError(f"{where}.{given[0]}: must be the name of an environment variable", hint=hint)
+    if not env.get(source):
+        hint = f"export {source}='host=… dbname=… user=…'" if key == "dsn" else f"export {source}=…"
+        raise ConfigError(f"{where}.{given[0]}: the variable {source} is not set", hint=hint)
+    return {**values, key: env[source]}
+
+
+def _secret_of_file(path: str, where: str) -> str:
+    try:
+        text = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as exc:  # the key may hold the secret itself: no path is shown
+        what = system_reason(exc) if isinstance(exc, OSError) else "it is no text in UTF-8"
+        raise ConfigError(
+            f"{where}: the file cannot be read: {what}", hint="name a file that this user can read"
+        ) from None
+    if not text:
+        raise ConfigError(f"{where}: the file is empty", hint="put the text into it")
+    return text
