@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, LiteralString
 
 import psycopg
 
@@ -29,6 +31,8 @@ __all__ = [
 
 Connection = psycopg.Connection[Any]
 
+PATIENCE_SECONDS = 2.0
+
 
 def lock_key(name: str) -> int:
     """The lock's number, the same on every machine; as `aqueduck._lock_key` has it."""
@@ -37,8 +41,12 @@ def lock_key(name: str) -> int:
 
 def try_lock_group(conn: Connection, name: str) -> bool:
     """Take the group for as long as `conn` lives; `False` if another connection has it."""
+    return _try(conn, name, "pg_try_advisory_lock")
+
+
+def _try(conn: Connection, name: str, function: LiteralString) -> bool:
     with translate_errors(f"lock the group {name}", conn=conn):
-        row = conn.execute("select pg_try_advisory_lock(%s)", (lock_key(name),)).fetchone()
+        row = conn.execute(f"select {function}(%s)", (lock_key(name),)).fetchone()
     assert row is not None
     return bool(row[0])
 
@@ -68,8 +76,7 @@ class GroupLocks:
         try:
             with translate_errors(f"lock the group {name}", conn=conn):
                 conn.execute("set local idle_in_transaction_session_timeout = 0")
-                row = conn.execute("select pg_try_advisory_xact_lock(%s)", (lock_key(name),)).fetchone()
-            if row != (True,):
+            if not _within_patience(lambda: _try(conn, name, "pg_try_advisory_xact_lock")):
                 raise _locked(conn, name)
         except BaseException:
             conn.close()
@@ -128,8 +135,18 @@ def _end(conn: Connection) -> None:
 
 def lock_group(conn: Connection, name: str) -> None:
     """Take the group, or raise `ServiceLockedError` that says who has it."""
-    if not try_lock_group(conn, name):
+    if not _within_patience(lambda: try_lock_group(conn, name)):
         raise _locked(conn, name)
+
+
+def _within_patience(taken: Callable[[], bool]) -> bool:
+    """A service that has just ended leaves its locks when the server notices, which takes a moment."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not taken():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def _locked(conn: Connection, name: str) -> ServiceLockedError:
