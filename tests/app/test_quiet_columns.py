@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aqueduck.app.column_watch import ColumnWatch
-from tests.fix_postgres import Database, wait_until
+from aqueduck.app.observe import observe_table
+from aqueduck.postgres.embedded import EmbeddedPostgres
+from aqueduck.postgres.registry import TableObservation
+from tests.fix_postgres import Database, _new_database, wait_until
 from tests.whole_group import WholeGroup, whole_group
 
 
@@ -124,3 +128,55 @@ def test_a_change_from_before_the_start_is_found(db: Database, group: WholeGroup
     group.start({"public.t": {}, "public.u": {}})
     pass_by(group, ColumnWatch())
     assert {c.verdict for c in group.verify()} == {"identical"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capture", ["poll", "stream"])
+def test_quiet_columns_on_an_older_server_and_by_polling(
+    pg16: EmbeddedPostgres, tmp_path: Path, capture: str
+) -> None:
+    """P-S12: PostgreSQL 16, by the stream and by `capture: poll`, whose positions are those of other messages."""
+    db = _new_database(pg16)
+    db.execute("create table t (id int primary key, v text, n int); insert into t values (1, 'a', 1)")
+    db.execute("create table u (id int primary key)")
+    try:
+        with whole_group(db, tmp_path, {"public.t": {}, "public.u": {}}, group={"capture": capture}) as group:
+            watch = ColumnWatch()
+            watch.look(group.runner)
+            db.execute("alter table t add column c int default 7; alter table t drop column v")
+            pass_by(group, watch)
+            assert {c.verdict for c in group.verify()} == {"identical"}
+            assert rows(group) == [(1, 1, 7)]
+            db.execute("insert into t values (2, 2, 2)")
+            group.apply()
+            assert {c.verdict for c in group.verify()} == {"identical"}
+    finally:
+        db.drop()
+
+
+def waiting(group: WholeGroup) -> str | None:
+    [oid] = [oid for oid, t in group.runner.tables.items() if t.schema.name == "t"]
+    row: Any = SimpleNamespace(observed=TableObservation(id=1))
+    return observe_table(group.runner, None, oid, row).verify_note
+
+
+@pytest.mark.parametrize("own", ["options", "publication"])
+def test_columns_that_wait_for_a_row_are_shown(db: Database, tmp_path: Path, own: str) -> None:
+    """P-T01: a table with options, or of a user's publication, gets its columns with its next row; its status says which wait."""
+    db.execute("create table t (id int primary key, v text, n int); insert into t values (1, 'a', 1)")
+    options: dict[str, Any] = {"exclude": ["n"]} if own == "options" else {}
+    keys: dict[str, Any] = {}
+    if own == "publication":
+        db.execute("create publication mine for table t")
+        keys = {"group": {"publication": "mine", "publication_by": "user"}}
+    with whole_group(db, tmp_path, {"public.t": options}, **keys) as group:
+        watch = ColumnWatch()
+        watch.look(group.runner)
+        assert waiting(group) is None
+        db.execute("alter table t add column c int default 7; alter table t drop column v")
+        watch.look(group.runner)
+        assert waiting(group) == "columns that the lake gets with the table's next row: c, v"
+        db.execute("insert into t (id) values (2)")
+        group.apply()
+        watch.look(group.runner)
+        assert waiting(group) is None

@@ -16,12 +16,20 @@ import structlog
 
 from aqueduck.app.group import GroupRunner
 from aqueduck.column_numbers import UNCLEAR
-from aqueduck.errors import LakeBusyError, LakeError, ResyncNeededError, TableMissingError
+from aqueduck.errors import (
+    AqueduckError,
+    LakeBusyError,
+    LakeError,
+    ResyncNeededError,
+    Retry,
+    TableMissingError,
+)
 from aqueduck.lake.commit import RunPlan, apply_run, set_lineage, transact
 from aqueduck.lake.evolve import same_columns, widen, wider_columns
 from aqueduck.lake.places import check_place
 from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.postgres.connection import connect
+from aqueduck.postgres.narrowed import as_published
 from aqueduck.postgres.server import flushed_position
 from aqueduck.postgres.table_copy import read_column_marks
 from aqueduck.postgres.tables import describe_oid, dropped_columns
@@ -54,9 +62,12 @@ class ColumnWatch:
         self._seen: dict[tuple[str, int], Marks] = {}
         """What the catalog said of columns that the lake has, by group and table."""
         self._due: dict[tuple[str, int], _Due] = {}
+        self._told: dict[tuple[str, int], tuple[TableState, Marks]] = {}
+        """What was compared for those that wait for their next row."""
 
     def look(self, runner: GroupRunner) -> None:
         """Once; raises when source or lake cannot be asked."""
+        self._tell_waiting(runner)
         # With options, or a publication of the user's, the catalog does not say what is sent.
         if runner.group.users_publication:
             return
@@ -89,6 +100,20 @@ class ColumnWatch:
         for oid, columns in found.items():
             self._due[group, oid] = _Due(states[oid], columns, now[oid], position)
 
+    def _tell_waiting(self, runner: GroupRunner) -> None:
+        """Which columns of tables that we do not follow here come with the table's next row."""
+        states = {oid: s for oid, s in dict(runner.states).items() if _only_shown(runner, s)}
+        for oid in [oid for oid in runner.columns_waiting if oid not in states]:
+            del runner.columns_waiting[oid]
+        if not states:
+            return
+        with connect(runner.config.source.dsn) as conn:
+            now = read_column_marks(conn, list(states))
+            news = [o for o in now if self._told.get((runner.group.name, o)) != (states[o], now[o])]
+            for oid in news[:DESCRIBED_MAX]:
+                runner.columns_waiting[oid] = _waiting_columns(conn, runner, states[oid])
+                self._told[runner.group.name, oid] = states[oid], now[oid]
+
     def _waits(self, group: str, state: TableState, marks: Marks) -> bool:
         due = self._due.get((group, state.oid))
         return due is not None and due.state is state and due.marks == marks
@@ -96,6 +121,29 @@ class ColumnWatch:
 
 def _may_change(state: TableState) -> bool:
     return state.ready and state.schema is not None and state.projection is None
+
+
+def _only_shown(runner: GroupRunner, state: TableState) -> bool:
+    own = runner.group.users_publication or state.projection is not None
+    return own and state.ready and state.schema is not None
+
+
+def _waiting_columns(
+    conn: psycopg.Connection[Any], runner: GroupRunner, state: TableState
+) -> tuple[str, ...]:
+    """Columns that are not in the lake as the source has them by now, of those that are sent."""
+    assert state.schema is not None
+    try:
+        now = describe_oid(conn, state.oid, need_key=False, projection=state.projection)
+        if runner.group.users_publication and state.projection is None:
+            now = as_published(conn, now, runner.group.publication)
+    except AqueduckError as exc:
+        if exc.retry is Retry.AUTO:
+            raise
+        return ()  # the table's next row, or a check, names it
+    # By name: without a row it is not clear which number an option's column has.
+    columns = [{(c.name, c.type_oid, c.typmod) for c in side.columns} for side in (state.schema, now.in_lake)]
+    return tuple(sorted({name for name, *_ in columns[0] ^ columns[1]}))
 
 
 def _new_columns(conn: psycopg.Connection[Any], state: TableState) -> TableSchema | None:

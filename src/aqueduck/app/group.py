@@ -78,6 +78,8 @@ class GroupRunner:
         """What the source's catalog has shown of the group."""
         self.directory = group_dir(config, ready.group)
         self.status = GroupStatus(ready.group.name, position=ready.position)
+        self.columns_waiting: dict[int, tuple[str, ...]] = {}
+        """Columns that differ from the source's until the table's next row, as `column_watch` sees it."""
         self.truncated: set[int] = set()
         """Tables that were truncated as a whole, until `watch` has seen it in the catalog."""
         self.run_id = uuid.uuid4().hex[:8]

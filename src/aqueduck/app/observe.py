@@ -175,7 +175,8 @@ def observe_table(runner: GroupRunner, group_id: int | None, oid: int, row: Tabl
         retry_at=None,
         consecutive_failures=0,
     )
-    return _with_failure(_with_verdict(_with_copy(seen, runner, oid), runner, oid), runner, oid)
+    seen = _with_waiting(_with_verdict(_with_copy(seen, runner, oid), runner, oid), runner, oid)
+    return _with_failure(seen, runner, oid)
 
 
 def _with_copy(seen: TableObservation, runner: GroupRunner, oid: int) -> TableObservation:
@@ -204,6 +205,14 @@ def _with_verdict(seen: TableObservation, runner: GroupRunner, oid: int) -> Tabl
         differences=verified.differences,
         verify_note=in_words(verified),
     )
+
+
+def _with_waiting(seen: TableObservation, runner: GroupRunner, oid: int) -> TableObservation:
+    waiting = runner.columns_waiting.get(oid, ())
+    verified = runner.verified(runner.tables[oid].source)
+    said = "" if verified == NEVER else in_words(verified) or ""
+    note = f"columns that the lake gets with the table's next row: {', '.join(waiting)}" if waiting else ""
+    return replace(seen, verify_note="; ".join(filter(None, (said, note))) or None)
 
 
 def _with_failure(seen: TableObservation, runner: GroupRunner, oid: int) -> TableObservation:
