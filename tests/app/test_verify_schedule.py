@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -65,7 +66,7 @@ def serve(fan: Fan, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 
 
 def damage(fan: Fan, name: str, *statements: str) -> None:
-    with connect(fan.place(name), "data_inlining_row_limit 5") as con:
+    with connect(fan.place(name), "data_inlining_row_limit 5", "meta_busy_timeout 10000") as con:
         for statement in statements:
             con.execute(statement)
 
@@ -295,3 +296,57 @@ def test_a_lake_that_is_behind_is_not_called_different(
     verified = [t.verified for t in tables(service, two_tables).values()]
     assert {v.verdict for v in verified} == {"never"}
     assert all("may only be late" in (v.failure or "") for v in verified), json.dumps(verified, default=str)
+
+
+@pytest.mark.slow
+def test_a_busy_fan_out_is_never_called_different_until_it_is(
+    fan: Fan, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lanes, load and upkeep beside the verifier: identical every time; a row deleted by hand is found and seeded again."""
+    monkeypatch.setattr("aqueduck.app.verify_schedule.TURN_SECONDS", 0.05)
+    catalog = sqlite3.connect(fan.place("source").catalog.removeprefix("sqlite:"))
+    catalog.execute("pragma journal_mode = wal")  # readers and writers of the source leave each other alone
+    catalog.close()
+    service = serve(
+        verify={"interval": "0.5s", "share": 1.0},
+        poll={"interval_seconds": 0.1},
+        maintenance={"interval_seconds": 1},
+    )
+    stopping = threading.Event()
+    lanes = threading.Thread(target=fanout_run.follow, args=(service, stopping, threading.Event(), None))
+    lanes.start()
+    try:
+        seen = set()
+        for n in range(100, 130):
+            fan.change(
+                f"insert into lake.t values ({n}, 'a', 1)",
+                f"update lake.t set c = 'b', v = v + 1 where id = {n - 5}",
+                f"delete from lake.t where id = {n - 9}",
+            )
+            if n % 10 == 0:
+                fan.change(
+                    "call ducklake_merge_adjacent_files('lake')", "call ducklake_flush_inlined_data('lake')"
+                )
+            looked = {name: verified.at for name, verified in service.verdicts.all().items()}
+            if n % 4 == 0:
+                wait_until(
+                    lambda looked=looked: any(  # type: ignore[misc]
+                        verified.at != looked.get(name) for name, verified in service.verdicts.all().items()
+                    ),
+                    "a destination was compared once more",
+                    60,
+                )
+            seen |= {verified.verdict for verified in service.verdicts.all().values()}
+        assert seen <= {"identical", "never"}
+        assert service.status.reseeds == 0
+        damage(fan, "one", "delete from lake.t where id = 4")
+        wait_until(lambda: service.status.reseeds == 1, "the loss was found and seeded again", 60)
+        wait_until(
+            lambda: {v.verdict for v in service.verdicts.all().values()} == {"identical"},
+            "the seed repaired it",
+            60,
+        )
+    finally:
+        stopping.set()
+        lanes.join()
+    assert not fan.differing()
