@@ -15,7 +15,7 @@ JAVA_MAJOR    = $(shell $(JAVA_COMMAND) -version 2>&1 | sed -nE 's/.* version "(
 JAVA_EXTRA    = $(shell [ "0$(JAVA_MAJOR)" -ge 17 ] 2>/dev/null || echo java)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long lint fmt bench-drain bench-mixed soak docs dist clean
+.PHONY: help setup demo test test-long lint fmt bench-drain bench-mixed soak docs dist release clean
 
 help: ## Show what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|' 2>/dev/null \
@@ -62,6 +62,13 @@ dist: $(STAMP) ## Build the wheel and the source distribution into dist/
 	@if $(BIN)/uv --version >/dev/null 2>&1; then $(BIN)/uv build --quiet; \
 	  else $(PIP) build && $(BIN)/python -m build --outdir dist .; fi
 	@ls dist
+
+# Without a network, UV_AUDIT=true leaves out the look at known vulnerabilities, and says nothing about them.
+UV_AUDIT ?= $(BIN)/uv audit --frozen --no-dev
+release: dist ## Build what is released, list all that is in it, and look for known vulnerabilities
+	@$(BIN)/uv --version >/dev/null 2>&1 || { echo "make release needs uv for this machine" >&2; exit 1; }
+	$(BIN)/uv export --frozen --quiet --no-dev --all-extras --format cyclonedx1.5 -o dist/aqueduck.cdx.json >/dev/null
+	$(UV_AUDIT)
 
 clean: ## Remove the environment, caches and builds
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

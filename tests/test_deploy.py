@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -11,8 +12,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from psycopg.conninfo import make_conninfo
 
+from aqueduck.app.check import run_checks
+from aqueduck.app.prepare import prepare
 from aqueduck.config import parse_config
+from aqueduck.postgres.connection import connect
+from aqueduck.postgres.embedded import EmbeddedPostgres
+from aqueduck.server_config import ServerConfig
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -98,6 +105,35 @@ def test_configurations_in_the_examples_are_valid() -> None:
     """What compose and Kubernetes mount is a file that the service takes."""
     config_map = yaml.safe_load((DEPLOY / "kubernetes" / "config.yaml").read_text())
     for text in (config_map["data"]["aqueduck.yaml"], (DEPLOY / "compose" / "aqueduck.yaml").read_text()):
-        config = parse_config(text, base_dir=ROOT, env={"PG_DSN": "host=x"})
+        config = parse_config(text, base_dir=ROOT, env={"PG_DSN": "host=x", "LAKE_CATALOG": "sqlite:x"})
         assert config.server.token_env == "AQUEDUCK_TOKEN"
         assert config.maintenance.retention_hours == 168
+
+
+def test_the_role_of_the_compose_file_can_do_what_the_service_does(tmp_path: Path) -> None:
+    """It is no superuser, and `check` finds nothing that it lacks, in the database nor in the lake's catalog."""
+    with EmbeddedPostgres(password="admin") as server:
+        psql = str(server.bin("psql"))
+        admin = make_conninfo(server.dsn, dbname="postgres")
+        with connect(admin) as conn:
+            conn.execute("create database shop")
+        variables = {**os.environ, "AQUEDUCK_PASSWORD": "it's secret"}
+        command = [psql, "-v", "ON_ERROR_STOP=1", "-f", str(DEPLOY / "compose" / "source.sql")]
+        subprocess.run([*command, make_conninfo(admin, dbname="shop")], env=variables, check=True, timeout=60)
+        ours = {"user": "aqueduck", "password": "it's secret"}
+        text = (DEPLOY / "compose" / "aqueduck.yaml").read_text()
+        env = {
+            "PG_DSN": make_conninfo(admin, dbname="shop", **ours),
+            "LAKE_CATALOG": "postgres:" + make_conninfo(admin, dbname="lake", **ours),
+        }
+        config = parse_config(text, base_dir=tmp_path, env=env)
+        lake = config.lake.model_copy(update={"data_path": str(tmp_path / "lake")})
+        local = config.model_copy(
+            update={"lake": lake, "state_dir": str(tmp_path), "server": ServerConfig(enabled=False)}
+        )
+        list(prepare(local))
+        assert [(r.name, r.detail) for r in run_checks(local) if not r.ok] == []
+        with connect(env["PG_DSN"]) as conn:
+            assert conn.execute("select rolsuper from pg_roles where rolname = current_user").fetchone() == (
+                False,
+            )

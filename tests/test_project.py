@@ -68,6 +68,7 @@ TARGETS = {
     "soak",
     "docs",
     "dist",
+    "release",
     "clean",
 }
 
