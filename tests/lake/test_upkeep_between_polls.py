@@ -154,10 +154,10 @@ def step(source: Source, follower: Follower, dice: random.Random) -> None:
     follower.follow(dice.randrange(1, 4))
 
 
-@pytest.mark.parametrize(("seed", "inline"), [(1, 0), (2, 5)])
+@pytest.mark.parametrize(("seed", "inline"), [(1, 0), (7, 5)])
 def test_upkeep_between_polls_changes_nothing_that_arrives(seed: int, inline: int) -> None:
     """P-T03, P-T04, P-F01, P-F02, hazard 13: after each poll every destination is the source, and so is a replay of `ducklake_changes`."""
-    run(seed, inline, rounds=18)
+    run(seed, inline, rounds=14)
 
 
 @pytest.mark.slow

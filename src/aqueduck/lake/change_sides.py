@@ -13,7 +13,7 @@ from aqueduck.lake.pool import PooledLake
 from aqueduck.lake.sql import literal
 from aqueduck.schema import TableName
 
-__all__ = ["dated", "side", "sides"]
+__all__ = ["dated", "has_merged_files", "side", "sides"]
 
 ONCE = (
     " qualify coalesce(filename not like '%.parquet', true)"
@@ -30,11 +30,16 @@ def dated(lake: PooledLake, table_id: int, run: Run) -> list[Run]:
     """
     if not run.removes:
         return [run]
+    return list(run.one_by_one()) if has_merged_files(lake, table_id) else [run]
+
+
+def has_merged_files(lake: PooledLake, table_id: int) -> bool:
+    """Whether a file of the table has rows of several lake snapshots."""
     merged = (
         f"from {lake.metadata}.ducklake_data_file where table_id = {table_id} and partial_max is not null"
     )
     [[any_merged]] = lake.execute(f"select exists ({merged})", doing="looking for merged files")
-    return list(run.one_by_one()) if any_merged else [run]
+    return bool(any_merged)
 
 
 def side(lake: PooledLake, table: TableName, kind: str, run: Run, cells: str) -> str:
@@ -47,7 +52,30 @@ def side(lake: PooledLake, table: TableName, kind: str, run: Run, cells: str) ->
     )
 
 
-def sides(lake: PooledLake, table: TableName, run: Run, added: str, removed: str) -> str:
+def _were_there(lake: PooledLake, table_id: int, run: Run) -> str:
+    """
+    A condition on deletions from merged files: the row was there before.
+
+    A row that one transaction wrote and removed again, and whose file was merged later, is reported as deleted in every later
+    lake snapshot, too.
+    """
+    before = run.first - 1
+    alive = f"begin_snapshot <= {before} and (end_snapshot is null or end_snapshot > {before})"
+    names = lake.execute(
+        f"select (select schema_name from {lake.metadata}.ducklake_schema s where s.schema_id = t.schema_id and {alive}),"
+        f" table_name from {lake.metadata}.ducklake_table t where table_id = {table_id} and {alive}",
+        doing="reading the source's catalog",
+    )
+    if not names:
+        return f" where snapshot_id = {run.first}"
+    earlier = f"{lake.table(TableName(*names[0]))} at (version => {before})"
+    return (
+        f" where snapshot_id = {run.first}"
+        f" or (filename, file_row_number) in (select (filename, file_row_number) from {earlier})"
+    )
+
+
+def sides(lake: PooledLake, table: TableName, table_id: int, run: Run, added: str, removed: str) -> str:
     """
     A `with` that names both sides of a dated run, `added` and `removed`, with these cells.
 
@@ -61,7 +89,9 @@ def sides(lake: PooledLake, table: TableName, run: Run, added: str, removed: str
         " and z.aqueduck_f like '%.parquet')"
     )
     insertions = side(lake, table, "insertions", run, place + added)
-    deletions = side(lake, table, "deletions", run, place + removed) + ONCE
+    known = run.first == run.last and has_merged_files(lake, table_id)
+    there = _were_there(lake, table_id, run) if known else ""
+    deletions = side(lake, table, "deletions", run, place + removed) + there + ONCE
     return (
         f"with aqueduck_a as materialized ({insertions}), aqueduck_d as materialized ({deletions}),"
         f" added as ({kept.format('aqueduck_a', 'aqueduck_d')}),"

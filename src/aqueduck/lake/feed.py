@@ -247,7 +247,7 @@ def _typed(lake: PooledLake, part: FeedPart, run: Run) -> str:
         " then '{}' else '{}' end as change_type_, x.* from {} x"
     )
     return (
-        f"{sides(lake, part.table, run, cells, cells)}"
+        f"{sides(lake, part.table, part.table_id, run, cells, cells)}"
         f" {kind.format('removed', 'update_postimage', 'insert', 'added')} union all"
         f" {kind.format('added', 'update_preimage', 'delete', 'removed')}"
     )

@@ -224,7 +224,7 @@ def _changes(lake: PooledLake, plan: ReadPlan, read: RunRead, run: Run) -> str:
             f" where not exists (select 1 from ({removed}) z"
             " where z.aqueduck_s = aqueduck_i.aqueduck_s and z.aqueduck_r = aqueduck_i.aqueduck_r)"
         )
-    both = sides(lake, read.table, run, added, _removed_cells(plan, read))
+    both = sides(lake, read.table, read.table_id, run, added, _removed_cells(plan, read))
     return f"{both} {_select('true', 'from added')} union all {_select('false', 'from removed')}"
 
 
