@@ -14,7 +14,7 @@ from typing import Any
 
 import duckdb
 
-from aqueduck.errors import SourceExpiredError
+from aqueduck.errors import MergedChangesError, SourceExpiredError
 from aqueduck.fanout_config import FanoutConfig, parse_fanout
 from aqueduck.fanout_plan import Applied, Destination
 from aqueduck.lake.buckets import apply_bucket
@@ -110,7 +110,10 @@ class Fan:
                 plan = source.plan(self.routing_field, self.keys, start, source.latest())
         except SourceExpiredError:
             return done + self.seed(*(d.id for d in mine))
-        applied = self._apply(plan, mine)
+        try:
+            applied = self._apply(plan, mine)
+        except MergedChangesError:
+            return done + self.seed(*(d.id for d in mine))
         again = [a.id for a in applied if a.cursor is None]
         return done + applied + (self.seed(*again) if again else [])
 

@@ -34,6 +34,7 @@ Everything Aqueduck raises on purpose, and how it crosses Spark as text.
     │   ├── SchemaChangeError        lake.schema_change
     │   ├── SourceExpiredError       lake.expired
     │   ├── SourceDivergedError      lake.diverged
+    │   ├── MergedChangesError       lake.merged
     │   ├── ReservedColumnError      lake.reserved_column
     │   ├── LakeTableMissingError    lake.table_missing
     │   ├── TargetReplacedError      lake.table_replaced
@@ -427,6 +428,12 @@ class SourceExpiredError(LakeError):
     """Lake snapshots that were still to be read have expired."""
 
     code = "lake.expired"
+
+
+class MergedChangesError(LakeError):
+    """Updates that were not read yet lie in files that were merged, and look like new rows."""
+
+    code = "lake.merged"
 
 
 class SourceDivergedError(LakeError):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,3 +130,43 @@ def test_a_plan_that_is_split_or_overtaken_by_a_merge_dates_removals(fan: Fan, p
         (start + 4, True, 21),
         (start + 5, False, 33),
     ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_append_only_destinations_never_double_updates(tmp_path: Path, seed: int) -> None:
+    """P-F01, P-T03: without keys an update adds nothing, also if its file was merged before it was read."""
+    dice, numbers = random.Random(seed), itertools.count()
+    fan = Fan(tmp_path, {"one": "a"}, keys=(), inline=dice.choice((0, 0, 5)))
+    fan.change("create table lake.t (id int, c varchar, v int)")
+    fan.poll()
+    expected: Counter[int] = Counter()
+    """How often each id was inserted, or, after a seed, was there."""
+    for _ in range(60):
+        match dice.choice(
+            ("insert", "insert", "update", "delete", "mixed", "merge", "flush", "poll", "poll")
+        ):
+            case "insert":
+                first = next(numbers) * 100
+                fan.change(f"insert into lake.t select i, 'a', 0 from range({first}, {first + 3}) r(i)")
+                expected.update(range(first, first + 3))
+            case "update":
+                fan.change(f"update lake.t set v = v + 1 where id % 3 = {dice.randrange(3)}")
+            case "delete":
+                fan.change(f"delete from lake.t where id % 100 = {dice.randrange(3)} and v > 1")
+            case "mixed":
+                first = next(numbers) * 100
+                fan.change(
+                    f"begin; insert into lake.t values ({first}, 'a', 0); delete from lake.t where id = {first - 100}; commit"
+                )
+                expected[first] += 1
+            case "merge":
+                fan.change("call ducklake_merge_adjacent_files('lake')")
+            case "flush":
+                fan.change("call ducklake_flush_inlined_data('lake')")
+            case _:
+                done = fan.poll()
+                assert not [a.error for a in done if a.error]
+                if any(a.seeded for a in done):
+                    expected = Counter(i for i, _, _ in fan.source_rows("a"))
+                assert Counter(i for i, _, _ in fan.rows("one")) == expected, seed
+    fan.close()

@@ -36,6 +36,7 @@ from aqueduck.errors import (
     AqueduckError,
     ConfigError,
     LakeTableMissingError,
+    MergedChangesError,
     ReservedColumnError,
     RoutingError,
     SourceDivergedError,
@@ -309,6 +310,10 @@ class FanoutService:
             )  # fmt: skip
         except _FATAL:
             raise
+        except MergedChangesError as exc:
+            for tenant in tenants:
+                self._seed_again(tenant, exc)
+            return None
         except AqueduckError as exc:
             log.warning("cycle failed", lane=lane, error=str(exc))
             self.tenants.failed(tenants, str(exc))

@@ -8,12 +8,13 @@ The set of rows that it gives for a range is right, though, so a range of one la
 
 from __future__ import annotations
 
+from aqueduck.errors import MergedChangesError
 from aqueduck.fanout_plan import Run
 from aqueduck.lake.pool import PooledLake
 from aqueduck.lake.sql import literal
 from aqueduck.schema import TableName
 
-__all__ = ["dated", "has_merged_files", "side", "sides"]
+__all__ = ["dated", "has_merged_files", "refuse_merged_updates", "side", "sides"]
 
 ONCE = (
     " qualify coalesce(filename not like '%.parquet', true)"
@@ -40,6 +41,32 @@ def has_merged_files(lake: PooledLake, table_id: int) -> bool:
     )
     [[any_merged]] = lake.execute(f"select exists ({merged})", doing="looking for merged files")
     return bool(any_merged)
+
+
+def refuse_merged_updates(lake: PooledLake, table: TableName, table_id: int, run: Run) -> None:
+    """
+    Raise if updates of a dated run cannot be told from insertions.
+
+    Both sides of an update have one row id, until the file with its new row is merged: then that row has another one.
+    """
+    if not run.removes or run.first != run.last:
+        return  # nothing was removed, or no file of the table was merged
+    s = run.first
+    merged = (
+        f"from {lake.metadata}.ducklake_data_file where table_id = {table_id}"
+        f" and partial_max is not null and begin_snapshot <= {s} and partial_max >= {s}"
+    )
+    added, removed = (side(lake, table, kind, run, "") for kind in ("insertions", "deletions"))
+    [[unclear]] = lake.execute(
+        f"select exists ({merged}) and exists ({added}) and exists ({removed})",
+        doing="looking for merged updates",
+    )
+    if unclear:
+        raise MergedChangesError(
+            f"the files with the changes of lake snapshot {s} were merged before these were read, so that updates look like new rows",
+            hint="set routing.key_columns, or merge the source's files less often than the slowest reader reads",
+            table=table.qualified,
+        )
 
 
 def side(lake: PooledLake, table: TableName, kind: str, run: Run, cells: str) -> str:

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from aqueduck.errors import LakeWriteError, RoutingError
 from aqueduck.fanout_plan import Run
-from aqueduck.lake.change_sides import dated, side, sides
+from aqueduck.lake.change_sides import dated, refuse_merged_updates, side, sides
 from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.kept_types import sent, unkept
 from aqueduck.lake.pool import LakePool, PooledLake
@@ -219,6 +219,7 @@ def _changes(lake: PooledLake, plan: ReadPlan, read: RunRead, run: Run) -> str:
         return _select("true", side(lake, read.table, "insertions", run, added))
     if not plan.keys:
         # What an update leaves is no new row.
+        refuse_merged_updates(lake, read.table, read.table_id, run)
         removed = side(lake, read.table, "deletions", run, "")
         return _select("true", side(lake, read.table, "insertions", run, added)) + (
             f" where not exists (select 1 from ({removed}) z"
