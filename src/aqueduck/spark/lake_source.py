@@ -4,8 +4,9 @@ DuckLake for anyone's Spark: `ducklake` reads and writes a table, `ducklake_chan
     spark.read.format("ducklake").option("catalog", …).option("table", …).load()
     spark.readStream.format("ducklake_changes").option("catalog", …).option("table", …).load()
 
-Offsets are lake snapshot ids: everything up to and with that one was handed out.  Options are listed in
-docs/spark.md; what is read and how is in `lake.feed`, writing is in `lake_writer`.
+Offsets are lake snapshot ids: everything up to and with that one was handed out.  Each has the stamp of its lake
+snapshot, so that a lake that was put back and written on is noticed (ADR 53).  Options are listed in docs/spark.md;
+what is read and how is in `lake.feed`, writing is in `lake_writer`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from aqueduck.errors import ConfigError, LakeWriteError
+from aqueduck.errors import ConfigError, LakeWriteError, SourceDivergedError
 from aqueduck.lake.feed import Feed, FeedPart, read_part
 from aqueduck.lake.pool import LakePool
 from aqueduck.lake_place import LakePlace
@@ -208,7 +209,7 @@ class LakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         with self._options.feed() as feed:
-            return {"lake_snapshot": self._options.start(feed)}
+            return _offset(feed, self._options.start(feed))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         rows = self._options.rows_max
@@ -220,12 +221,25 @@ class LakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         after = int(start["lake_snapshot"])
+        self._refuse_other_history(start)
         with self._options.feed() as feed:
             latest = feed.source.latest() if self._target is None else self._target
             end = min(latest, after + self._options.snapshots_max)
         if isinstance(limit, ReadMaxRows) and end > after:
             end = _within(self._rows_by_snapshot(after, end), limit.max_rows, end)
-        return {"lake_snapshot": max(end, after)}
+        if end <= after:
+            return start  # another text for the same lake snapshot would be an empty batch
+        with self._options.feed() as feed:
+            return _offset(feed, end)
+
+    def _refuse_other_history(self, *offsets: dict[str, Any]) -> None:
+        """A session that saw another history is thrown away, and says so once."""
+        try:
+            with self._options.feed() as feed:
+                _refuse_other_history(feed, offsets, self._options.table)
+        except LakeWriteError:
+            with self._options.feed() as feed:
+                _refuse_other_history(feed, offsets, self._options.table)
 
     def _rows_by_snapshot(self, after: int, end: int) -> list[tuple[int, int]]:
         """As `read_part`, once more with a new session where the first one knows inlined rows that were flushed."""
@@ -237,6 +251,7 @@ class LakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return feed.rows_by_snapshot(after, end)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        self._refuse_other_history(start, end)
         with self._options.feed() as feed:
             parts = feed.changes(
                 int(start["lake_snapshot"]), int(end["lake_snapshot"]), self._names, self._options.parts
@@ -246,6 +261,27 @@ class LakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LakePartition)
         return read_part(lake_engine(), self._options.place, partition.part)
+
+
+def _offset(feed: Feed, snapshot: int) -> dict[str, Any]:
+    """One without a stamp is of a lake snapshot that has expired, is not there yet, or of an earlier version of ours."""
+    stamp = feed.source.stamps([snapshot]).get(snapshot)
+    return {"lake_snapshot": snapshot} if stamp is None else {"lake_snapshot": snapshot, "stamp": stamp}
+
+
+def _refuse_other_history(feed: Feed, offsets: Sequence[dict[str, Any]], table: TableName) -> None:
+    """Raise if a lake snapshot of an offset is gone from the end of the lake, or is another one by now."""
+    latest = feed.source.latest()
+    feed.source.refuse_stale_session(latest)
+    seen = {int(o["lake_snapshot"]): int(o["stamp"]) for o in offsets if o.get("stamp") is not None}
+    now = feed.source.stamps({latest, *seen})
+    for snapshot, stamp in seen.items():
+        if snapshot > latest or now.get(snapshot, stamp) != stamp:
+            raise SourceDivergedError(
+                f"the source lake was put back: its lake snapshot {snapshot} is not the one that was read",
+                hint="empty the target, and start the query with a new checkpoint",
+                table=table.qualified,
+            )
 
 
 def _within(rows: Sequence[tuple[int, int]], rows_max: int, end: int) -> int:
