@@ -7,13 +7,14 @@ whose chunks are then fetched; where it authenticates, the first answer is a fai
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from collections.abc import Iterator
 
 import psutil
 
-__all__ = ["RefusedError", "fetch_block", "listening_ports"]
+__all__ = ["RefusedError", "SilentError", "fetch_block", "listening_ports"]
 
 _FETCH, _FETCHED, _REQUEST, _ANSWER = 0, 1, 3, 4
 
@@ -22,20 +23,24 @@ class RefusedError(Exception):
     """The port does not give blocks to strangers."""
 
 
+class SilentError(RefusedError):
+    """The port speaks another protocol, and waits for more."""
+
+
 def listening_ports(root: int) -> set[int]:
     """TCP ports on which a process and its children listen."""
     family = [psutil.Process(root), *psutil.Process(root).children(recursive=True)]
-    return {
-        c.laddr.port
-        for process in family
-        for c in process.net_connections(kind="tcp")
-        if c.status == psutil.CONN_LISTEN
-    }
+    ports = set()
+    for process in family:
+        with contextlib.suppress(psutil.Error):  # a worker may just have ended
+            found = process.net_connections(kind="tcp")
+            ports |= {c.laddr.port for c in found if c.status == psutil.CONN_LISTEN}
+    return ports
 
 
 def fetch_block(port: int, block: str) -> bytes:
     """The first chunk of a block."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as conn:
+    with socket.create_connection(("127.0.0.1", port), timeout=3) as conn:
         body = b"\0" + _text("x") + _text("1") + struct.pack(">i", 1) + _text(block)
         _send(conn, struct.pack(">bqi", _REQUEST, 1, len(body)) + body)
         kind, answer = _receive(conn)
@@ -70,5 +75,7 @@ def _pieces(conn: socket.socket) -> Iterator[bytes]:
     try:
         while piece := conn.recv(1 << 16):
             yield piece
+    except TimeoutError as exc:
+        raise SilentError from exc
     except OSError as exc:
         raise RefusedError(type(exc).__name__) from exc

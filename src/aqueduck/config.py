@@ -30,6 +30,7 @@ from aqueduck.modes import TableMode
 from aqueduck.object_store import Properties, VariableName, read_properties
 from aqueduck.projection import Mask, Projection
 from aqueduck.schema import TableName, parse_table_name
+from aqueduck.secret_text import SecretText
 from aqueduck.sections import (
     MIB,
     SCHEME,
@@ -37,6 +38,7 @@ from aqueduck.sections import (
     Interval,
     LakeTable,
     PostgresTable,
+    Secret,
     Section,
     Sections,
     SlotName,
@@ -85,7 +87,7 @@ SparkValue = Annotated[str, BeforeValidator(_spark_value)]
 class SourceConfig(Section):
     """The PostgreSQL database to read."""
 
-    dsn: Text = Field(repr=False)
+    dsn: Secret = Field(repr=False)
     """The connection string, also where the file names a variable with `dsn_env` instead."""
     dsn_env: str | None = None
     dsn_file: str | None = None
@@ -99,7 +101,7 @@ _PASSWORD = re.compile(r"password\s*=", re.IGNORECASE)
 class LakeConfig(Section):
     """The DuckLake to write."""
 
-    catalog: Text = Field(repr=False)
+    catalog: Secret = Field(repr=False)
     """`postgres:…`, `sqlite:PATH`, or the path of a DuckDB file; also where a variable or a file has it."""
     catalog_env: str | None = None
     catalog_file: str | None = None
@@ -429,7 +431,7 @@ def _with_secrets(
 def _with_absolute_paths(config: SyncConfig, base_dir: Path) -> SyncConfig:
     lake = config.lake
     data_path = absolute_data_path(lake.data_path, base_dir)
-    paths = {"catalog": absolute_catalog(lake.catalog, base_dir), "data_path": data_path}
+    paths = {"catalog": SecretText(absolute_catalog(lake.catalog, base_dir)), "data_path": data_path}
     state_dir = absolute(config.state_dir, base_dir)
     readers = tuple(absolute(path, base_dir) for path in config.maintenance.readers)
     maintenance = config.maintenance.model_copy(update={"readers": readers})

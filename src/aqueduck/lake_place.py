@@ -22,7 +22,7 @@ from aqueduck.object_store import (
     read_properties,
     read_variable,
 )
-from aqueduck.sections import DataPath, Section, Text
+from aqueduck.sections import DataPath, Secret, Section, Text
 
 __all__ = ["LakeKeys", "LakePlace", "PlainText", "lake_address", "resolve"]
 
@@ -35,12 +35,12 @@ PlainText = Annotated[Text, BeforeValidator(plain_text)]
 class LakePlace(Section):
     """Where a lake is and how to get in; everything that a worker needs to attach it."""
 
-    catalog: Text = Field(repr=False)
+    catalog: Secret = Field(repr=False)
     data_path: str
     """Empty: the one that the catalog knows, for readers."""
     metadata_schema: str | None = None
     """The schema of a PostgreSQL database that holds the catalog; many lakes can share a database."""
-    properties: tuple[tuple[str, str], ...] = Field(default=(), repr=False)
+    properties: tuple[tuple[str, Secret], ...] = Field(default=(), repr=False)
     """Settings of the object store, such as `s3_endpoint`, secrets included."""
 
 

@@ -29,6 +29,7 @@ from pydantic_core import ErrorDetails
 
 from aqueduck.errors import ConfigError, system_reason
 from aqueduck.schema import parse_table_name
+from aqueduck.secret_text import SecretText
 
 __all__ = [
     "MIB",
@@ -38,6 +39,7 @@ __all__ = [
     "Interval",
     "LakeTable",
     "PostgresTable",
+    "Secret",
     "Section",
     "Sections",
     "SlotName",
@@ -103,6 +105,8 @@ def _interval(value: Any) -> float | None:
 
 
 Text = Annotated[str, Field(min_length=1)]
+Secret = Annotated[str, Field(min_length=1), AfterValidator(SecretText)]
+"""With credentials in it."""
 Interval = Annotated[float | None, BeforeValidator(_interval)]
 """A time as people write it, in seconds; None if it is off."""
 DataPath = Annotated[str, Field(min_length=1), AfterValidator(_data_path)]

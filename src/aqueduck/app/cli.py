@@ -207,7 +207,11 @@ def verify(
     from aqueduck.spark.session import build_session
 
     file = load_config(config)
-    spark = None if no_spark else build_session(file.spark.master, file.spark.conf, "aqueduck verify")
+    spark = (
+        None
+        if no_spark
+        else build_session(file.spark.master, file.spark.conf, "aqueduck verify", state_dir=file.state_dir)
+    )
     try:
         with show.verify_progress(Console(stderr=True)) as progress:
             results = verify_tables(

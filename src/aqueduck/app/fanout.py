@@ -157,7 +157,9 @@ class FanoutService:
     def spark(self) -> Any:
         if self._spark is None:
             spark = self.config.spark
-            self._spark = build_session(spark.master, spark.conf, "aqueduck fanout")
+            self._spark = build_session(
+                spark.master, spark.conf, "aqueduck fanout", state_dir=self.config.state_dir
+            )
         return self._spark
 
     @property

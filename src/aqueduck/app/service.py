@@ -119,7 +119,7 @@ class SyncService:
     def spark(self) -> Any:
         if self._spark is None:
             spark = self.config.spark
-            self._spark = build_session(spark.master, spark.conf, "aqueduck")
+            self._spark = build_session(spark.master, spark.conf, "aqueduck", state_dir=self.config.state_dir)
         return self._spark
 
     def prepare(self, *, trust_slot: bool = False, adopt: bool = False) -> None:

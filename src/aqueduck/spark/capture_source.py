@@ -9,6 +9,7 @@ Only what every process needs is imported at the top: the capture and the lake c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +44,7 @@ class CaptureSource(DataSource):
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        settings = CaptureSettings.load(Path(self.options["settings_file"]))
-        return CaptureReader(settings, self.options["writer"])
+        return CaptureReader(self.options["settings_file"], self.options["writer"])
 
 
 @dataclass
@@ -59,14 +59,22 @@ class UnitPartition(InputPartition):
 class CaptureReader(SlotReader["Stage", "Capture"]):
     """Planner half: capture and units.  Task half: `read`."""
 
-    def __init__(self, settings: CaptureSettings, writer: str) -> None:
+    def __init__(self, settings_file: str, writer: str) -> None:
         super().__init__()
-        self._settings = settings
+        self._settings_file = settings_file
         self._writer = writer
+
+    @functools.cached_property
+    def _settings(self) -> CaptureSettings:
+        return CaptureSettings.load(Path(self._settings_file))
 
     @property
     def _capture_settings(self) -> CaptureSettings:
         return self._settings
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A task gets no settings: they have the connection string."""
+        return CaptureReader, (self._settings_file, self._writer)
 
     def _start(self) -> tuple[Stage, Capture]:
         from aqueduck.postgres.capture import Capture

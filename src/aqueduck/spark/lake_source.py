@@ -130,7 +130,7 @@ class LakeSource(DataSource):
     def schema(self) -> StructType:
         options = LakeOptions.read(self.options)
         with options.feed() as feed:
-            at = _at(feed, options, self.options)
+            at = _at(feed, options, self.options.get("time"))
             feed.check_condition(options.condition, at, changes=False)
             return struct_of(feed.schema(at, changes=False))
 
@@ -173,8 +173,8 @@ class LakeReader(DataSourceReader):
     """A batch; filters prune files and rows here, and Spark applies them once more."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, changes: bool) -> None:
-        self._given = dict(options)
-        self._options = LakeOptions.read(self._given)
+        self._options = LakeOptions.read(options)
+        self._time = options.get("time")
         self._names = list(schema.fieldNames())
         self._changes = changes
         self._condition = self._options.condition
@@ -186,7 +186,7 @@ class LakeReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         with options.feed() as feed:
-            end = _at(feed, options, self._given)
+            end = _at(feed, options, self._time)
             if not self._changes:
                 return self._partitions(feed.scan(end, self._names, options.parts))
             return self._partitions(feed.changes(options.start(feed), end, self._names, options.parts))
@@ -303,8 +303,8 @@ def _known_snapshot(feed: Feed, text: str) -> int:
     return int(text)
 
 
-def _at(feed: Feed, options: LakeOptions, given: Mapping[str, str]) -> int:
+def _at(feed: Feed, options: LakeOptions, time: str | None) -> int:
     """The lake snapshot at which a batch reads, or ends."""
     if options.ending is not None:
         return _known_snapshot(feed, options.ending)
-    return feed.at_time(given["time"]) if given.get("time") else feed.source.latest()
+    return feed.at_time(time) if time else feed.source.latest()

@@ -11,8 +11,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
 from aqueduck.errors import SparkStartError
+from aqueduck.secret_text import SECRETS_VARIABLE, keep_secrets
 from aqueduck.spark.cdc_source import PostgresCdcSource
 from aqueduck.spark.lake_source import LakeChangesSource, LakeSource
+from aqueduck.spark.scratch import scratch_directory
 from aqueduck.spark.table_source import PostgresTableSource
 
 __all__ = ["SOURCES", "register_sources"]
@@ -25,9 +27,22 @@ def register_sources(spark: SparkSession) -> None:
     """Make the formats known, and let Spark hand filters to them: without, it refuses readers that take any."""
     if not is_remote():
         _find_python(spark.sparkContext)
+        _keep_secrets(spark.sparkContext)
     spark.conf.set(_PUSHDOWN, "true")
     for source in SOURCES:
         spark.dataSource.register(source)
+
+
+def _keep_secrets(context: SparkContext) -> None:
+    """Connection strings in options reach tasks of this host by a file; the workers of a cluster have none in common with us."""
+    if _is_local(context) and SECRETS_VARIABLE not in os.environ:
+        keep_secrets(scratch_directory())
+    if SECRETS_VARIABLE in os.environ:
+        context.environment[SECRETS_VARIABLE] = os.environ[SECRETS_VARIABLE]
+
+
+def _is_local(context: SparkContext) -> bool:
+    return str(context.master).startswith("local")
 
 
 def _find_python(context: SparkContext) -> None:
@@ -36,7 +51,7 @@ def _find_python(context: SparkContext) -> None:
 
     PySpark reads that when a session starts, and hands it to everything that is registered or defined afterwards.
     """
-    local = str(context.master).startswith("local")
+    local = _is_local(context)
     if local and not os.environ.get("PYSPARK_PYTHON"):
         context.pythonExec = sys.executable
     elif context.pythonExec != sys.executable and not _knows_us(context.pythonExec):

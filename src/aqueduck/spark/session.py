@@ -23,6 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from aqueduck.errors import SparkStartError
+from aqueduck.secret_text import keep_secrets
 from aqueduck.spark.authentication import SECRET_FILE, authentication, open_to_strangers, unsecret
 from aqueduck.spark.java import find_java, make_shim
 from aqueduck.spark.scratch import scratch_directory
@@ -89,16 +90,19 @@ def build_session(
     conf: Mapping[str, str],
     app_name: str,
     driver_memory: str = "2g",
+    state_dir: str | None = None,
 ) -> SparkSession:
     """
     Start Spark, or return the session that runs in this process already.
 
+    Tasks of a cluster find connection strings in `state_dir`, tasks of this host in a directory of this process.
     `conf` wins over every setting of ours.  A Spark that does not start is a `SparkStartError`.
     """
     prepare_environment(os.environ, master)
     settings = session_settings(master, conf, driver_memory)
     if todo := open_to_strangers(master, conf):
         log.warning("spark does not authenticate", hint=todo)
+    keep_secrets(scratch_directory(None if _LOCAL.fullmatch(master) else state_dir))
     with _start_failures(master), _same_interrupt():
         _start_java({**settings, "spark.master": master, "spark.app.name": app_name})
         builder = SparkSession.builder.master(master).appName(app_name)

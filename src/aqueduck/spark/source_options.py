@@ -15,6 +15,7 @@ from typing import TypeVar
 from aqueduck.errors import ConfigError
 from aqueduck.object_store import read_properties
 from aqueduck.schema import TableName, parse_table_name
+from aqueduck.secret_text import SecretText
 
 __all__ = ["Options", "store_properties"]
 
@@ -48,15 +49,15 @@ class Options:
             raise ConfigError(f"{self._source} needs the option {name}")
         return value
 
-    def dsn(self) -> str:
+    def dsn(self) -> SecretText:
         """The connection string: `dsn`, or the variable that `dsn_env` names."""
         variable = self.text("dsn_env")
         if variable is None:
-            return self.needed("dsn")
+            return SecretText(self.needed("dsn"))
         value = os.environ.get(variable)
         if not value:
             raise ConfigError(f"{self._source}: the variable that dsn_env names is not set on the driver")
-        return value
+        return SecretText(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.text(name)

@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from aqueduck.errors import AqueduckError, ConfigError, CopyDisturbedError
 from aqueduck.schema import TableName, TableSchema
+from aqueduck.secret_text import SecretText
 from aqueduck.spark.source_options import Options
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ BATCH_ROWS = 16_384
 class TableOptions:
     """What a read asks for."""
 
-    dsn: str
+    dsn: SecretText
     table: TableName
     columns: tuple[str, ...]
     partition_bytes: int
