@@ -221,7 +221,7 @@ def document(fan: Fan, **sections: Any) -> dict[str, Any]:
     """A configuration file for it."""
 
     def lake(name: str) -> dict[str, str]:
-        return {"catalog": fan.place(name).catalog, "data_path": fan.place(name).data_path}
+        return {"catalog": str(fan.place(name).catalog), "data_path": fan.place(name).data_path}
 
     return {
         "source": {**lake("source"), "table": "t"},

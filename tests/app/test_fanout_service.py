@@ -84,7 +84,7 @@ def row(fan: Fan, name: str, value: str, **keys: str) -> dict[str, str]:
     return {
         "id": name,
         "routing_value": value,
-        "catalog": place.catalog,
+        "catalog": str(place.catalog),
         "data_path": place.data_path,
         **keys,
     }
@@ -775,7 +775,7 @@ def test_a_destination_is_seeded_again_beside_one_that_fails(fan: Fan, serve: Se
 def test_a_destination_in_the_sources_own_lake_is_idle_when_the_table_is(fan: Fan, serve: Serve) -> None:
     """P-F03: its own commits are no news, neither to the running service nor to the next start."""
     place = fan.place("source")
-    lake = {"catalog": place.catalog, "data_path": place.data_path}
+    lake = {"catalog": str(place.catalog), "data_path": place.data_path}
     mine = [{"id": i, "routing_value": v, "table": f"of_{i}", **lake} for i, v in fan.values.items()]
 
     def rows(name: str) -> list[Any]:

@@ -113,7 +113,8 @@ def test_a_batch_is_folded_by_as_many_tasks_as_it_may_have(db: Database, tmp_pat
     with whole_group(db, tmp_path, {"t": {}}) as group:
         for most, partitions in [(1, [7]), (2, [4, 3]), (4, [2, 2, 1, 2]), (7, [1] * 7), (64, [1] * 7)]:
             settings = replace(group.runner.settings(0), fold_concurrency=most)
-            reader = CaptureReader(settings, group.runner.query._writer.to_json())
+            settings.save(tmp_path / "settings.json")
+            reader = CaptureReader(str(tmp_path / "settings.json"), group.runner.query._writer.to_json())
             reader._running = _Staged([Cut(5, 6, tuple(segments), 0)]), None  # type: ignore[assignment]
             planned = reader.partitions({"position": 0}, {"position": 5})
             found = [p.units for p in planned if isinstance(p, UnitPartition)]

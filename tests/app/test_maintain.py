@@ -147,10 +147,10 @@ def fan(tmp_path: Path) -> Iterator[Fan]:
 
 def config_of(fan: Fan) -> FanoutConfig:
     values = {
-        "source": {"catalog": fan.place("source").catalog, "data_path": fan.place("source").data_path, "table": "t"},
+        "source": {"catalog": str(fan.place("source").catalog), "data_path": fan.place("source").data_path, "table": "t"},
         "routing": {"field": "c", "key_columns": ["id"]},
         "destinations": [
-            {"id": i, "routing_value": v, "catalog": fan.place(i).catalog, "data_path": fan.place(i).data_path}
+            {"id": i, "routing_value": v, "catalog": str(fan.place(i).catalog), "data_path": fan.place(i).data_path}
             for i, v in fan.values.items()
         ],
         "state_dir": str(fan.directory / "state"),

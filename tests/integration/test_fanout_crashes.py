@@ -139,7 +139,7 @@ class Service:
     def write(self, **sections: Any) -> None:
         def lake(name: str) -> dict[str, Any]:
             place = self.fan.place(name)
-            found = {"catalog": place.catalog, "data_path": place.data_path}
+            found = {"catalog": str(place.catalog), "data_path": place.data_path}
             return {**found, "metadata_schema": place.metadata_schema} if place.metadata_schema else found
 
         document = {
