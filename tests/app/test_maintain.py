@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,16 +16,22 @@ from typer.testing import CliRunner
 from aqueduck.app import maintenance_sync
 from aqueduck.app.cli import app
 from aqueduck.app.maintenance import maintain
-from aqueduck.app.maintenance_fanout import DestinationUpkeep, maintain_fanout, only_instance
+from aqueduck.app.maintenance_fanout import (
+    DestinationUpkeep,
+    maintain_fanout,
+    only_instance,
+    shares_directory,
+)
 from aqueduck.app.maintenance_sync import maintain_sync
 from aqueduck.app.readers import oldest_cursor
 from aqueduck.app.service import SyncService
 from aqueduck.config import MaintenanceConfig
 from aqueduck.errors import ConfigError, MaintenanceError, ServiceLockedError
-from aqueduck.fanout_config import FanoutConfig, load_fanout
+from aqueduck.fanout_config import FanoutConfig, load_fanout, parse_fanout
 from aqueduck.lake.catalog import METADATA, open_lake
+from aqueduck.lake_place import LakePlace
 from aqueduck.notes import write_note
-from tests.fanout_lakes import Fan, T
+from tests.fanout_lakes import Fan, T, document
 from tests.fix_postgres import Database, wait_until
 from tests.small_service import SmallService, small_config, small_service
 
@@ -221,10 +228,10 @@ def test_destinations_take_turns(fan: Fan) -> None:
     fan.poll()
     targets = [(d.id, d.place, d.target) for d in fan.destinations().values()]
     upkeep = DestinationUpkeep(config.maintenance.model_copy(update={"interval_seconds": 0.0}))
-    first = upkeep.some(targets, seconds=0.0)
-    second = upkeep.some(targets, seconds=0.0)
+    first = upkeep.some(targets, [], seconds=0.0)
+    second = upkeep.some(targets, [], seconds=0.0)
     assert [r.lake for r in (*first, *second)] == ["one", "two"]
-    assert DestinationUpkeep(config.maintenance).some(targets) == []  # an interval has to pass first
+    assert DestinationUpkeep(config.maintenance).some(targets, []) == []  # an interval has to pass first
 
 
 @pytest.mark.slow
@@ -260,3 +267,34 @@ def test_a_fan_out_goes_on_after_maintenance_of_its_source(fan: Fan, tmp_path: P
         seeds += sum(applied.seeded for applied in fan.poll())
         assert fan.differing() == {}
     assert seeds == 0
+
+
+def test_lakes_that_share_a_directory_keep_each_others_files(tmp_path: Path) -> None:
+    """P-T11: what one catalog does not know may be another lake's; orphans are removed only where one lake is alone."""
+
+    def place(name: str, path: str) -> LakePlace:
+        return LakePlace(catalog=f"sqlite:{tmp_path}/{name}.sqlite", data_path=path)
+
+    mine = place("mine", f"{tmp_path}/data/")
+    for path in (f"{tmp_path}/data", f"{tmp_path}/data/below/", f"{tmp_path}", f"{tmp_path}/x/../data/"):
+        assert shares_directory(mine, [mine, place("other", path)]), path
+    for path in (f"{tmp_path}/data2/", f"{tmp_path}/other/data", "s3://bucket/data"):
+        assert not shares_directory(mine, [mine, place("other", path)]), path
+
+
+def test_maintenance_removes_no_file_of_a_lake_beside_it(tmp_path: Path) -> None:
+    """P-T11: two destinations with one data path; an old file of one survives the upkeep of the other."""
+    places = {
+        name: LakePlace(catalog=f"sqlite:{tmp_path}/{name}.sqlite", data_path=f"{tmp_path}/shared/")
+        for name in ("one", "two")
+    }
+    fan = Fan(tmp_path, {"one": "a", "two": "b"}, inline=0, places=places)
+    fan.change("create table lake.t (id int, c varchar, v int)")
+    fan.change("insert into lake.t select i, ['a', 'b'][1 + i % 2], i from range(3000) r(i)")
+    fan.poll()
+    for file in (tmp_path / "shared").rglob("*.parquet"):
+        os.utime(file, (0, 0))
+    values = document(fan, state_dir=str(tmp_path / "state"))
+    maintain_fanout(parse_fanout(json.dumps(values), base_dir=tmp_path, env={}), env={})
+    assert fan.differing() == {}
+    fan.close()

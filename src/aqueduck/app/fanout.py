@@ -48,6 +48,7 @@ from aqueduck.fanout_config import FanoutConfig
 from aqueduck.fanout_roster import Made, Roster, made_of, values_of
 from aqueduck.lake.allowed_places import AllowedPlaces
 from aqueduck.lake.source_lake import ReadPlan
+from aqueduck.lake_place import LakePlace
 from aqueduck.spark.fanout_query import CycleResult, Workers, find_cursors, run_cycle
 from aqueduck.spark.session import build_session
 
@@ -284,6 +285,11 @@ class FanoutService:
         for tenant in lost:
             self._seed_again(tenant, why)
         return None
+
+    @property
+    def places(self) -> list[LakePlace]:
+        """The lakes of the source and of all destinations, as far as this instance knows."""
+        return [self.source.place, *(tenant.destination.place for tenant in self.tenants)]
 
     @property
     def _cores(self) -> int:

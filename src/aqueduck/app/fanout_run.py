@@ -96,7 +96,7 @@ def _main_lane(
         if away or not any(t.well and (t.reached or 0) < latest for t in service.tenants):
             # Only this lane writes them, and it does not now.
             well = [t.destination for t in service.tenants if t.well]
-            service.upkeep.some((d.id, d.place, d.target) for d in well)
+            service.upkeep.some(((d.id, d.place, d.target) for d in well), service.places)
             _wait(service, stopping, reload)
 
 

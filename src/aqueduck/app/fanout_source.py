@@ -35,13 +35,13 @@ class FanoutSource:
     def __init__(self, config: FanoutConfig, env: Mapping[str, str]) -> None:
         self._routing = config.routing
         self._table = config.source.table_name
-        self._place = resolve(config.source, {}, env)
+        self.place = resolve(config.source, {}, env)
         self._pool = LakePool(threads=1)
         self._asking = threading.Lock()
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[tuple[PooledLake, SourceLake]]:
-        with self._asking, self._pool.use(self._place, read_only=True) as lake:
+        with self._asking, self._pool.use(self.place, read_only=True) as lake:
             yield lake, SourceLake(lake, self._table)
 
     def latest(self) -> int:

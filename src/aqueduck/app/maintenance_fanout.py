@@ -11,7 +11,8 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from aqueduck.app.fanout_status import state_path
@@ -24,12 +25,18 @@ from aqueduck.lake.destination import STATE
 from aqueduck.lake.engine import is_remote
 from aqueduck.lake.orphans import remove_old_orphans
 from aqueduck.lake.pool import LakePool, PooledLake
-from aqueduck.lake_place import LakePlace
+from aqueduck.lake_place import LakePlace, resolve
 from aqueduck.overview import to_plain
 from aqueduck.schema import TableName
 from aqueduck.upkeep import MaintenanceReport
 
-__all__ = ["DestinationUpkeep", "maintain_destination", "maintain_fanout", "only_instance"]
+__all__ = [
+    "DestinationUpkeep",
+    "maintain_destination",
+    "maintain_fanout",
+    "only_instance",
+    "shares_directory",
+]
 
 Target = tuple[str, LakePlace, TableName]
 """A destination: its id, its lake and its table there."""
@@ -57,8 +64,15 @@ class _Session:
         self._pool.forget(self._place)
 
 
-def maintain_destination(pool: LakePool, target: Target, config: MaintenanceConfig) -> MaintenanceReport:
-    """One run over one destination's lake; nobody else writes it meanwhile."""
+def maintain_destination(
+    pool: LakePool, target: Target, config: MaintenanceConfig, places: Collection[LakePlace]
+) -> MaintenanceReport:
+    """
+    One run over one destination's lake; nobody else writes it meanwhile.
+
+    `places` are those of the source and of all destinations: where lakes share a directory, a file that one catalog does not
+    know may be another's, so that no orphans are removed.
+    """
     name, place, table = target
     try:
         session = _Session(pool, place)
@@ -71,8 +85,8 @@ def maintain_destination(pool: LakePool, target: Target, config: MaintenanceConf
         yield session.lake
 
     def orphans(lake: Any, older_than: Any) -> int:
-        if is_remote(place.data_path):
-            return 0  # only DuckLake has the credentials of this store, and it asks for no names
+        if is_remote(place.data_path) or shares_directory(place, places):
+            return 0  # of an object store, only DuckLake has the credentials of this store, and it asks for no names
         return remove_old_orphans(lake, tables, older_than=older_than)
 
     work = LakeWork(
@@ -85,6 +99,18 @@ def maintain_destination(pool: LakePool, target: Target, config: MaintenanceConf
         session.close()
 
 
+def shares_directory(place: LakePlace, places: Iterable[LakePlace]) -> bool:
+    """Whether another lake has its files in this one's directory, above or below it."""
+    mine = Path(place.data_path).absolute().resolve()
+    for other in places:
+        if (other.catalog, other.metadata_schema) == (place.catalog, place.metadata_schema):
+            continue
+        theirs = Path(other.data_path).absolute().resolve()
+        if not is_remote(other.data_path) and (mine.is_relative_to(theirs) or theirs.is_relative_to(mine)):
+            return True
+    return False
+
+
 class DestinationUpkeep:
     """Goes round the destinations: each once an interval, as many at a time as fit between two cycles."""
 
@@ -93,8 +119,10 @@ class DestinationUpkeep:
         self._done_at: dict[str, float] = {}
         self._began = time.monotonic()
 
-    def some(self, targets: Iterable[Target], *, seconds: float = 2.0) -> list[MaintenanceReport]:
-        """Maintain those that waited longest, for about so long."""
+    def some(
+        self, targets: Iterable[Target], places: Collection[LakePlace], *, seconds: float = 2.0
+    ) -> list[MaintenanceReport]:
+        """Maintain those that waited longest, for about so long; `places` as for `maintain_destination`."""
         if not self._config.enabled:
             return []
         began = time.monotonic()
@@ -111,7 +139,7 @@ class DestinationUpkeep:
             pool = LakePool(max_open=1, threads=1)
             try:
                 for target in due:
-                    reports.append(maintain_destination(pool, target, self._config))
+                    reports.append(maintain_destination(pool, target, self._config, places))
                     self._done_at[target[0]] = time.monotonic()
                     if time.monotonic() - began > seconds:
                         break
@@ -125,9 +153,10 @@ def maintain_fanout(config: FanoutConfig, env: Mapping[str, str] = os.environ) -
     with only_instance(config):
         pool = LakePool(max_open=1, threads=2)
         try:
+            targets = list(_targets(config, env))
+            places = [resolve(config.source, {}, env), *(place for _, place, _ in targets)]
             return [
-                to_plain(maintain_destination(pool, target, config.maintenance))
-                for target in _targets(config, env)
+                to_plain(maintain_destination(pool, target, config.maintenance, places)) for target in targets
             ]
         finally:
             pool.close()
