@@ -19,6 +19,7 @@ from aqueduck.logins import login_demands
 from aqueduck.postgres.connection import connect
 from aqueduck.postgres.embedded import EmbeddedPostgres
 from aqueduck.postgres.wire import connect_replication, connect_wire
+from tests.fix_postgres import wait_until
 
 CLEARTEXT = b"R" + struct.pack(">ii", 8, 3)
 MD5 = b"R" + struct.pack(">ii", 12, 5) + b"salt"
@@ -44,8 +45,8 @@ class Impostor:
                 client, _ = self.server.accept()
                 with client:
                     client.recv(4096)
-                    client.sendall(self.asks)
                     self.met += 1
+                    client.sendall(self.asks)
                     with contextlib.suppress(ConnectionResetError):
                         self.sent += client.recv(4096)
 
@@ -69,6 +70,7 @@ def test_an_impostor_gets_no_password_of_a_source(
     with pytest.raises(AuthenticationError, match="got no password") as caught:
         opens(impostor.dsn if variable else f"{impostor.dsn} password=geheim")
     assert "scram-sha-256" in (caught.value.hint or "")
+    wait_until(lambda: impostor.met, "the impostor was asked", 10)
     assert (impostor.met, impostor.sent) == (1, b"")
 
 
@@ -78,7 +80,7 @@ def test_an_impostor_gets_no_password_of_a_lake(impostor: Impostor) -> None:
     with pytest.raises(CatalogUnreachableError, match="form that others could use") as caught:
         open_lake(LakeConfig(catalog=catalog, data_path="/nowhere/"), read_only=True)
     assert "scram-sha-256" in (caught.value.hint or "")
-    assert impostor.met
+    wait_until(lambda: impostor.met, "the impostor was asked", 10)
     assert impostor.sent == b""
 
 
