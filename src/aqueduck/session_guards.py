@@ -2,7 +2,7 @@
 What every session of ours with PostgreSQL has, whatever the connection string, the role or the database say.
 
 It sees the schema `pg_catalog` alone, so that nobody's function or operator in another schema runs as us; and it reads
-a table whole or not at all: with `row_security` off, PostgreSQL refuses a query that a policy would thin (ADR 64).
+a table whole or not at all: with `row_security` off, PostgreSQL refuses a query that a policy would thin (ADR 62).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-Which lakes the rows of `destinations_table` may name: the file decides, not the people who write the table (ADR 68).
+Which lakes the rows of `destinations_table` may name: the file decides, not the people who write the table (ADR 65).
 
 Paths are compared part by part, connection strings by their settings, variables by name.  `{value}` in a pattern stands
 for any text within one part or setting.  A file that says nothing in `destinations_allow` allows what lies beside its own

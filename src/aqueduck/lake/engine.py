@@ -53,7 +53,7 @@ def new_connection(
 
 
 def trust_no_statistics(con: duckdb.DuckDBPyConnection) -> None:
-    """From now on the engine takes nothing from what a lake says of a whole table's values, which may be wrong (ADR 69)."""
+    """From now on the engine takes nothing from what a lake says of a whole table's values, which may be wrong (ADR 66)."""
     con.execute("set disabled_optimizers = 'statistics_propagation'")
 
 

@@ -7,7 +7,7 @@ after a rewrite they are made to cover what they covered before; and where a pro
 any lake snapshot has.
 
 The first transaction that fills a table may leave them unknown where there are values: if a column of its first file is all
-NULL.  The next insert then narrows them to its own values.  `settle_statistics` removes unknown ones, for good (ADR 69).
+NULL.  The next insert then narrows them to its own values.  `settle_statistics` removes unknown ones, for good (ADR 66).
 """
 
 from __future__ import annotations
