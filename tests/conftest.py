@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+from collections.abc import Iterator
+
+import pytest
 
 _PLUGINS = (
     "tests.fix_postgres",
@@ -16,3 +20,12 @@ _PLUGINS = (
 )
 
 pytest_plugins = [name for name in _PLUGINS if importlib.util.find_spec(name)]
+
+
+@pytest.fixture(autouse=True)
+def umask() -> Iterator[None]:
+    """A command that runs in this process sets its mask for new files; other tests keep theirs."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
