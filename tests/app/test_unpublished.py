@@ -123,3 +123,18 @@ def test_a_table_whose_name_another_one_has_by_now(db: Database, tmp_path: Path)
         group.apply()
         assert db.value("select array_agg(prrelid::int8) @> array[%s::int8] from pg_publication_rel", (oid,))
         assert group.read("select v from lake.main.t order by id") == [(7,), (7,)]
+
+
+def test_a_table_that_left_and_came_back_is_copied_once(db: Database, tmp_path: Path) -> None:
+    """P-S19: a table that leaves and comes back between two looks of the watch has missed nothing."""
+    db.execute(SETUP)
+    watch = SourceWatch()
+    with whole_group(db, tmp_path, TABLES) as group:
+        watch.look(group.runner)
+        group.remove("t")
+        group.add("t")
+        copies = group.copies
+        watch.look(group.runner)
+        group.copy()
+        assert group.copies == copies
+        check(group)

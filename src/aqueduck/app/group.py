@@ -82,6 +82,8 @@ class GroupRunner:
         """Columns that differ from the source's until the table's next row, as `column_watch` sees it."""
         self.truncated: set[int] = set()
         """Tables that were truncated as a whole, until `watch` has seen it in the catalog."""
+        self.left: set[int] = set()
+        """Tables that left the group, until `watch` has forgotten when they were published."""
         self.run_id = uuid.uuid4().hex[:8]
         self.failures = 0
         self.retry_at: float | None = None
@@ -289,6 +291,7 @@ class GroupRunner:
         for memory in (self.tables, self.states, self.parked, self.status.tables):
             memory.pop(oid, None)
         self.truncated.discard(oid)
+        self.left.add(oid)
         self.unsent.pop(oid, None)
         self.parking.discard(oid)
         self.copier.forget(oid)

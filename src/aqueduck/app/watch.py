@@ -67,6 +67,7 @@ class SourceWatch:
 
     def look(self, runner: GroupRunner) -> None:
         """Once; raises when the source cannot be asked."""
+        self._forget_left(runner)
         dsn, tables = runner.config.source.dsn, list(runner.tables)
         with connect(dsn) as conn:
             horizon = read_horizon(conn)
@@ -93,6 +94,12 @@ class SourceWatch:
         else:
             self._publish_again(runner, tables, sent)
 
+    def _forget_left(self, runner: GroupRunner) -> None:
+        """A table that left and came back was not published in between, and need not have been."""
+        for oid in runner.left.copy():
+            self._sent.get(runner.group.name, {}).pop(oid, None)
+            runner.left.discard(oid)
+
     def _note_slot(self, runner: GroupRunner, now: SlotMark | None) -> None:
         """Noted is what was there at the last look already: it is on the server's disk, and survives a crash."""
         name, before = runner.group.name, self._slots.get(runner.group.name)
@@ -117,6 +124,10 @@ class SourceWatch:
                 continue
             if runner.copier.is_copying(oid):
                 sent[oid] = 0
+                continue
+            if (
+                oid not in runner.states or not runner.states[oid].ready
+            ):  # its copy, or its handover, begins when it is published
                 continue
             table = runner.tables[oid].schema.qualified
             log.warning("table is copied again: it was not published", group=group.name, table=table)
