@@ -12,6 +12,7 @@ from aqueduck.app.control import Wanted
 from aqueduck.app.prepare import prepare_group
 from aqueduck.app.prepare_events import prepare_source
 from aqueduck.bookmarks import Bookmark
+from aqueduck.config import SyncConfig
 from aqueduck.errors import AqueduckError, BookmarkError
 from aqueduck.events_config import load_events
 from aqueduck.lake.catalog import open_lake
@@ -20,6 +21,7 @@ from aqueduck.postgres.registry import call, install, reconcile_file
 from aqueduck.sinks.bookmark_file import FileBookmarks
 from tests.fix_events import Flow
 from tests.fix_postgres import Database
+from tests.small_service import small_config
 from tests.whole_group import WholeGroup
 
 TABLES: dict[str, dict[str, str]] = {"public.t": {}, "public.u": {}}
@@ -42,9 +44,13 @@ def checked(group: WholeGroup) -> set[str]:
 
 def started(group: WholeGroup) -> set[str]:
     """The codes that a start gives, for the group as a whole or for its tables."""
-    with open_lake(group.config.lake) as lake:
+    return codes_of_a_start(group.config)
+
+
+def codes_of_a_start(config: SyncConfig) -> set[str]:
+    with open_lake(config.lake) as lake:
         try:
-            ready = prepare_group(group.config, Wanted(group.config.groups[0]), lake)
+            ready = prepare_group(config, Wanted(config.groups[0]), lake)
         except AqueduckError as exc:
             return {exc.code}
         states = read_states(lake, "test").values()
@@ -129,3 +135,29 @@ def test_check_of_events_says_what_a_start_says_of_the_bookmark(db: Database, tm
     assert codes == {"events.bookmark"}
     with pytest.raises(BookmarkError):
         prepare_source(config.source, db.dsn, Bookmark(1, "1"), tmp_path / "confirmed")
+
+
+FOREIGN = {
+    "slot": ("select pg_create_logical_replication_slot('aqueduck_test', 'pgoutput')", "pg.slot_conflict"),
+    "publication": ("create publication aqueduck_test for table u", "pg.publication"),
+    "target": ("create table lake.main.t (id int, v varchar)", "lake.foreign_target"),
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_check_says_what_a_start_says_of_what_others_made(db: Database, tmp_path: Path, what: str) -> None:
+    """P-T07, P-T11: a slot, a publication or a lake table in our place that Aqueduck did not make; the check makes nothing."""
+    db.execute("create table t (id int primary key, v text); create table u (id int primary key)")
+    config = small_config(db, tmp_path, "public.t")
+    statement, code = FOREIGN[what]
+    with open_lake(config.lake) as lake:
+        lake.execute("create schema if not exists lake.main")
+        if what == "target":
+            lake.execute(statement)
+        else:
+            db.execute(statement)
+        before = lake.query("from lake.current_snapshot()")[0]
+    assert {r.error.code for r in run_checks(config) if r.error} == {code}
+    with open_lake(config.lake) as lake:
+        assert lake.query("from lake.current_snapshot()")[0] == before
+    assert codes_of_a_start(config) == {code}

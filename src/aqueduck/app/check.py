@@ -25,7 +25,7 @@ from aqueduck.app.check_server import (
 from aqueduck.app.check_spark import spark_checks
 from aqueduck.app.control import wanted_groups
 from aqueduck.app.options import with_projection
-from aqueduck.app.prepare import PreparedTable, check_prepared, lost_slot
+from aqueduck.app.prepare import Owned, PreparedTable, check_prepared, lost_slot, owned_parts
 from aqueduck.config import GroupConfig, SyncConfig, TableConfig
 from aqueduck.errors import (
     AqueduckError,
@@ -39,6 +39,11 @@ from aqueduck.lake.table_states import TableState
 from aqueduck.lake.versions import current_version, tables_at
 from aqueduck.postgres.connection import connect, translate_errors
 from aqueduck.postgres.failures import RAISE_SLOTS, RAISE_WALSENDERS, THEN_RESTART
+from aqueduck.postgres.ownership import (
+    read_ownership,
+    refuse_foreign_publication,
+    refuse_foreign_slot,
+)
 from aqueduck.postgres.publications import (
     publishes_exactly,
     refuse_foreign,
@@ -157,7 +162,7 @@ def _group_checks(
     if len(tables) == len(group.tables) and publishes_exactly(conn, group.publication, tables):
         yield CheckResult(name, True, f"publishes all {len(tables)} tables")
         return
-    yield result_of(name, _check_publication, conn, server, group)
+    yield result_of(name, _check_publication, conn, server, group, _owned(conn, group, lake))
     for found in tables:
         yield result_of(f"ownership of {found.qualified}", _check_owner, conn, server, group, found)
 
@@ -177,6 +182,7 @@ def _check_slot(
     conn: Connection, server: ServerInfo, config: SyncConfig, group: GroupConfig, lake: LakeSession | None
 ) -> str:
     stored = None if lake is None else read_position(lake, group.name)
+    owned = _owned(conn, group, lake)
     lost = lost_slot(conn, config, group, lake, stored, server)
     if lost is not None and group.on_slot_loss == "stop":
         raise lost
@@ -185,7 +191,20 @@ def _check_slot(
         return f"is lost, so all tables will be copied again: {lost.message}"
     if info is None:
         return "will be created"
+    if not owned.slot:
+        refuse_foreign_slot(group.slot_name)
     return f"exists, keeps {info.retained_bytes / (1 << 20):.1f} MiB of WAL"
+
+
+def _owned(conn: Connection, group: GroupConfig, lake: LakeSession | None) -> Owned:
+    """Whether slot and publication are ours, as a start would find it."""
+    if lake is None:
+        return Owned(slot=True, publication=True)  # only a start that has the lake can tell
+    try:
+        noted = read_ownership(conn, group.name)
+    except AqueduckError:  # a registry of an earlier version, which a start brings up to date
+        noted = None
+    return owned_parts(conn, group, noted, adopt=False, filled=read_position(lake, group.name) is not None)
 
 
 def _target_checks(
@@ -210,7 +229,7 @@ def _check_target(
 ) -> str:
     state = known.get(schema.oid)
     bound = with_projection(schema, wanted, config.mask_salt_env, None if state is None else state.projection)
-    table = PreparedTable(bound, wanted.target_table, wanted.initial_copy, wanted.table_mode)
+    table = PreparedTable(bound, wanted.target_table, wanted.initial_copy, wanted.table_mode, wanted.adopt)
     check_prepared(lake, group, table, known)
     return "fits" if state is not None else "can be filled"
 
@@ -255,7 +274,7 @@ def _check_users_publication(conn: Connection, group: GroupConfig) -> str:
     return "is used as it is"
 
 
-def _check_publication(conn: Connection, server: ServerInfo, group: GroupConfig) -> str:
+def _check_publication(conn: Connection, server: ServerInfo, group: GroupConfig, owned: Owned) -> str:
     name, to = identifier(group.publication), identifier(server.role)
     with translate_errors(f"read the publication {group.publication}", conn=conn):
         row = conn.execute(
@@ -269,6 +288,8 @@ def _check_publication(conn: Connection, server: ServerInfo, group: GroupConfig)
                 hint=f"grant create on database {identifier(server.database)} to {to}",
             )
         return "will be created"
+    if not owned.publication:
+        refuse_foreign_publication(group.publication)
     if not row[0]:
         raise PrivilegeError(
             f"the publication {group.publication} has to be changed, but belongs to another role",

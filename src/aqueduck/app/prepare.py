@@ -39,7 +39,7 @@ from aqueduck.lake.apply import check_target, ensure_target, make_target, refuse
 from aqueduck.lake.catalog import LakeSession, open_lake
 from aqueduck.lake.commit import transact
 from aqueduck.lake.directories import read_directories
-from aqueduck.lake.own_targets import adopt_target, ensure_own_targets
+from aqueduck.lake.own_targets import adopt_target, ensure_own_targets, refuse_foreign_target
 from aqueduck.lake.parking import ensure_parking, forget_parked
 from aqueduck.lake.partition_marks import ensure_marks, forget_marks
 from aqueduck.lake.places import check_place, notice_changes, with_places
@@ -193,7 +193,7 @@ def prepare_group(
             raise next(iter(refused.values()))
         stored = read_position(lake, group.name)
         owned = read_ownership(conn, group.name)
-        owns = _owned(conn, group, owned, adopt=adopt, filled=stored is not None)
+        owns = owned_parts(conn, group, owned, adopt=adopt, filled=stored is not None)
         lost = lost_slot(conn, config, group, lake, stored, server, trust_slot)
         if lost is not None:
             if group.on_slot_loss == "stop":
@@ -231,26 +231,26 @@ def prepare_group(
 
 
 @dataclass(frozen=True, slots=True)
-class _Owns:
+class Owned:
     """Whether we may read the slot and change the publication: they are ours, or do not exist yet."""
 
     slot: bool
     publication: bool
 
 
-def _owned(
+def owned_parts(
     conn: psycopg.Connection[Any], group: GroupConfig, owned: Ownership | None, *, adopt: bool, filled: bool
-) -> _Owns:
+) -> Owned:
     """A lake that was `filled` says that they were in use, where no registry says more: also one that was made anew since."""
     slot, publication = (None, None) if owned is None else (owned.slot, owned.publication)
     given = adopt or (owned is not None and owned.adopt) or (filled and slot is None)
-    return _Owns(
+    return Owned(
         given or slot == group.slot_name or slot_info(conn, group.slot_name) is None,
         given or publication == group.publication or not publication_exists(conn, group.publication),
     )
 
 
-def _noted(group: GroupConfig, owned: Ownership | None, owns: _Owns) -> Ownership | None:
+def _noted(group: GroupConfig, owned: Ownership | None, owns: Owned) -> Ownership | None:
     """What the registry says afterwards; a publication that only happens to fit stays with who made it."""
     if owned is None:
         return None
@@ -589,6 +589,8 @@ def check_prepared(
         return
     filled = {s.target for oid, s in known.items() if oid != table.schema.oid}
     refuse_names(table.target, table.schema.in_lake, table.mode)
+    if not table.adopt:
+        refuse_foreign_target(lake, table.target)
     there = check_place(lake, table.target, None, name, may_be_missing=True)
     if there and not (table.target in filled and table.initial_copy):
         check_target(lake, table.target, table.schema.in_lake, table.mode)

@@ -52,8 +52,19 @@ def is_own(session: LakeSession, target: TableName) -> bool:
     """Whether we made the target, or got it."""
     if _is_reserved(target):
         return False
+    if session.read_only:
+        return _is_noted(session, target)
     ensure_own_targets(session)
     return bool(session.execute(f"select 1 from {TABLE} where {_IS}", [target.schema, target.name]))
+
+
+def _is_noted(session: LakeSession, target: TableName) -> bool:
+    """The same for those who write nothing: a lake of an earlier version has no notes yet."""
+    for name in ("targets", "tables"):
+        if _exists(session, TableName(OWN_SCHEMA, name)):
+            table = qualified(LAKE, OWN_SCHEMA, name)
+            return bool(session.execute(f"select 1 from {table} where {_IS}", [target.schema, target.name]))
+    return False
 
 
 def refuse_foreign_target(session: LakeSession, target: TableName) -> bool:
