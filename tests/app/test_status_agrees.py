@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -188,3 +189,36 @@ def test_an_errored_group_is_errored_everywhere(
 
         wait_until(dropped, "the slot is gone")
         asker.agree({"public.a": ("STREAMING", None), "public.b": ("ERRORED", "pg.slot_lost")})
+
+
+def test_everybody_says_the_same_of_states_on_the_way(
+    db: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P-T01, P-S03: before a copy, during it, and while the stream is not read."""
+    db.execute("create table t (id int primary key); insert into t values (1)")
+    db.execute("create table later (id int primary key); insert into later values (1)")
+    copies = threading.Semaphore(0)
+
+    def held(_spark: Any, _jobs: Any, job: Any) -> Any:
+        assert copies.acquire(timeout=120)
+        return job.run(range(len(job.items)))
+
+    monkeypatch.setattr("aqueduck.app.group.run_copy", held)
+    with asked(db, tmp_path, capsys, monkeypatch, ["public.t"]) as asker:
+        asker.agree({"public.t": ("SNAPSHOT", None)})
+        copies.release()
+        asker.agree({"public.t": ("STREAMING", None)})
+        with db.connect() as conn:
+            conn.execute("begin; insert into later values (2)")  # its copy waits for this transaction
+            db.execute("select aqueduck.add_table('public.later', group_name => 'test')")
+            wait_until(lambda: "public.later" in asker.tables(), "it is added")
+            asker.agree({"public.t": ("STREAMING", None), "public.later": ("PENDING", None)})
+            conn.execute("commit")
+        asker.agree({"public.t": ("STREAMING", None), "public.later": ("SNAPSHOT", None)})
+        copies.release()
+        asker.agree(dict.fromkeys(("public.t", "public.later"), ("STREAMING", None)))
+        hold = tmp_path / "state" / "test" / "hold"
+        hold.touch()
+        asker.agree(dict.fromkeys(("public.t", "public.later"), ("CATCHUP", None)))
+        hold.unlink()
+        asker.agree(dict.fromkeys(("public.t", "public.later"), ("STREAMING", None)))

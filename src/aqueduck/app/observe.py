@@ -55,7 +55,7 @@ def table_state(runner: GroupRunner, oid: int) -> Life:
         return Life.ERRORED
     reached = max(runner.status.position, runner.status.seen)
     waits = state.copy_position > reached or runner.status.state == "retrying"
-    waits = waits or not runner.status.reading
+    waits = waits or runner.status.held or not runner.status.reading
     return Life.CATCHUP if waits else Life.STREAMING
 
 
