@@ -17,7 +17,7 @@ from aqueduck.lake.table_write import commit_parts, write_part
 from aqueduck.lake.write_target import WriteOrder, open_target
 from aqueduck.lake_place import LakePlace
 from aqueduck.schema import TableName
-from tests.fanout_lakes import Fan, connect
+from tests.fanout_lakes import Fan, T, connect
 from tests.fix_postgres import Database
 from tests.whole_group import whole_group
 
@@ -104,7 +104,7 @@ def test_filters_find_rows_of_a_write_whose_first_part_is_null(tmp_path: Path) -
 
 
 def test_a_source_with_wrong_statistics_reaches_its_destinations_whole(tmp_path: Path) -> None:
-    """P-T04: a seed and a cycle find every row of a source whose writer is not Aqueduck; the destination's readers do, too."""
+    """P-T04: our sessions, a seed and a cycle find every row of a source whose statistics are wrong; others are misled."""
     fan = Fan(tmp_path, {"one": "quack"}, inline=0)
     try:
         fan.change("create table lake.t (id int, c varchar)")
@@ -113,6 +113,8 @@ def test_a_source_with_wrong_statistics_reaches_its_destinations_whole(tmp_path:
         )
         fan.change("insert into lake.t values (3, 'teal')")
         assert fan.source.execute("from lake.t where c = 'quack'").fetchall() == []
+        with fan.pool.use(fan.place("source"), read_only=True) as lake:
+            assert lake.execute(f"from {lake.table(T)} where c = 'quack'") == [(2, "quack")]
         fan.poll()
         assert fan.rows("one") == [(2, "quack")]
         fan.change("update lake.t set id = 4 where concat(c, '') = 'quack'")
