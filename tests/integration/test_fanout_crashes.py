@@ -224,8 +224,9 @@ def test_a_running_service_follows_its_source_and_its_file(fan: Fan, service: Se
     process = service.start()
     service.wait_same()
     for worker in psutil.Process(process.pid).children(recursive=True):
-        if worker.name().startswith("python") and "worker_daemon" in " ".join(worker.cmdline()):
-            worker.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may just have ended
+            if worker.name().startswith("python") and "worker_daemon" in " ".join(worker.cmdline()):
+                worker.kill()
     fan.change(*HISTORY)
     service.wait_same()
     fan.values["three"] = "x"
