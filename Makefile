@@ -15,7 +15,7 @@ JAVA_MAJOR    = $(shell $(JAVA_COMMAND) -version 2>&1 | sed -nE 's/.* version "(
 JAVA_EXTRA    = $(shell [ "0$(JAVA_MAJOR)" -ge 17 ] 2>/dev/null || echo java)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long lint fmt bench-drain bench-mixed soak docs dist release clean
+.PHONY: help setup demo test test-faults test-long chain lint fmt bench-drain bench-mixed soak docs dist release clean
 
 help: ## Show what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|' 2>/dev/null \
@@ -27,8 +27,11 @@ demo: $(STAMP) ## Run the main job on embedded PostgreSQL, Spark and DuckLake
 	@$(BIN)/aqueduck demo
 
 test: lint ## Check style and types, then run the tests
-	$(BIN)/pytest -n 3 -m 'not slow and not spark'
-	$(BIN)/pytest -n 2 --dist loadfile -m 'spark and not slow'
+	$(BIN)/pytest -n 3 -m 'not slow and not spark and not faults'
+	$(BIN)/pytest -n 2 --dist loadfile -m 'spark and not slow and not faults'
+
+test-faults: $(STAMP) ## Kill each flow at every durable step that `make test` leaves out; CI runs both
+	$(BIN)/pytest -n 2 -m 'faults and not slow'
 
 test-long: lint ## Run every test, also those that take minutes
 	$(BIN)/pytest -n 2 -m 'not spark'
@@ -52,6 +55,10 @@ bench-mixed: $(STAMP) ## Measure how fast a backlog of mixed changes is drained
 SOAK_SECONDS ?= 1800
 soak: $(STAMP) ## Run a busy service for SOAK_SECONDS (1800) and watch its files, memory and slot
 	AQUEDUCK_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/pytest tests/integration/test_soak.py -s -m slow --timeout 0
+
+CHAIN_SECONDS ?= 1800
+chain: $(STAMP) ## Run random histories through all flows for CHAIN_SECONDS (1800), without Spark and as three services
+	AQUEDUCK_CHAIN_SECONDS=$(CHAIN_SECONDS) $(BIN)/pytest tests/integration/test_chain.py tests/integration/test_chain_services.py -m slow -n 2
 
 docs: $(DOCS_STAMP) ## Build the documents as a site into build/site; every link and page is checked
 	$(DOCS_ENV)/bin/python docs/_site/pages.py build

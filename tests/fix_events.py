@@ -30,6 +30,7 @@ from aqueduck.postgres.events_capture import EventsCapture, EventsSettings, Even
 from aqueduck.postgres.slots import create_slot
 from aqueduck.schema import parse_lsn
 from tests.fix_postgres import Database, wait_until
+from tests.fix_service import START_SECONDS, passing
 from tests.forks import Forked
 
 
@@ -199,6 +200,14 @@ class Flow:
                     member.kill()
         process.wait(timeout=60)
         self.wait_free()
+
+    def die(self, point: str) -> None:
+        """Run on Spark until the driver dies at the fault point, then kill -9 of the family that is left."""
+        passed = passing(self.log_file, point)
+        process = self.start(fault=point)
+        wait_until(lambda: passed() or process.poll() is not None, point, START_SECONDS, log=self.log)
+        self.kill(process)
+        assert passed(), f"it did not die at {point}\n{self.log()}"
 
     def slot_active(self) -> bool:
         query = (

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,14 @@ class Sync:
         wait_until(lambda: not self.slot_active(), "the capture lets go of the slot")
         yield
         hold.unlink()
+
+    def die(self, point: str) -> None:
+        """Run until a process of the service dies at the fault point, then kill -9 of everything that is left."""
+        passed = passing(self.directory / "log.txt", point)
+        process = self.start(fault=point)
+        wait_until(lambda: passed() or process.poll() is not None, point, START_SECONDS, log=self.log)
+        self.kill(process)
+        assert passed(), f"it did not die at {point}\n{self.log()}"
 
     def once(self, *, fault: str | None = None) -> int:
         """`aqueduck run --once`; the exit code."""
@@ -267,6 +275,13 @@ class Sync:
 
     def states(self) -> dict[str, str]:
         return dict(self.db.query("select source, state from aqueduck.status()"))
+
+
+def passing(log: Path, point: str) -> Callable[[], bool]:
+    """Whether a process that writes to the log passed the fault point, from now on."""
+    before = log.stat().st_size if log.exists() else 0
+    said = f"passed the fault point {point.partition(':')[0]}\n".encode()
+    return lambda: said in log.read_bytes()[before:]
 
 
 @pytest.fixture(scope="session")

@@ -188,6 +188,7 @@ def _many_tables(sync: Sync, number: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.kills("sync")
 @pytest.mark.parametrize("point", ["copy.chunk_written:4", "copy.before_landing", "copy.landed"])
 def test_a_copy_killed_at_a_durable_step_goes_on_after_a_restart(
     db: Database, sync_of: Any, point: str
@@ -197,14 +198,7 @@ def test_a_copy_killed_at_a_durable_step_goes_on_after_a_restart(
     db.execute("alter table t alter doc set storage external")
     db.execute("insert into t select g, 'v' || g, repeat(md5(g::text), 80) from generate_series(1, 4000) g")
     sync = sync_of("public.t", copy=True, copy_chunk_bytes="32KiB")
-    process = sync.start(fault=point)
-    wait_until(
-        lambda: "passed the fault point" in sync.log() or process.poll() is not None,
-        "the fault",
-        180,
-        log=sync.log,
-    )
-    sync.kill(process)
+    sync.die(point)
     chunks = [int(n) for n in re.findall(r"copy started +chunks=(\d+)", sync.log())]
     db.execute("update t set v = v || '!' where id % 5 = 0; delete from t where id % 11 = 0")
     db.execute(

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.spark
 
 POINTS = (
     "lake.after_commit",
-    # The commit itself is killed on every catalog in tests/lake/test_commit.py; the rest in `make test-long`.
+    # The commit itself is killed on every catalog in tests/lake/test_commit.py; all of them, in a row, in test_kills.py.
     pytest.param("capture.staged", marks=pytest.mark.slow),
     pytest.param("batch.files_written", marks=pytest.mark.slow),
     pytest.param("lake.before_commit", marks=pytest.mark.slow),
@@ -42,19 +42,13 @@ def sync(db: Database, sync_of: Any) -> Sync:
     return sync
 
 
+@pytest.mark.kills("sync")
 @pytest.mark.parametrize("point", POINTS)
 def test_a_kill_loses_and_doubles_nothing(db: Database, sync: Sync, point: str) -> None:
     """P-S17, promise 1: SIGKILL at a named durable step; after a restart source and lake are equal, no file is left over."""
     sync.init()
     load(db)
-    process = sync.start(fault=point)
-    wait_until(
-        lambda: "passed the fault point" in sync.log() or process.poll() is not None,
-        "the fault",
-        120,
-        log=sync.log,
-    )
-    sync.kill(process)
+    sync.die(point)
     db.execute("insert into s select max(id) + 1, 'after the crash' from s")
     sync.catch_up()
     registered = {p for (p,) in sync.lake("select data_file from ducklake_list_files('lake', 't')")}

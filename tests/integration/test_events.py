@@ -80,6 +80,7 @@ def test_the_reference_file_runs_on_spark(db: Database, flow_of: FlowOf) -> None
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.kills("events")
 @pytest.mark.parametrize("point", ["events.parts_written", "sink.flushed", "bookmark.saved:2"])
 def test_a_kill_of_the_whole_family_on_spark(db: Database, flow_of: FlowOf, point: str) -> None:
     """P-E03 with Spark: driver, JVM and workers are gone; every event is there once. The other points run without Spark."""
@@ -90,9 +91,7 @@ def test_a_kill_of_the_whole_family_on_spark(db: Database, flow_of: FlowOf, poin
         db.execute(
             f"insert into orders select {i} * 500 + g, repeat('x', 100) from generate_series(1, 500) g"
         )
-    process = flow.start(fault=point)
-    wait_until(lambda: process.poll() is not None, "it dies", 180, log=flow.log)
-    flow.kill(process)
+    flow.die(point)
     assert flow.start("--once").wait(timeout=180) == 0, flow.log()
     assert [e["after"]["id"] for e in flow.lines()] == list(range(1, 10001))
 
@@ -112,9 +111,7 @@ def test_a_lake_sink_on_spark_is_exact_and_shows_itself(db: Database, flow_of: F
         db.execute(
             f"insert into orders select {i} * 500 + g, repeat('x', 100) from generate_series(1, 500) g"
         )
-    process = flow.start(fault="bookmark.saved:3")
-    wait_until(lambda: process.poll() is not None, "it dies", 180, log=flow.log)
-    flow.kill(process)
+    flow.die("bookmark.saved:3")
     process = flow.start()
     wait_until(lambda: flow.log().count("serving") == 2, "it serves", 180, log=flow.log)
     [*_, address] = re.findall(r"http://127.0.0.1:\d+/", flow.log())

@@ -25,6 +25,7 @@ POINTS = (
 FILE_POINTS = ("bookmark.before_rename:2",)
 ROTATED_POINTS = ("sink.renamed",)
 POLL_POINTS = ("poll.before_advance", "poll.advanced")
+POLLED_IN_SHORT = (("sink.flushed", False), ("poll.advanced", True))
 
 SETUP = """
 create table a (id int primary key, n int, v text);
@@ -66,6 +67,7 @@ def crash(flow: Flow, db: Database, point: str) -> None:
     assert flow.once() == 0, flow.log()
 
 
+@pytest.mark.kills("events")
 @pytest.mark.parametrize("point", [*POINTS, *FILE_POINTS])
 def test_a_kill_loses_and_doubles_nothing_in_a_file(db: Database, flow_of: FlowOf, point: str) -> None:
     """P-E03: one file, with the bookmark in a file: exactly once, whatever the crash left behind."""
@@ -74,15 +76,16 @@ def test_a_kill_loses_and_doubles_nothing_in_a_file(db: Database, flow_of: FlowO
     assert_complete(flow.lines(), 650)
 
 
+@pytest.mark.kills("events")
 @pytest.mark.parametrize(
     ("point", "pooled"),
     [
-        ("sink.flushed", False),
-        ("poll.advanced", True),
+        *POLLED_IN_SHORT,
         *(
-            pytest.param(point, pooled, marks=pytest.mark.slow)
+            pytest.param(point, pooled, marks=pytest.mark.faults)
             for point in ("capture.staged", "sink.flushed", "batch.committed", *POLL_POINTS)
             for pooled in (False, True)
+            if (point, pooled) not in POLLED_IN_SHORT
         ),
     ],
 )
@@ -99,6 +102,7 @@ def test_a_kill_while_polling_loses_and_doubles_nothing(
     assert_complete(flow.lines(), 650)
 
 
+@pytest.mark.kills("events")
 @pytest.mark.parametrize("point", ["sink.flushed", "bookmark.saved:2"])
 @pytest.mark.parametrize("store", ["postgres", "lake"])
 def test_the_other_stores_are_as_exact(
@@ -118,8 +122,9 @@ def test_the_other_stores_are_as_exact(
     assert_complete(flow.lines(), 650)
 
 
+@pytest.mark.kills("events")
 @pytest.mark.parametrize(
-    "point", [*(pytest.param(p, marks=pytest.mark.slow) for p in POINTS), *ROTATED_POINTS]
+    "point", [*(pytest.param(p, marks=pytest.mark.faults) for p in POINTS), *ROTATED_POINTS]
 )
 def test_rotated_files_are_whole_and_exact(db: Database, flow_of: FlowOf, point: str) -> None:
     """P-E10: a visible file has whole transactions and never changes; together they have every event once."""

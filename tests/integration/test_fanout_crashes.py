@@ -23,6 +23,7 @@ from aqueduck.lake_place import LakePlace
 from aqueduck.postgres.embedded import EmbeddedPostgres
 from tests.fanout_lakes import Fan
 from tests.fix_postgres import wait_until
+from tests.fix_service import START_SECONDS, passing
 
 IDLE_SECONDS = 40
 POINTS = ("fanout.before_commit", "fanout.before_commit:2", "fanout.after_commit", "fanout.after_commit:2")
@@ -30,7 +31,7 @@ SEED_POINTS = ("fanout.before_seed", "fanout.before_seed:2", "fanout.after_seed"
 
 
 def _first_in_the_normal_run(points: Sequence[str]) -> list[Any]:
-    return [points[0], *(pytest.param(point, marks=pytest.mark.slow) for point in points[1:])]
+    return [points[0], *(pytest.param(point, marks=pytest.mark.faults) for point in points[1:])]
 
 
 POLL = """
@@ -81,6 +82,7 @@ def poll_elsewhere(fan: Fan, fault: str) -> int:
     ).returncode
 
 
+@pytest.mark.kills("fanout")
 @pytest.mark.parametrize("point", _first_in_the_normal_run(POINTS))
 def test_a_kill_in_a_cycle_loses_and_doubles_nothing(fan: Fan, point: str) -> None:
     """P-F01, P-F05: destinations that committed are left out by their cursors, the others get the same range again."""
@@ -93,6 +95,7 @@ def test_a_kill_in_a_cycle_loses_and_doubles_nothing(fan: Fan, point: str) -> No
     assert fan.differing() == {}
 
 
+@pytest.mark.kills("fanout")
 @pytest.mark.parametrize("point", _first_in_the_normal_run(SEED_POINTS))
 def test_a_kill_in_a_seed_repeats_it_safely(fan: Fan, point: str) -> None:
     """P-F10: a seed is there as a whole or not at all; the next start repeats what is missing."""
@@ -161,6 +164,14 @@ class Service:
         self.processes.append(process)
         return process
 
+    def die(self, point: str) -> None:
+        """Run until a process of the service dies at the fault point, then kill -9 of everything that is left."""
+        passed = passing(self.fan.directory / "log.txt", point)
+        process = self.start(fault=point)
+        wait_until(lambda: passed() or process.poll() is not None, point, START_SECONDS, log=self.log)
+        self.kill()
+        assert passed(), f"it did not die at {point}\n{self.log()}"
+
     def log(self) -> str:
         return (self.fan.directory / "log.txt").read_text(errors="replace")[-4000:]
 
@@ -195,20 +206,21 @@ def service(fan: Fan) -> Iterator[Service]:
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.kills("fanout")
 @pytest.mark.parametrize(
     "point", ["fanout.read:2", "fanout.before_commit", "fanout.after_commit:2", "fanout.after_seed"]
 )
 def test_a_killed_service_goes_on_where_its_destinations_are(fan: Fan, service: Service, point: str) -> None:
     """Hazard 8: a worker dies at a durable step, then the driver and everything with it; nothing is lost or doubled."""
     fan.change(*HISTORY)
+    passed = passing(fan.directory / "log.txt", point)
     process = service.start(fault=point)
     if "seed" not in point:
         service.wait_same()
         fan.change(*HISTORY)
-    wait_until(
-        lambda: "passed the fault point" in service.log() or process.poll() is not None, service.log(), 240
-    )
+    wait_until(lambda: passed() or process.poll() is not None, point, 240, log=service.log)
     service.kill()
+    assert passed(), service.log()
     fan.change("update lake.t set v = -1 where id % 5 = 0")
     assert service.start("--once").wait(timeout=240) == 0, service.log()
     assert fan.differing() == {}

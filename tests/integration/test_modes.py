@@ -114,6 +114,7 @@ def test_every_mode_from_copy_to_column_changes(shared: Sync) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.kills("sync")
 @pytest.mark.parametrize(
     "point",
     [
@@ -136,14 +137,7 @@ def test_a_kill_neither_loses_nor_doubles_a_change(db: Database, sync_of: Any, p
         assert sync.once() == 0, sync.log()
         for mode in MODES:
             load(db, mode, 20_000)
-    process = sync.start(fault=point)
-    wait_until(
-        lambda: "passed the fault point" in sync.log() or process.poll() is not None,
-        "the fault",
-        120,
-        log=sync.log,
-    )
-    sync.kill(process)
+    sync.die(point)
     for mode in MODES:
         db.execute(f"update {mode} set v = 'after the crash' where id = 1")
     assert sync.once() == 0, sync.log()

@@ -17,18 +17,6 @@ pytestmark = pytest.mark.spark
 POINTS = ("capture.staged", "lake.before_commit", "lake.after_commit", "poll.before_advance", "poll.advanced")
 
 
-def die(sync: Sync, point: str) -> None:
-    """Run until the point, then kill -9 of everything."""
-    process = sync.start(fault=point)
-    wait_until(
-        lambda: "passed the fault point" in sync.log() or process.poll() is not None,
-        "the fault",
-        START_SECONDS,
-        log=sync.log,
-    )
-    sync.kill(process)
-
-
 @pytest.fixture
 def polled(new_server: Callable[..., EmbeddedPostgres], tmp_path: Path) -> Iterator[Sync]:
     """A service that can only poll."""
@@ -68,6 +56,7 @@ def test_sync_through_a_pooler_without_walsenders_or_a_superuser(polled: Sync) -
 
 
 @pytest.mark.slow
+@pytest.mark.kills("sync")
 @pytest.mark.parametrize("point", POINTS)
 def test_a_kill_at_any_step_loses_and_doubles_nothing(polled: Sync, point: str) -> None:
     """P-S17, hazard 8: between stage, lake commit and advance, the lake's position decides."""
@@ -76,12 +65,13 @@ def test_a_kill_at_any_step_loses_and_doubles_nothing(polled: Sync, point: str) 
     db.execute(
         "update t set v = v || '!' where id % 3 = 0; insert into t select g, 'new' from generate_series(6001, 7000) g"
     )
-    die(sync, point)
+    sync.die(point)
     db.execute("delete from t where id % 2 = 0")
     sync.catch_up()
 
 
 @pytest.mark.slow
+@pytest.mark.kills("sync")
 @pytest.mark.parametrize("point", ["capture.staged", "lake.after_commit:2", "capture.before_confirm:2"])
 def test_a_kill_during_bulk_catch_up_loses_and_doubles_nothing(
     sync_of: Callable[..., Sync], point: str
@@ -95,7 +85,7 @@ def test_a_kill_during_bulk_catch_up_loses_and_doubles_nothing(
     for n in range(20):
         db.execute(f"insert into t select {n}000 + g, repeat('x', 300) from generate_series(1, 1000) g")
     db.execute("update t set v = 'short' where id % 3 = 0")
-    die(sync, point)
+    sync.die(point)
     db.execute("delete from t where id % 5 = 0")
     sync.catch_up()
     assert (

@@ -23,7 +23,7 @@ from aqueduck.lake.parking import ensure_parking, parked_segments
 from aqueduck.lake.progress import Position, read_position, write_position
 from aqueduck.lake.table_states import TableState, ensure_table_states, read_states
 from aqueduck.schema import TableName
-from tests.fix_lake import Lake
+from tests.fix_lake import CATALOGS, Lake
 from tests.strategies import TABLE, Change, stage, truncate_before
 
 START = Position("shop", 1000, None, "7300000000000000001", 1)
@@ -239,6 +239,12 @@ commit_batch(open_lake(LakeConfig(**given["config"])), BatchPlan(end, (plan,)))
 """
 
 
+@pytest.mark.parametrize(
+    "lake_config",
+    [CATALOGS[0], *(pytest.param(c, marks=pytest.mark.faults) for c in CATALOGS[1:])],
+    indirect=True,
+)
+@pytest.mark.kills("sync")
 @pytest.mark.parametrize(("point", "committed"), [("lake.before_commit", False), ("lake.after_commit", True)])
 def test_kill_9_around_the_commit_neither_loses_nor_doubles(
     shop: Lake, tmp_path: Path, point: str, committed: bool

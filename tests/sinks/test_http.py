@@ -232,6 +232,7 @@ def test_receiver_and_sink_know_each_other_by_certificates(receiver: Receiver, t
             send(ca_path=str(mine.authority), client_cert=wrong)
 
 
+@pytest.mark.kills("events", "sink.posted")
 def test_a_flow_to_a_webhook_that_fails_now_and_then(
     db: Database, flow_of: Callable[..., Flow], receiver: Receiver
 ) -> None:

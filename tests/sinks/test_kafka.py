@@ -85,6 +85,7 @@ def test_a_message_an_event_with_its_key_and_name(
     assert names == [f"{lsn}/0", f"{lsn}/1", f"{lsn}/2"]
 
 
+@pytest.mark.kills("events")
 @pytest.mark.parametrize("point", ["sink.produced", "sink.flushed"])
 def test_a_kill_doubles_with_the_same_names_and_loses_nothing(
     db: Database, flow_of: Callable[..., Flow], brokers: str, point: str

@@ -17,6 +17,7 @@ def ids(flow: Flow) -> list[int]:
     return [json.loads(line)["after"]["id"] for line in lines if line.startswith("{")]
 
 
+@pytest.mark.kills("events")
 @pytest.mark.parametrize(
     ("point", "again"), [("events.parts_written", 0), ("sink.flushed", 50), ("bookmark.saved", 0)]
 )

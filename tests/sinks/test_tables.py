@@ -105,10 +105,11 @@ POINTS = (
 )
 
 
+@pytest.mark.kills("events")
 @pytest.mark.parametrize("kind", ["postgres", "ducklake"])
 @pytest.mark.parametrize(
     "point",
-    [p if p.startswith("sink.written") else pytest.param(p, marks=pytest.mark.slow) for p in POINTS],
+    [p if p.startswith("sink.written") else pytest.param(p, marks=pytest.mark.faults) for p in POINTS],
 )
 def test_a_kill_loses_and_doubles_nothing_in_a_table(
     db: Database, flow_of: FlowOf, kind: str, point: str

@@ -22,7 +22,7 @@ POINTS = (
     "test.offset_logged",
     "test.commit_logged",
 )
-SHORT = 2
+POLL_POINTS = ("write.after_commit", "capture.before_confirm", "poll.before_advance", "poll.advanced")
 
 
 def run(db: Database, directory: Path, fault: str = "", capture: str = "stream") -> int:
@@ -71,22 +71,19 @@ def check(db: Database, directory: Path, points: tuple[str, ...], capture: str =
             assert (key in rows) == (op == "update")
             rows[key] = value
     assert sorted(rows.items()) == db.query("select id, v from t order by id"), "nothing is missing"
-    assert {path.name for path in (directory / "lake").rglob("*.parquet")} <= known, "no file is left over"
+    ours = {path.name for path in (directory / "lake").rglob("aqueduck-*.parquet")}
+    assert ours <= known, "no file of a task is left over"
 
 
-@pytest.mark.slow
-def test_a_kill_loses_and_doubles_nothing(db: Database, tmp_path: Path) -> None:
-    """Guarantee 10, hazard 8: after the lake's commit and before Spark's, and with files that nobody knows."""
-    check(db, tmp_path, POINTS[:SHORT])
-
-
-@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.kills("jobs", *POINTS)
 def test_a_kill_at_every_step_loses_and_doubles_nothing(db: Database, tmp_path: Path) -> None:
     """Guarantee 10, hazard 8: SIGKILL at each durable step between the slot and the lake."""
     check(db, tmp_path, POINTS)
 
 
-@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.kills("jobs", *POLL_POINTS)
 def test_a_kill_while_polling_loses_and_doubles_nothing(db: Database, tmp_path: Path) -> None:
     """P-E09: `capture = poll`: the slot is moved by SQL, after Spark's commit only."""
-    check(db, tmp_path, ("write.after_commit", "capture.before_confirm"), "poll")
+    check(db, tmp_path, POLL_POINTS, "poll")
