@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from aqueduck.app.verify import verify_tables
 from aqueduck.errors import ServiceLockedError
 from aqueduck.postgres.embedded import EmbeddedPostgres, StopMode
-from aqueduck.postgres.group_lock import lock_group
+from aqueduck.postgres.group_lock import lock_group, lock_key
 from tests.fix_postgres import Database, _new_database, wait_until
 from tests.local_service import LocalService, local_config, local_service
 
@@ -183,3 +184,18 @@ def test_verify_names_what_is_wanted_and_is_not_in_the_lake(db: Database, tmp_pa
         "public.invoices": ("identical", None),
         "public.later": ("not compared", "it is not in the lake yet"),
     }
+
+
+def test_a_service_starts_though_a_role_without_rights_has_its_lock(db: Database, tmp_path: Path) -> None:
+    """The attack: `mallory` may only connect, and takes the lock that the group's name gives."""
+    make_tables(db, "customers")
+    config = local_config(db, tmp_path, {"test": ["public.customers"]})
+    db.execute("create role mallory login")
+    with db.connect("mallory") as mallory, structlog.testing.capture_logs() as said:
+        mallory.execute("select pg_advisory_lock(%s)", (lock_key("test"),))
+        with local_service(db, config) as service:
+            service.wait_same("customers")
+            with pytest.raises(ServiceLockedError, match="another service"), local_service(db, config):
+                pass
+    assert any("role mallory" in str(line.get("holders")) for line in said)
+    db.execute("drop role mallory")

@@ -42,8 +42,13 @@ Connection = psycopg.Connection[Any]
 
 LOCK_SECONDS_MAX = 5
 
-_CHANGES = 4704367180466350177  # as in aqueduck._begin_change
 _WRITTEN_TABLES = "aqueduck.sync_groups, aqueduck.table_mappings, aqueduck.settings"
+_MADE_MEANWHILE = (
+    psycopg.errors.UniqueViolation,
+    psycopg.errors.DuplicateSchema,
+    psycopg.errors.DuplicateTable,
+)
+"""What two sessions that install at once see of each other, after the first has committed."""
 _REFUSALS: dict[str, type[AqueduckError]] = {
     "QD001": ConfigError,
     "QD002": NoKeyError,
@@ -98,23 +103,34 @@ def install(conn: Connection) -> bool:
     if check_registry(conn).endswith("is installed"):
         return False  # without waiting for a transaction of somebody who changes what is wanted
     with change("install the registry", conn):
-        conn.execute("select pg_advisory_xact_lock(%s)", (_CHANGES,))
-        found = _look(conn)
-        version = _version_to_upgrade(conn, found)
-        if version is None:
-            return False
-        if not found.has_schema:
-            conn.execute("create schema aqueduck")
-        elif found.owner is not None and found.owner != found.role:
-            conn.execute(f"set local role {identifier(found.owner)}".encode())
-        for statements in [*_migrations()[version:], *_functions()]:
-            conn.execute(statements.encode())
+        try:
+            with conn.transaction():
+                return _install(conn)
+        except _MADE_MEANWHILE:
+            return _install(conn)
+
+
+def _install(conn: Connection) -> bool:
+    found = _look(conn)
+    if found.owner is not None and found.may_write:
         conn.execute(
-            "insert into aqueduck.schema_version (version, functions_hash) values (%s, %s) "
-            "on conflict (one_row) do update set version = excluded.version, installed_at = now(), "
-            "functions_hash = excluded.functions_hash, installed_by = current_user",
-            (len(_migrations()), _functions_hash()),
-        )
+            "lock table aqueduck.settings in share update exclusive mode"
+        )  # as in aqueduck._begin_change
+    version = _version_to_upgrade(conn, found)
+    if version is None:
+        return False
+    if not found.has_schema:
+        conn.execute("create schema aqueduck")
+    elif found.owner is not None and found.owner != found.role:
+        conn.execute(f"set local role {identifier(found.owner)}".encode())
+    for statements in [*_migrations()[version:], *_functions()]:
+        conn.execute(statements.encode())
+    conn.execute(
+        "insert into aqueduck.schema_version (version, functions_hash) values (%s, %s) "
+        "on conflict (one_row) do update set version = excluded.version, installed_at = now(), "
+        "functions_hash = excluded.functions_hash, installed_by = current_user",
+        (len(_migrations()), _functions_hash()),
+    )
     return True
 
 
@@ -237,7 +253,7 @@ def _refusal(exc: psycopg.Error, conn: Connection) -> AqueduckError | None:
         return SourceQueryError(
             "another transaction that changes the registry has been open for long",
             hint="end it; it is among: select pid, state, query from pg_stat_activity "
-            "where pid in (select pid from pg_locks where locktype in ('advisory', 'transactionid'))",
+            "where pid in (select pid from pg_locks where locktype = 'transactionid' or relation = 'aqueduck.settings'::regclass)",
         )
     if exc.sqlstate in ("3F000", "42883"):
         return SourceQueryError(

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
 import psycopg
 import pytest
+import structlog
 
 from aqueduck.errors import (
     ServiceLockedError,
 )
+from aqueduck.postgres import registry_install
 from aqueduck.postgres.connection import connect
-from aqueduck.postgres.group_lock import GroupLocks, lock_group, lock_key, try_lock_group, unlock_group
+from aqueduck.postgres.group_lock import (
+    GroupLocks,
+    group_runs,
+    lock_group,
+    lock_key,
+    try_lock_group,
+    unlock_group,
+)
 from aqueduck.postgres.registry import (
     call,
+    install,
+    monitor_grants,
     rows_of,
 )
 from tests.fix_postgres import Database, wait_until
@@ -97,12 +109,105 @@ def test_a_service_keeps_its_groups_over_lost_connections(
         others.close()
 
 
-def test_a_lock_that_is_no_services_is_named_with_the_way_out(db: Database, role: str) -> None:
-    """Whoever may connect can take an advisory lock: the error says which role did, and the statements free the group."""
-    with connect(db.dsn_for(role)) as stranger, connect(db.dsn) as service:
+@pytest.fixture
+def mallory(any_db: Database) -> Iterator[str]:
+    """A role that may connect, and nothing else; whatever was locked by it is free afterwards."""
+    any_db.execute("create role mallory login")
+    yield "mallory"
+    any_db.execute("drop owned by mallory; drop role mallory")
+
+
+def test_a_role_without_rights_keeps_no_service_out(any_db: Database, mallory: str) -> None:
+    """The attack: whoever may connect can take the number of a group's lock; the service starts and says who did."""
+    with any_db.connect(mallory) as stranger, connect(any_db.dsn) as first, connect(any_db.dsn) as second:
+        stranger.execute(
+            "select pg_advisory_lock(%s), pg_advisory_lock(%s)", (lock_key("g"), lock_key("g") ^ 1)
+        )
+        with structlog.testing.capture_logs() as said:
+            lock_group(first, "g")
+        assert [line["group"] for line in said] == ["g"]
+        assert said[0]["holders"][0].startswith(
+            f"process {stranger.info.backend_pid} of the server, role mallory"
+        )
+        assert said[0]["hint"] == f"select pg_terminate_backend({stranger.info.backend_pid})"
+        with pytest.raises(
+            ServiceLockedError, match=rf"process {first.info.backend_pid} of the server, role postgres"
+        ):
+            lock_group(second, "g")
+        assert group_runs(second, "g")
+        unlock_group(first, "g")
+        assert not group_runs(second, "g")
+        assert try_lock_group(second, "g")
+
+
+def test_a_service_that_started_under_attack_keeps_its_group(any_db: Database, mallory: str) -> None:
+    """When the stranger lets go, the group's own number is free, and the group is not."""
+    with any_db.connect(mallory) as stranger, connect(any_db.dsn) as first, connect(any_db.dsn) as second:
+        stranger.execute("select pg_advisory_lock_shared(%s)", (lock_key("g"),))
+        assert try_lock_group(first, "g")
+        stranger.execute("select pg_advisory_unlock_all()")
+        assert not try_lock_group(second, "g")
+        assert not any_db.query(
+            "select from pg_locks where locktype = 'advisory' and pid = %s", [second.info.backend_pid]
+        )
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_of_services_that_start_under_attack_one_gets_the_group(
+    db: Database, pooler: Callable[..., str], pooled: bool
+) -> None:
+    """P-E09: however many start at once, also through a pooler, no two of them have it."""
+    db.execute("create role mallory login")
+    dsn = pooler() if pooled else db.dsn
+    with db.connect("mallory") as stranger:
         stranger.execute("select pg_advisory_lock(%s)", (lock_key("g"),))
-        with pytest.raises(ServiceLockedError, match="is no service") as caught:
-            lock_group(service, "g")
-        assert caught.value.hint is not None
-        db.execute(caught.value.hint.partition(";")[0])
-        wait_until(lambda: try_lock_group(service, "g"), "the group is free")
+        services = [GroupLocks(dsn) for _ in range(4)]
+        refused_ones = []
+
+        def take(locks: GroupLocks) -> None:
+            try:
+                locks.take("g")
+            except ServiceLockedError as exc:
+                refused_ones.append(exc)
+
+        threads = [threading.Thread(target=take, args=(locks,)) for locks in services]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len([locks for locks in services if locks.has("g")]) == 1
+        assert len(refused_ones) == 3
+        for locks in services:
+            locks.close()
+    db.execute("drop role mallory")
+
+
+def test_a_stranger_with_the_lock_is_no_running_service(
+    any_db: Database, conn: Connection, mallory: str
+) -> None:
+    """`status()` does not call a group running that no service has, and `release_group` is not refused."""
+    call(conn, "create_group", name="g")
+    with any_db.connect(mallory) as stranger:
+        stranger.execute("select pg_advisory_lock(%s)", (lock_key("g"),))
+        assert [row["running"] for row in rows_of(conn, "groups")] == [False]
+        with any_db.connect() as service:
+            assert try_lock_group(service, "g")
+            assert [row["running"] for row in rows_of(conn, "groups")] == [True]
+        call(conn, "release_group", name="g")
+
+
+def test_a_role_without_rights_holds_up_no_change(
+    any_db: Database, conn: Connection, mallory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changes wait for each other by a lock that only those can take who may change something."""
+    monkeypatch.setattr(registry_install, "LOCK_SECONDS_MAX", 1)
+    for statement in monitor_grants(mallory):
+        any_db.execute(statement)
+    with any_db.connect(mallory) as stranger:
+        stranger.execute("select pg_advisory_lock(4704367180466350177)")  # what changes waited for earlier
+        with pytest.raises(psycopg.errors.InsufficientPrivilege), stranger.transaction():
+            stranger.execute("lock table aqueduck.settings in row exclusive mode")
+        stranger.execute("begin; lock table aqueduck.settings in access share mode")
+        call(conn, "add_table", source="a")
+        any_db.execute("update aqueduck.schema_version set functions_hash = ''")
+        assert install(conn)

@@ -98,7 +98,8 @@ returns void language sql set search_path = pg_catalog, pg_temp as $$
         json_build_object('what', what, 'group', group_name, 'source', source))::text)
 $$;
 
--- Changes wait for each other, so that what they check still holds when they commit.
+-- Changes wait for each other, so that what they check still holds when they commit.  The lock is one that only roles
+-- that may change the table can take, and the service's own reads and writes do not wait for it.
 create or replace function aqueduck._begin_change() returns void language sql set search_path = pg_catalog, pg_temp as $$
-    select pg_advisory_xact_lock(4704367180466350177)
+    lock table aqueduck.settings in share update exclusive mode
 $$;

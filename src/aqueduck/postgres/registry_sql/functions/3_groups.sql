@@ -14,20 +14,24 @@ begin
 end
 $$;
 
--- Key of the advisory lock that the service holds for a group while it runs it.
+-- Key of the advisory lock that the service holds for a group while it runs it; where a stranger has that one, the
+-- service holds another whose upper half is the same.
 create or replace function aqueduck._lock_key(group_name text) returns bigint
 language sql immutable set search_path = pg_catalog, pg_temp as $$
     select ('x' || encode(substr(sha256(convert_to('aqueduck.group:' || group_name, 'UTF8')), 1, 8), 'hex'))
         ::bit(64)::bigint
 $$;
 
--- The groups that a service runs right now.
+-- The groups that a service runs right now.  Locks of roles that could run none are not counted: anybody can take them.
 create or replace function aqueduck._running_groups() returns setof bigint
 language sql stable set search_path = pg_catalog, pg_temp as $$
     select g.id from aqueduck.sync_groups g
     join pg_catalog.pg_locks l on l.locktype = 'advisory' and l.granted and l.objsubid = 1
         and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = current_database())
-        and (l.classid::bigint << 32 | l.objid::bigint) = aqueduck._lock_key(g.name)
+        and l.classid::bigint = (aqueduck._lock_key(g.name) >> 32 & 4294967295)
+    join pg_catalog.pg_stat_activity a on a.pid = l.pid
+    join pg_catalog.pg_roles r on r.oid = a.usesysid and (r.rolsuper or r.rolreplication or exists (
+        select from pg_catalog.pg_roles m where m.rolname = 'rds_replication' and pg_has_role(r.oid, m.oid, 'usage')))
 $$;
 
 create or replace function aqueduck._check_group(name text, publication text, slot_name text, capture text)
