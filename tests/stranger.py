@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import psutil
 
-__all__ = ["RefusedError", "SilentError", "fetch_block", "listening_ports"]
+__all__ = ["RefusedError", "SilentError", "fetch_block", "listening_ports", "process_texts"]
 
 _FETCH, _FETCHED, _REQUEST, _ANSWER = 0, 1, 3, 4
 
@@ -25,6 +25,13 @@ class RefusedError(Exception):
 
 class SilentError(RefusedError):
     """The port speaks another protocol, and waits for more."""
+
+
+def process_texts(process: psutil.Process) -> Iterator[str]:
+    """The command line of a process, which everybody sees, and the environment, which its user sees."""
+    with contextlib.suppress(psutil.Error):  # a worker may just have ended
+        yield " ".join(process.cmdline())
+        yield " ".join(f"{key}={value}" for key, value in process.environ().items())
 
 
 def listening_ports(root: int) -> set[int]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from pyspark import cloudpickle
+from pyspark.sql.types import StructType
 
 from aqueduck.config import parse_config
 from aqueduck.errors import ConfigError
@@ -21,8 +22,13 @@ from aqueduck.lake_place import LakeKeys, LakePlace, resolve
 from aqueduck.schema import TableName
 from aqueduck.secret_text import SECRETS_VARIABLE, SecretText, keep_secrets
 from aqueduck.spark.capture_source import CaptureReader
+from aqueduck.spark.cdc_options import CdcOptions
+from aqueduck.spark.cdc_source import CdcReader
 from aqueduck.spark.copy_job import CopyJob
+from aqueduck.spark.lake_source import LakeOptions
+from aqueduck.spark.lake_writer import WriteOptions
 from aqueduck.spark.source_options import Options
+from aqueduck.spark.table_source import TableOptions
 
 DSN = "host=h user=u password=planted"
 
@@ -56,7 +62,7 @@ def places() -> list[Any]:
         config.lake,
         place,
         Destination("d", "v", place, TableName("main", "t"), None),
-        Options("x", {"dsn": DSN}, ["dsn"]).dsn(),
+        Options("x", {"dsn": DSN}, ["dsn"]).secret("dsn"),
     ]
 
 
@@ -119,3 +125,50 @@ def test_a_reader_of_changes_travels_without_its_settings(tmp_path: Path) -> Non
     reader = CaptureReader(str(settings), "{}")
     assert reader.initialOffset() == {"position": 7}
     assert b"planted" not in cloudpickle.dumps(reader.read)  # type: ignore[no-untyped-call]
+
+
+def test_what_a_variable_or_a_file_names_crosses_as_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a cluster without a common directory, tasks read variables and files themselves; the secret does not travel."""
+    monkeypatch.delenv(SECRETS_VARIABLE, raising=False)
+    monkeypatch.setenv("PG_DSN_OF_TEST", DSN)
+    monkeypatch.setenv("S3_OF_TEST", "s3-planted")
+    file = tmp_path / "catalog"
+    file.write_text(f"postgres:{DSN}\n")
+    lake = {
+        "catalog_file": str(file),
+        "table": "t",
+        "data_path": "s3://b/d",
+        "s3_secret_access_key_env": "S3_OF_TEST",
+    }
+    carriers = [
+        TableOptions.read({"dsn_env": "PG_DSN_OF_TEST", "table": "t"}),
+        TableOptions.read({"dsn_file": str(file), "table": "t"}),
+        LakeOptions.read(lake),
+        WriteOptions.read(lake, overwrite=False),
+    ]
+    for value in carriers:
+        pickled = cloudpickle.dumps(lambda value=value: value)  # type: ignore[no-untyped-call]
+        assert b"planted" not in pickled
+        assert pickle.loads(pickled)() == value
+        assert "planted" not in repr(value)
+    monkeypatch.delenv("PG_DSN_OF_TEST")
+    with pytest.raises(ConfigError, match="the variable PG_DSN_OF_TEST is not set") as refused:
+        pickle.loads(pickle.dumps(carriers[0]))
+    assert "dsn_file" in str(refused.value.hint)
+
+
+def test_tasks_of_postgres_cdc_know_no_connection_string(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They turn staged files into rows; even a text that an option holds itself stays on the driver."""
+    monkeypatch.delenv(SECRETS_VARIABLE, raising=False)
+    options = CdcOptions.read({"dsn": DSN, "slot": "s", "publication": "p"})
+    reader = CdcReader(options, StructType([]))
+    assert b"planted" not in cloudpickle.dumps(reader.read)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("more", [{"dsn_env": "X_OF_TEST"}, {"dsn_file": "/x"}])
+def test_two_places_for_one_text_are_refused(more: dict[str, str]) -> None:
+    """Nobody could tell which one counts."""
+    with pytest.raises(ConfigError, match="has both options dsn and dsn_"):
+        Options("x", {"dsn": DSN, **more}, ["dsn", *more]).secret("dsn")

@@ -1,20 +1,58 @@
 """
-Connection strings that a configuration file does not hold itself: in a variable, or in a file of their own.
+Connection strings that a configuration file or an option does not hold itself: in a variable, or in a file of their own.
 
-Both are read once, when the configuration is.  No error shows what they hold.
+Both are read once, when the configuration is.  A `NamedSecret` knows where it was read, so that a Spark task on another
+machine reads it there itself.  No error shows what they hold.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from aqueduck.errors import ConfigError, system_reason
-from aqueduck.object_store import VARIABLE
+from aqueduck.object_store import VARIABLE, read_variable
+from aqueduck.secret_text import SECRETS_VARIABLE, SecretText
 from aqueduck.sections import absolute
 
-__all__ = ["with_secret"]
+__all__ = ["NamedSecret", "named_secret", "with_secret"]
+
+Kind = Literal["env", "file"]
+
+
+class NamedSecret(SecretText):
+    """A text of a variable or a file: without a directory to keep it in, only the name of that is pickled."""
+
+    __slots__ = ("_kind", "_name")
+    _kind: Kind
+    _name: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if os.environ.get(SECRETS_VARIABLE):
+            return super().__reduce__()
+        return (_read_in_task, (self._kind, self._name))
+
+
+def named_secret(kind: Kind, name: str, where: str) -> NamedSecret:
+    """What the variable or the file holds now; `where` is what an error says."""
+    text = read_variable(os.environ, name, where) if kind == "env" else _secret_of_file(name, where)
+    secret = NamedSecret(text)
+    secret._kind, secret._name = kind, name
+    return secret
+
+
+def _read_in_task(kind: Kind, name: str) -> NamedSecret:
+    try:
+        return named_secret(
+            kind, name, f"a task on an executor needs the {'variable' if kind == 'env' else 'file'}"
+        )
+    except ConfigError as exc:
+        hint = f"set {name} where the executors start, or use a file that every machine has (dsn_file, catalog_file)"
+        if kind == "file":
+            hint = "put the file at the same path on every machine, readable by the user of the executors"
+        raise ConfigError(exc.message, hint=hint) from None
 
 
 def with_secret(

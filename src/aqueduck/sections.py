@@ -24,6 +24,8 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
 )
 from pydantic_core import ErrorDetails
 
@@ -104,8 +106,14 @@ def _interval(value: Any) -> float | None:
     return float(found[1]) * _UNIT_SECONDS[found[2]]
 
 
+def _secret(value: Any, validated: ValidatorFunctionWrapHandler) -> SecretText:
+    """One that is a secret already keeps what it knows of its origin."""
+    text = validated(value)
+    return value if isinstance(value, SecretText) else SecretText(text)
+
+
 Text = Annotated[str, Field(min_length=1)]
-Secret = Annotated[str, Field(min_length=1), AfterValidator(SecretText)]
+Secret = Annotated[str, Field(min_length=1), WrapValidator(_secret)]
 """With credentials in it."""
 Interval = Annotated[float | None, BeforeValidator(_interval)]
 """A time as people write it, in seconds; None if it is off."""

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyspark
 import pytest
 
 from tests.fix_postgres import Database, wait_until
+from tests.stranger import process_texts
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -71,6 +73,74 @@ def master(tmp_path: Path, secret: Path) -> Iterator[str]:
             for process in processes:
                 process.terminate()
                 process.wait(timeout=30)
+
+
+OWN_SESSION = """
+import sys
+from pyspark.sql import SparkSession
+import aqueduck
+master, events, dsn_file, catalog_file, directory = sys.argv[1:]
+spark = (
+    SparkSession.builder.master(master).config("spark.driver.host", "127.0.0.1")
+    .config("spark.driver.bindAddress", "127.0.0.1").config("spark.executor.memory", "512m")
+    .config("spark.eventLog.enabled", "true").config("spark.eventLog.dir", events)
+    .config("spark.eventLog.compress", "false").config("spark.sql.ui.explainMode", "extended").getOrCreate()
+)
+aqueduck.register(spark)
+lake = {"catalog_file": catalog_file, "data_path": f"{directory}/own/", "table": "copied"}
+rows = spark.read.format("postgres_table").options(dsn_file=dsn_file, table="t").load()
+rows.write.format("ducklake").options(**lake).mode("append").save()
+copied = spark.read.format("ducklake").options(**lake).load()
+rows.explain(True)
+print("rows:", copied.count(), flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_tasks_of_ones_own_session_read_secrets_themselves(
+    db: Database, master: str, secret: Path, tmp_path: Path
+) -> None:
+    """With `dsn_file` and `catalog_file` no password is in a task, a plan, a log, a command line or an environment."""
+    db.execute(
+        "create table t (id int primary key, v text); insert into t select g, 'v' from generate_series(1, 5000) g"
+    )
+    (tmp_path / "dsn").write_text(f"{db.dsn} password=password-planted")
+    (tmp_path / "catalog").write_text(f"postgres:{db.dsn} password=password-planted")
+    (tmp_path / "events").mkdir()
+    script = tmp_path / "own.py"
+    script.write_text(OWN_SESSION)
+    arguments = [master, (tmp_path / "events").as_uri(), *(str(tmp_path / n) for n in ("dsn", "catalog", ""))]
+    env = {
+        **os.environ, "SPARK_CONF_DIR": str(tmp_path / "conf"), "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1",
+    }  # fmt: skip
+    with (tmp_path / "own.log").open("wb") as log:
+        command = [sys.executable, str(script), *arguments]
+        process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=log, stderr=log)
+    try:
+        told = tmp_path / "own.log"
+        wait_until(
+            lambda: b"rows: 5000" in told.read_bytes() or process.poll() is not None,
+            "it is copied",
+            180,
+            log=told.read_text,
+        )
+        family = [
+            p for root in (process.pid, os.getpid()) for p in psutil.Process(root).children(recursive=True)
+        ]
+        shown = "".join(text for p in family for text in process_texts(p))
+        assert "CoarseGrainedExecutorBackend" in shown
+        assert "password-planted" not in shown
+    finally:
+        process.communicate(b"\n", timeout=60)
+    assert process.returncode == 0, told.read_text()
+    holding = {
+        path.name
+        for path in tmp_path.rglob("*")
+        if path.is_file() and b"password-planted" in path.read_bytes()
+    }
+    assert holding == {"dsn", "catalog"}
+    assert any((tmp_path / "events").rglob("*"))
 
 
 def test_the_same_service_runs_on_a_cluster(

@@ -228,3 +228,24 @@ def test_a_stream_into_a_lake_survives_a_restart(shop: Database, spark: SparkSes
     shop.execute("insert into orders values (5000, 1, 1, 'of another table')")
     run()
     assert shop.value("select %s::pg_lsn > %s::pg_lsn", (confirmed(), before)), "others' changes pin no WAL"
+
+
+@pytest.mark.spark
+def test_plans_show_no_connection_string(spark: SparkSession, tmp_path: Path) -> None:
+    """The attack: `explain`, Spark's page and event logs showed the options of streams and writes, a URI's password among them."""
+    dsn = "postgresql://u:password-planted@h/d"
+    stream = (
+        spark.readStream.format("postgres_cdc").options(dsn=dsn, slot="slot_shown", publication="p").load()
+    )
+    told = stream._jdf.queryExecution().toString()
+    lake = {"catalog": f"sqlite:{tmp_path}/catalog-planted.sqlite", "data_path": f"{tmp_path}/lake/"}
+    spark.conf.set("spark.sql.ui.explainMode", "extended")
+    store = spark._jsparkSession.sharedState().statusStore()
+    for mode in ("append", "overwrite"):
+        rows = spark.range(1).write.format("ducklake").options(**lake, table="table_shown").mode(mode)
+        rows.options(s3_access_key_id="key-planted", s3_session_token="token-planted").save()
+        plans = store.executionsList()
+        told += "".join(plans.apply(i).physicalPlanDescription() for i in range(plans.size()))
+    spark.conf.unset("spark.sql.ui.explainMode")
+    assert all(text in told for text in ("slot_shown", "AppendData", "OverwriteByExpression", "table_shown"))
+    assert "-planted" not in told

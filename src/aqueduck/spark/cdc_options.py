@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from aqueduck.envelope import ENVELOPES, Envelope
 from aqueduck.errors import ConfigError
 from aqueduck.schema import TableName, parse_lsn
+from aqueduck.secret_text import SecretText
 from aqueduck.spark.source_options import Options
 
 __all__ = ["CDC_OPTIONS", "CdcOptions"]
 
 CDC_OPTIONS = (
-    "dsn", "dsn_env", "slot", "publication", "table", "tables", "envelope", "create", "starting_lsn",
+    "dsn", "dsn_env", "dsn_file", "slot", "publication", "table", "tables", "envelope", "create", "starting_lsn",
     "max_rows_per_trigger", "max_bytes_per_trigger", "idle_seconds", "stage_dir", "stage_bytes",
     "capture", "plugin", "poll_interval_ms", "poll_step_bytes", "catchup_bytes",
     "silence_timeout_seconds",
@@ -31,7 +32,7 @@ PLUGINS = ("pgoutput", "test_decoding")
 class CdcOptions:
     """What a query of `postgres_cdc` asks for."""
 
-    dsn: str = field(repr=False)
+    dsn: SecretText = field(repr=False)
     slot: str
     publication: str
     table: TableName | None
@@ -76,7 +77,7 @@ class CdcOptions:
             )
         bytes_max = options.size("max_bytes_per_trigger") or BATCH_BYTES
         return cls(
-            dsn=options.dsn(),
+            dsn=options.secret("dsn"),
             slot=slot,
             publication=options.needed("publication"),
             table=one,

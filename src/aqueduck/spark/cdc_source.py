@@ -16,7 +16,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from aqueduck.errors import ConnectionLostError, SchemaChangeError, SlotLostErro
 from aqueduck.event_parts import piece_stretches, plan_pieces
 from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.schema import TableSchema, lsn_text, parse_lsn
+from aqueduck.secret_text import SecretText
 from aqueduck.spark.cdc_options import CdcOptions
 from aqueduck.spark.slot_reader import IDLE_SECONDS, SlotReader
 
@@ -109,6 +110,10 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
         self._moved_at = self._watched_at = time.monotonic()
         self._dropped: set[str] = set()
         self._directory = ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels is for tasks, and these read files: they have no use for the connection string."""
+        return {**self.__dict__, "_options": replace(self._options, dsn=SecretText(""))}
 
     # -- offsets
 

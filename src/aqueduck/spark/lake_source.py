@@ -40,7 +40,7 @@ from aqueduck.lake.pool import LakePool
 from aqueduck.lake_place import LakePlace
 from aqueduck.schema import TableName, parse_table_name
 from aqueduck.spark.pushed_filters import lake_condition
-from aqueduck.spark.source_options import store_properties
+from aqueduck.spark.source_options import Options, store_properties
 from aqueduck.spark.spark_types import struct_of
 
 __all__ = ["LakeChangesSource", "LakeSource", "lake_engine"]
@@ -64,11 +64,10 @@ class LakeOptions:
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> LakeOptions:
-        for key in ("catalog", "table"):
-            if not options.get(key):
-                raise ConfigError(f"the option {key} is missing")
+        if not options.get("table"):
+            raise ConfigError("the option table is missing")
         place = LakePlace(
-            catalog=options["catalog"],
+            catalog=Options("ducklake", options, options).secret("catalog"),
             data_path=options.get("data_path", ""),
             metadata_schema=options.get("metadata_schema"),
             properties=store_properties(options),

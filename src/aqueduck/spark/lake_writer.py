@@ -30,7 +30,8 @@ from aqueduck.spark.spark_types import arrow_of, refuse_unwritable
 __all__ = ["WRITE_OPTIONS", "LakeStreamWriter", "LakeWriter"]
 
 WRITE_OPTIONS = (
-    "catalog", "data_path", "metadata_schema", "table", "mode", "keys", "order", "op", "unchanged", "query_id", "batch_id",
+    "catalog", "catalog_env", "catalog_file", "data_path", "metadata_schema", "table", "mode", "keys", "order", "op",
+    "unchanged", "query_id", "batch_id",
 )  # fmt: skip
 _SPARKS_OWN = ("checkpointLocation", "path", "queryName", "outputMode")
 
@@ -57,7 +58,7 @@ class WriteOptions:
         store = [name for name in given if name.lower().startswith("s3_")]
         options = Options("ducklake", given, (*WRITE_OPTIONS, *_SPARKS_OWN, *store))
         place = LakePlace(
-            catalog=options.needed("catalog"),
+            catalog=options.secret("catalog"),
             data_path=options.text("data_path") or "",
             metadata_schema=options.text("metadata_schema"),
             properties=store_properties(given),

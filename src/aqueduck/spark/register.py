@@ -21,6 +21,8 @@ __all__ = ["SOURCES", "register_sources"]
 
 SOURCES = (PostgresCdcSource, PostgresTableSource, LakeSource, LakeChangesSource)
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+_REDACTED = "spark.sql.redaction.options.regex"
+_HIDDEN_OPTIONS = "(?i)^(dsn|catalog|s3.*)$"
 
 
 def register_sources(spark: SparkSession) -> None:
@@ -29,8 +31,16 @@ def register_sources(spark: SparkSession) -> None:
         _find_python(spark.sparkContext)
         _keep_secrets(spark.sparkContext)
     spark.conf.set(_PUSHDOWN, "true")
+    _redact_options(spark)
     for source in SOURCES:
         spark.dataSource.register(source)
+
+
+def _redact_options(spark: SparkSession) -> None:
+    """Plans, which are in event logs and on Spark's page too, show the options of streams and writes, except these."""
+    before = spark.conf.get(_REDACTED, "") or ""
+    if _HIDDEN_OPTIONS not in before:
+        spark.conf.set(_REDACTED, "|".join(filter(None, [before, _HIDDEN_OPTIONS])))
 
 
 def _keep_secrets(context: SparkContext) -> None:

@@ -7,13 +7,12 @@ Spark hands options over as text, their names without regard to case; underscore
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
+from aqueduck.credentials import named_secret
 from aqueduck.errors import ConfigError
-from aqueduck.object_store import read_properties
 from aqueduck.schema import TableName, parse_table_name
 from aqueduck.secret_text import SecretText
 
@@ -49,15 +48,17 @@ class Options:
             raise ConfigError(f"{self._source} needs the option {name}")
         return value
 
-    def dsn(self) -> SecretText:
-        """The connection string: `dsn`, or the variable that `dsn_env` names."""
-        variable = self.text("dsn_env")
-        if variable is None:
-            return SecretText(self.needed("dsn"))
-        value = os.environ.get(variable)
-        if not value:
-            raise ConfigError(f"{self._source}: the variable that dsn_env names is not set on the driver")
-        return SecretText(value)
+    def secret(self, name: str) -> SecretText:
+        """The text `name`, or that of the variable `<name>_env` or the file `<name>_file`."""
+        given = [key for key in (name, f"{name}_env", f"{name}_file") if self.text(key) is not None]
+        if len(given) > 1:
+            raise ConfigError(
+                f"{self._source} has both options {' and '.join(given)}", hint="keep one of them"
+            )
+        if not given or given == [name]:
+            return SecretText(self.needed(name))
+        kind: Literal["env", "file"] = "env" if given[0].endswith("_env") else "file"
+        return named_secret(kind, self.needed(given[0]), f"{self._source}: the option {given[0]}")
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.text(name)
@@ -116,9 +117,13 @@ class Options:
 
 
 def store_properties(given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The options `s3_…` of a lake, with the values of the driver's variables for those that name one."""
+    """The options `s3_…` of a lake, with the values of the variables that some of them name."""
     named = {name.lower(): value for name, value in given.items() if name.lower().startswith("s3_")}
-    return tuple(sorted(read_properties(named, os.environ, "ducklake: the option ").items()))
+    return tuple(sorted((name.removesuffix("_env"), _property(name, value)) for name, value in named.items()))
+
+
+def _property(name: str, value: str) -> str:
+    return named_secret("env", value, f"ducklake: the option {name}") if name.endswith("_env") else value
 
 
 def _plain(name: str) -> str:

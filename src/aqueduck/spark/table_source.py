@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["FORMAT", "TABLE_OPTIONS", "PostgresTableSource", "table_struct"]
 
 FORMAT = "postgres_table"
-TABLE_OPTIONS = ("dsn", "dsn_env", "table", "columns", "partition_bytes", "snapshot_seconds")
+TABLE_OPTIONS = ("dsn", "dsn_env", "dsn_file", "table", "columns", "partition_bytes", "snapshot_seconds")
 PARTITION_BYTES = 64 << 20
 SNAPSHOT_SECONDS = 600
 BATCH_ROWS = 16_384
@@ -52,7 +52,7 @@ class TableOptions:
         options = Options(FORMAT, given, TABLE_OPTIONS)
         seconds = options.number("snapshot_seconds")
         return cls(
-            options.dsn(),
+            options.secret("dsn"),
             options.table("table", default_schema="public"),
             options.names("columns"),
             options.size("partition_bytes") or PARTITION_BYTES,
