@@ -36,7 +36,9 @@ LAYERS = {
 INPUT_OUTPUT = {
     "asyncio",
     "duckdb",
+    "fastapi",
     "http",
+    "httpx",
     "multiprocessing",
     "psycopg",
     "py4j",

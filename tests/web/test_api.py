@@ -111,14 +111,19 @@ def test_what_is_asked_for_is_done_once(
     [
         ("GET", "/nowhere", None, 404, "http.not_found", "address"),
         ("GET", "/api/v1/status/", None, 404, "http.not_found", "address"),
+        ("GET", "/docs", None, 404, "http.not_found", "address"),
+        ("GET", "/redoc", None, 404, "http.not_found", "address"),
         ("GET", "/api/v1/groups/nobody", None, 404, "http.not_found", "group"),
         ("GET", "/api/v1/tables/public.nobody", None, 404, "http.not_found", "table"),
         ("DELETE", "/api/v1/status", None, 405, "http.method", "DELETE"),
         ("POST", "/healthz", None, 405, "http.method", "POST"),
         ("PATCH", "/api/v1/groups", None, 405, "http.method", "PATCH"),
+        ("DELETE", "/api/v1/tables/a/resync", None, 405, "http.method", "DELETE"),
+        ("BREW", "/api/v1/groups", None, 405, "http.method", "BREW"),
         ("GET", "/api/v1/status?deep=1", None, 400, "http.request", "deep"),
         ("GET", "/api/v1/tables?state=FINE", None, 400, "http.request", "state"),
         ("GET", "/api/v1/errors?limit=many", None, 400, "http.request", "limit"),
+        ("DELETE", "/api/v1/groups/a?name=b", None, 400, "http.request", "unknown parameter name"),
         ("POST", "/api/v1/groups", b"{", 400, "http.request", "JSON"),
         ("POST", "/api/v1/groups", b"", 400, "http.request", "JSON"),
         ("POST", "/api/v1/groups", b'{"name": "\\ud800"}', 400, "http.request", ""),
@@ -127,6 +132,15 @@ def test_what_is_asked_for_is_done_once(
         ("POST", "/api/v1/groups", {"name": "a", "nmae": "b"}, 400, "http.request", "unknown field nmae"),
         ("POST", "/api/v1/groups", {"name": "a\x00b"}, 400, "http.request", "name"),
         ("POST", "/api/v1/tables", {"source": "a", "copy": "yes"}, 400, "http.request", "copy"),
+        ("POST", "/api/v1/tables", b'{"source": "a", "options": {"x": NaN}}', 400, "http.request", "JSON"),
+        (
+            "POST",
+            "/api/v1/tables",
+            b'{"source": "a", "options": {"x": "\\udc00"}}',
+            400,
+            "http.request",
+            "JSON",
+        ),
         ("POST", "/api/v1/tables/a/resync", {"x": 1}, 400, "http.request", "no body"),
         ("POST", "/api/v1/tables/a%00b/resync", None, 400, "http.request", "source"),
         ("POST", "/api/v1/groups", {"name": "a" * 70_000}, 400, "http.request", "bytes"),
@@ -231,6 +245,48 @@ def test_the_openapi_document_describes_every_operation(client: Client) -> None:
         assert answer.status == 405, path
         allowed = {m.lower() for m in answer.headers["allow"].split(", ")} - {"head"}
         assert allowed == set(document["paths"][path]), path
+
+
+WITH_PROVIDERS = """
+import sys
+from opentelemetry import trace
+from opentelemetry._logs import set_logger_provider
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from aqueduck.server_config import ServerConfig
+from aqueduck.web.server import serve
+from tests.web.conftest import TOKEN, Client
+from tests.web.made_up import Stage
+
+spans, logs = InMemorySpanExporter(), InMemoryLogRecordExporter()
+tracers, loggers = TracerProvider(), LoggerProvider()
+tracers.add_span_processor(SimpleSpanProcessor(spans))
+loggers.add_log_record_processor(SimpleLogRecordProcessor(logs))
+trace.set_tracer_provider(tracers)
+set_logger_provider(loggers)
+stage = Stage()
+with serve(ServerConfig(port=0, token_env="TOKEN"), stage, stage, env={"TOKEN": TOKEN}) as address:
+    client = Client(address, stage)
+    assert client.get("/api/v1/tables/secret.name").status == 404
+    stage.refusal = ValueError("password=hunter2")
+    assert client.ask("POST", "/api/v1/groups", {"name": "a"}, token=TOKEN).status == 500
+sys.exit(len(spans.get_finished_spans()) + len(logs.get_finished_logs()))
+"""
+
+
+def test_requests_leave_no_traces_of_their_own() -> None:
+    """
+    In a process with OpenTelemetry, addresses and the texts of exceptions are not sent to its collector.
+
+    A propagator that is not installed does not keep the server from starting.
+    """
+    env = {**os.environ, "OTEL_PROPAGATORS": "nobody-has-it"}
+    command = [sys.executable, "-c", WITH_PROVIDERS]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.slow

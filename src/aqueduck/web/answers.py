@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StringConstraints
+from pydantic.json_schema import SkipJsonSchema
 
 from aqueduck.overview import DestinationOverview, FlowOverview, GroupOverview, Problem, TableOverview
 from aqueduck.readiness import Stalled
 
 __all__ = [
+    "SOURCE",
     "Accepted",
     "AddTable",
     "CreateGroup",
-    "DestinationPath",
     "Destinations",
     "DestinationsQuery",
     "DropGroup",
@@ -27,16 +28,14 @@ __all__ = [
     "Errors",
     "ErrorsQuery",
     "Flows",
-    "GroupPath",
     "Groups",
     "Health",
     "MoveTable",
+    "Name",
     "Readiness",
     "RemoveTable",
     "SetSetting",
-    "SettingPath",
     "Settings",
-    "TablePath",
     "TableQuery",
     "Tables",
     "TablesQuery",
@@ -44,6 +43,10 @@ __all__ = [
 
 # No control characters: they are in no name, and PostgreSQL takes no NUL.
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+NotNull = Name | SkipJsonSchema[None]
+"""A name that may be missing; a query has no null."""
+
+SOURCE = "The source table, written as in SQL, such as public.orders."
 
 
 class Request(BaseModel):
@@ -52,47 +55,31 @@ class Request(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
-# -- addresses and their queries
+# -- queries
 
 
-class GroupPath(Request):
-    name: Name
-
-
-class DropGroup(GroupPath):
+class DropGroup(Request):
     with_tables: bool = Field(default=False, description="Take its tables out as well; lake tables stay.")
 
 
-class TablePath(Request):
-    source: Name = Field(description="The source table, written as in SQL, such as public.orders.")
-
-
-class TableQuery(TablePath):
-    group: Name | None = Field(default=None, description="Needed only where the table is in several groups.")
+class TableQuery(Request):
+    group: NotNull = Field(default=None, description="Needed only where the table is in several groups.")
 
 
 class RemoveTable(TableQuery):
     drop_target: bool = Field(default=False, description="Drop the lake table as well.")
 
 
-class SettingPath(Request):
-    name: Name
-
-
 class TablesQuery(Request):
-    group: Name | None = None
-    state: Literal["PENDING", "SNAPSHOT", "CATCHUP", "STREAMING", "ERRORED"] | None = None
+    group: NotNull = None
+    state: Literal["PENDING", "SNAPSHOT", "CATCHUP", "STREAMING", "ERRORED"] | SkipJsonSchema[None] = None
 
 
 class DestinationsQuery(Request):
-    flow: Name | None = None
-    state: Literal["pending", "seeding", "live", "errored"] | None = None
+    flow: NotNull = None
+    state: Literal["pending", "seeding", "live", "errored"] | SkipJsonSchema[None] = None
     limit: int = Field(default=10_000, ge=1, le=10_000)
     offset: int = Field(default=0, ge=0, le=10_000_000)
-
-
-class DestinationPath(Request):
-    name: Name
 
 
 class ErrorsQuery(Request):
@@ -110,7 +97,7 @@ class CreateGroup(Request):
 
 
 class AddTable(Request):
-    source: Name = Field(description="The source table, written as in SQL, such as public.orders.")
+    source: Name = Field(description=SOURCE)
     target: Name | None = Field(
         default=None, description="The lake table; by default main and the same name."
     )

@@ -1,5 +1,5 @@
 """
-The HTTP application: routes, checks, errors as JSON, the stream of events, the files of the page.
+The HTTP application: who may come in, errors as JSON, probes, metrics, the stream of events, the files of the page.
 
 What the operations under `/api/v1` do is in `operations`, who may call them in `auth`.  Every answer that is
 not a page file or metrics is JSON; an error is `{"error": {"code", "message", "hint"}}`.
@@ -11,19 +11,19 @@ import asyncio
 import json
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Sequence
 from importlib import resources
 from typing import Any
 
 import structlog
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
-from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aqueduck import __version__, metrics
 from aqueduck.errors import (
@@ -41,14 +41,13 @@ from aqueduck.overview import to_plain
 from aqueduck.web import answers
 from aqueduck.web.audit import Audit
 from aqueduck.web.auth import Guard
-from aqueduck.web.openapi import openapi_document
-from aqueduck.web.operations import OPERATIONS, PREFIX, Operation, Served, readiness
+from aqueduck.web.operations import Now, Served, readiness, router
+from aqueduck.web.routes import PREFIX, client, operation_id, printable
 
 __all__ = ["make_app"]
 
 log = structlog.get_logger()
 
-BODY_BYTES_MAX = 64 << 10
 EVENT_BYTES_PER_SECOND = 250_000
 """To one listener; where thousands of rows change all the time, updates are larger and fewer."""
 STATUSES = {
@@ -74,167 +73,118 @@ PAGE_TYPES = {
     ".svg": "image/svg+xml",
 }
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+FREE = frozenset({"/", "/healthz", "/readyz"})
+"""What needs no token, besides the files of the page."""
+DESCRIPTION = (
+    "Status and control of a running service. Beside what is described here there are /metrics "
+    "(Prometheus) and /api/v1/events (server-sent events for the page)."
+)
+
+probes = APIRouter(generate_unique_id_function=operation_id)
 
 
-def make_app(served: Served, guard: Guard) -> Starlette:
+def make_app(served: Served, guard: Guard) -> FastAPI:
     """The application for one service."""
-    by_path: dict[str, dict[str, Endpoint]] = defaultdict(dict)
-    audit = Audit()
-    for operation in OPERATIONS:
-        by_path[PREFIX + operation.path.replace("{source}", "{source:path}")][operation.method] = _endpoint(
-            operation, served, audit
-        )
-    document = openapi_document(__version__)
-    by_path[f"{PREFIX}/openapi.json"]["GET"] = lambda _: _done(JSONResponse(document))
-    by_path[f"{PREFIX}/events"]["GET"] = lambda request: _done(_events(served, guard, request))
-    by_path["/metrics"]["GET"] = lambda request: run_in_threadpool(_metrics, served, request)
+    app = FastAPI(
+        title="Aqueduck",
+        version=__version__,
+        description=DESCRIPTION,
+        openapi_url=None,
+        redirect_slashes=False,
+        # FastAPI would send addresses and the texts of exceptions to a tracer that the process has.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
+    )
+    app.exception_handlers.clear()  # `Door` answers what is raised
+    app.state.served, app.state.guard, app.state.audit = served, guard, Audit()
     # A longer address first: the name of a table may hold slashes.
-    paths = sorted(by_path, key=lambda path: (-path.count("/"), path))
-    routes = [_route(path, by_path[path], guard, audit) for path in paths]
-    free: dict[str, Endpoint] = {
-        "/healthz": lambda _: _done(_healthz(served)),
-        "/readyz": lambda request: _done(_readyz(served, guard, request)),
-        **_page(),
-    }
-    routes += [_route(path, {"GET": endpoint}, guard, audit, free=True) for path, endpoint in free.items()]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _not_routed})
-    app.router.redirect_slashes = False
+    routes = sorted(_routes(), key=lambda route: (-route.path.count("/"), route.path))
+    app.router.routes += routes
+    app.add_middleware(Door, routes=routes, guard=guard, audit=app.state.audit)
     return app
 
 
-def _route(
-    path: str, methods: dict[str, Endpoint], guard: Guard, audit: Audit, *, free: bool = False
-) -> Route:
-    """All methods of one address, with what every answer has; `free` ones need no token."""
-    allowed = sorted({*methods, "HEAD"} if "GET" in methods else methods)
+class Door:
+    """
+    Checks what every request has to keep to before FastAPI sees it, and answers every error in JSON.
 
-    async def answer(request: Request) -> Response:
+    The first address that fits decides, whatever the method: DELETE of `/tables/x/retry` is not one of a table `x/retry`.
+    """
+
+    def __init__(self, app: ASGIApp, routes: Sequence[Route], guard: Guard, audit: Audit) -> None:
+        self._app, self._guard, self._audit = app, guard, audit
+        self._routes = routes
+        self._methods: dict[str, set[str]] = defaultdict(set)
+        for route in routes:
+            self._methods[route.path] |= route.methods or set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def answer(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        path = ""
         try:
-            guard.check_host(request.headers.get("host", ""))
-            method = "GET" if request.method == "HEAD" else request.method
-            if method not in methods:
-                raise MethodError(f"{request.method} is not possible here", hint=f"use {', '.join(allowed)}")
-            if not free:
-                request.state.token = guard.check(
-                    request.headers.get("authorization"), changes=method != "GET"
-                )
-            response = await methods[method](request)
+            path = next((r.path for r in self._routes if r.path_regex.match(scope["path"])), "")
+            await self._app(self._admitted(path, scope), receive, answer)
         except ClientDisconnect:
             raise
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the answer is JSON and holds no foreign text
-            error = own_error(exc)
-            response = _error(error)
-            if isinstance(error, TokenError | ScopeError | ReadOnlyError):
-                audit.refusal(_client(request), error.code, request.method, path)
-            if response.status_code == 405:
-                response.headers["allow"] = ", ".join(allowed)
-        response.headers.update(HEADERS)
+        except Exception as exc:
+            if started:
+                raise
+            await self._refusal(exc, path, Request(scope))(scope, receive, answer)
+
+    def _admitted(self, path: str, scope: Scope) -> Scope:
+        """The request as FastAPI gets it; raises if it may not."""
+        if not path:
+            raise NotFoundError("there is nothing at this address", hint=f"see {PREFIX}/openapi.json")
+        request, method = Request(scope), scope["method"]
+        self._guard.check_host(request.headers.get("host", ""))
+        if method not in self._allowed(path):
+            hint = f"use {', '.join(self._allowed(path))}"
+            raise MethodError(f"{printable(method)} is not possible here", hint=hint)
+        if path not in FREE and not path.startswith("/page/"):
+            changes = method not in ("GET", "HEAD")
+            request.state.token = self._guard.check(request.headers.get("authorization"), changes=changes)
+        # FastAPI's routes know no HEAD; the server sends no body in answer to one.
+        return {**scope, "method": "GET"} if method not in self._methods[path] else scope
+
+    def _allowed(self, path: str) -> list[str]:
+        methods = self._methods[path]
+        return sorted({*methods, "HEAD"} if "GET" in methods else methods)
+
+    def _refusal(self, exc: Exception, path: str, request: Request) -> Response:
+        error = _bad(exc) if isinstance(exc, RequestValidationError) else own_error(exc)
+        if isinstance(error, TokenError | ScopeError | ReadOnlyError):
+            self._audit.refusal(client(request), error.code, request.method, path)
+        response = _error(error)
+        if isinstance(error, MethodError):
+            response.headers["allow"] = ", ".join(self._allowed(path))
         return response
 
-    methods_of_http = [
-        "GET",
-        "HEAD",
-        "POST",
-        "PUT",
-        "PATCH",
-        "DELETE",
-        "OPTIONS",
-        "TRACE",
-        "CONNECT",
-        "QUERY",
-    ]
-    return Route(path, answer, methods=methods_of_http)
+
+# -- errors
 
 
-async def _done(response: Response) -> Response:
-    return response
-
-
-# -- operations
-
-
-def _endpoint(operation: Operation, served: Served, audit: Audit) -> Endpoint:
-    async def endpoint(request: Request) -> Response:
-        params = _params(operation, request)
-        body = await _body(operation, request)
-        result = await run_in_threadpool(operation.run, served, params, body)
-        if operation.changes:
-            audit.change(
-                _client(request), request.state.token, operation.method, operation.path, _names(params, body)
-            )
-        return Response(
-            json.dumps(to_plain(result), default=str), operation.status, media_type="application/json"
-        )
-
-    return endpoint
-
-
-def _client(request: Request) -> str:
-    return request.client.host if request.client is not None else ""
-
-
-def _names(*models: Any) -> dict[str, Any]:
-    """What a request is about, for the log."""
-    found = {key: value for model in models if model is not None for key, value in model if value is not None}
-    return {key: found[key] for key in ("name", "source", "group") if key in found}
-
-
-def _params(operation: Operation, request: Request) -> Any:
-    given = {**request.query_params, **request.path_params}
-    if operation.params is None:
-        if given:
-            raise BadRequestError(f"unknown parameter {_shown(next(iter(given)))}", hint="this takes none")
-        return None
-    try:
-        return operation.params.model_validate(given)
-    except ValidationError as exc:
-        raise _bad(exc, "parameter") from None
-
-
-async def _body(operation: Operation, request: Request) -> Any:
-    data = b""
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > BODY_BYTES_MAX:
-            raise BadRequestError(f"the body has more than {BODY_BYTES_MAX} bytes")
-    if operation.body is None:
-        if data.strip() not in (b"", b"{}"):
-            raise BadRequestError("this takes no body", hint=f"see {PREFIX}/openapi.json")
-        return None
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise BadRequestError("the body must be JSON", hint="send the header Content-Type: application/json")
-    try:
-        return operation.body.model_validate_json(data)
-    except ValidationError as exc:
-        raise _bad(exc, "field") from None
-
-
-def _bad(exc: ValidationError, what: str) -> BadRequestError:
-    problems = [_problem(p, what) for p in exc.errors(include_url=False, include_input=False)]
+def _bad(exc: RequestValidationError) -> BadRequestError:
+    # That a missing parameter is None inside is nothing that a client could send.
+    problems = [_problem(problem) for problem in exc.errors() if problem["type"] != "none_required"]
     return BadRequestError("; ".join(problems[:5]), hint=f"see {PREFIX}/openapi.json")
 
 
-def _problem(problem: ErrorDetails, what: str) -> str:
-    place = _shown(problem["loc"][0]) if problem["loc"] else ""
+def _problem(problem: dict[str, Any]) -> str:
+    part, place = problem["loc"][0], printable(problem["loc"][1])
+    what = "field" if part == "body" else "parameter"
     match problem["type"]:
-        case "json_invalid":
-            return "the body is not valid JSON"
         case "missing":
             return f"the {what} {place} is missing"
         case "extra_forbidden":
             return f"unknown {what} {place}"
-    text = problem["msg"][:1].lower() + problem["msg"][1:]
-    return f"{place}: {text}" if place else text
-
-
-def _shown(name: object) -> str:
-    """A name that somebody sent, short and printable."""
-    return "".join(c if c.isprintable() else "?" for c in str(name)[:60])
-
-
-# -- errors
+    return f"{place}: {problem['msg'][:1].lower()}{problem['msg'][1:]}"
 
 
 def _error(error: AqueduckError) -> JSONResponse:
@@ -248,47 +198,63 @@ def _error(error: AqueduckError) -> JSONResponse:
     return response
 
 
-async def _not_routed(_request: Request, exc: Exception) -> Response:
-    assert isinstance(exc, HTTPException)
-    if exc.status_code == 405:
-        response = _error(MethodError("this method is not known"))
-    else:
-        response = _error(
-            NotFoundError("there is nothing at this address", hint=f"see {PREFIX}/openapi.json")
-        )
-    response.headers.update(HEADERS)
-    return response
+# -- probes
 
 
-# -- probes, metrics, events, the page
+def _probe(model: type) -> dict[str, Any]:
+    red = {"model": model, "description": "Red"}
+    return {"response_model": model, "response_description": "Green", "responses": {503: red}}
 
 
-def _healthz(served: Served) -> Response:
-    """Red when a flow has stopped to turn; what it is about is in the log, and names are no secret."""
+@probes.get("/healthz", summary="Whether the process is alive and its flows turn", **_probe(answers.Health))
+async def healthz(served: Now) -> Response:
+    # Red when a flow has stopped to turn; what it is about is in the log, and names are no secret.
     stuck = served.feed.stuck()
     health = answers.Health(status="stuck" if stuck else "ok", version=__version__, stuck=stuck)
     return JSONResponse(to_plain(health), 503 if stuck else 200)
 
 
-def _readyz(served: Served, guard: Guard, request: Request) -> Response:
-    """Green or red for everybody; what is stalled only for those who may read."""
-    found = to_plain(readiness(served))
-    authorization = request.headers.get("authorization")
-    if not guard.is_loopback and not guard.accepts(authorization):
-        found = {"ready": found["ready"], "stalled": [], "errored": []}
-    return JSONResponse(found, 200 if found["ready"] else 503)
+@probes.get("/readyz", summary="Whether everything that has work moves", **_probe(answers.Readiness))
+async def readyz(request: Request, served: Now) -> Response:
+    # Green or red for everybody; what is stalled only for those who may read.
+    found, guard = readiness(served), request.app.state.guard
+    if not guard.is_loopback and not guard.accepts(request.headers.get("authorization")):
+        found = answers.Readiness(ready=found.ready, stalled=(), errored=())
+    return JSONResponse(to_plain(found), 200 if found.ready else 503)
 
 
-def _metrics(served: Served, request: Request) -> Response:
+# -- what the document does not describe: itself, metrics, events, the page
+
+
+def _routes() -> list[Route]:
+    described = [route for route in (*router.routes, *probes.routes) if isinstance(route, Route)]
+    return [
+        *described,
+        Route(f"{PREFIX}/openapi.json", _openapi),
+        Route(f"{PREFIX}/events", _events),
+        Route("/metrics", _metrics),
+        *_page(),
+    ]
+
+
+def _openapi(request: Request) -> Response:
+    document = request.app.openapi()
+    document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    return JSONResponse(document)
+
+
+def _metrics(request: Request) -> Response:
+    served = request.app.state.served
     ready = not served.feed.stalled()
     content, kind = metrics.scrape(served.overview, ready=ready, accept=request.headers.get("accept", ""))
     return Response(content, headers={"content-type": kind})
 
 
-def _events(served: Served, guard: Guard, request: Request) -> Response:
+async def _events(request: Request) -> Response:
     if request.method == "HEAD":
         return Response(media_type="text/event-stream")
-    return StreamingResponse(_follow(served, guard.can_change), media_type="text/event-stream")
+    state = request.app.state
+    return StreamingResponse(_follow(state.served, state.guard.can_change), media_type="text/event-stream")
 
 
 async def _follow(served: Served, may_change: bool) -> AsyncIterator[str]:
@@ -306,17 +272,19 @@ async def _follow(served: Served, may_change: bool) -> AsyncIterator[str]:
         await asyncio.sleep(min(0.2, feed.interval / 2))
 
 
-def _page() -> dict[str, Endpoint]:
+def _page() -> list[Route]:
     """The files of the page, read once; they hold no data and need no token."""
-    found: dict[str, Endpoint] = {}
+    found = []
     for file in resources.files("aqueduck.web").joinpath("page").iterdir():
         kind = PAGE_TYPES.get("." + file.name.rpartition(".")[2])
         if kind is not None:
-            content = file.read_bytes()
             address = "/" if file.name == "index.html" else f"/page/{file.name}"
-            found[address] = _file(content, kind)
+            found.append(_file(address, file.read_bytes(), kind))
     return found
 
 
-def _file(content: bytes, kind: str) -> Endpoint:
-    return lambda _: _done(Response(content, headers={"content-type": kind}))
+def _file(address: str, content: bytes, kind: str) -> Route:
+    async def answer(_: Request) -> Response:
+        return Response(content, headers={"content-type": kind})
+
+    return Route(address, answer)

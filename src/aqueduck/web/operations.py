@@ -1,15 +1,16 @@
 """
-The API as a list: each operation with its address, what it takes, what it does and what it answers.
+The API as functions: each operation with its address, what it takes, what it does and what it answers.
 
-`api` serves the list, `openapi` describes it.  What an operation does is one function of the state of the server
-(`Served`) and the checked request; refusals are `AqueduckError`s.
+FastAPI makes the routes, the checks of requests and the OpenAPI document from them.  An operation is one function of
+the server's state (`Served`) and the checked request; refusals are `AqueduckError`s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Request
 
 from aqueduck.errors import NotFoundError
 from aqueduck.lifecycle import TableState
@@ -23,10 +24,9 @@ from aqueduck.overview import (
 )
 from aqueduck.web import answers as a
 from aqueduck.web.feed import Feed
+from aqueduck.web.routes import PREFIX, Operation, operation_id
 
-__all__ = ["OPERATIONS", "PREFIX", "Operation", "Served", "readiness"]
-
-PREFIX = "/api/v1"
+__all__ = ["Now", "Served", "readiness", "router"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +51,16 @@ class Served:
         return self.feed.overview
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One method at one address; `params` are the parts of the address and its query."""
+async def _served(request: Request) -> Served:
+    found: Served = request.app.state.served
+    return found
 
-    method: str
-    path: str
-    summary: str
-    run: Callable[[Served, Any, Any], Any]
-    answer: Any
-    params: type[a.Request] | None = None
-    body: type[a.Request] | None = None
 
-    @property
-    def changes(self) -> bool:
-        """Whether it changes state, and so needs the token."""
-        return self.method != "GET"
+router = APIRouter(prefix=PREFIX, route_class=Operation, generate_unique_id_function=operation_id)
 
-    @property
-    def status(self) -> int:
-        return 202 if self.changes else 200
+Now = Annotated[Served, Depends(_served)]
+Name = Annotated[a.Name, Path()]
+Source = Annotated[a.Name, Path(description=a.SOURCE)]
 
 
 # -- reading
@@ -86,138 +76,154 @@ def readiness(served: Served) -> a.Readiness:
     return a.Readiness(ready=not stalled, stalled=stalled, errored=(*tables, *destinations))
 
 
-def _group(served: Served, p: a.GroupPath, _: None) -> GroupOverview:
-    for group in served.overview.groups:
-        if group.name == p.name:
-            return group
+@router.get("/status", summary="Everything at one moment")
+def status(served: Now) -> Overview:
+    return served.overview
+
+
+@router.get("/flows", summary="The flows with what is in them")
+def flows(served: Now) -> a.Flows:
+    return a.Flows(flows=served.overview.flows)
+
+
+@router.get("/groups", summary="The groups with their tables")
+def groups(served: Now) -> a.Groups:
+    return a.Groups(groups=served.overview.groups)
+
+
+@router.get("/groups/{name}", summary="One group")
+def group(served: Now, name: Name) -> GroupOverview:
+    for found in served.overview.groups:
+        if found.name == name:
+            return found
     raise NotFoundError("no group of this name runs", hint=f"GET {PREFIX}/groups lists them")
 
 
-def _tables(served: Served, p: a.TablesQuery, _: None) -> a.Tables:
+@router.get("/tables", summary="The tables")
+def tables(served: Now, query: Annotated[a.TablesQuery, Query()]) -> a.Tables:
     found = (
         t
         for t in served.overview.tables
-        if (p.group is None or t.group == p.group) and (p.state is None or t.state.value == p.state)
+        if query.group in (None, t.group) and query.state in (None, t.state.value)
     )
     return a.Tables(tables=tuple(found))
 
 
-def _table(served: Served, p: a.TableQuery, _: None) -> TableOverview:
-    for table in served.overview.tables:
-        if table.source == p.source and p.group in (None, table.group):
-            return table
+@router.get("/tables/{source:path}", summary="One table")
+def table(served: Now, source: Source, query: Annotated[a.TableQuery, Query()]) -> TableOverview:
+    for found in served.overview.tables:
+        if found.source == source and query.group in (None, found.group):
+            return found
     raise NotFoundError("no table of this name is synced", hint=f"GET {PREFIX}/tables lists them")
 
 
-def _destinations(served: Served, p: a.DestinationsQuery, _: None) -> a.Destinations:
-    found = [
+@router.get("/destinations", summary="The destinations of fan-outs")
+def destinations(served: Now, query: Annotated[a.DestinationsQuery, Query()]) -> a.Destinations:
+    found = tuple(
         d
         for d in served.overview.destinations
-        if (p.flow is None or d.flow == p.flow) and (p.state is None or d.state == p.state)
-    ]
-    return a.Destinations(total=len(found), destinations=tuple(found[p.offset : p.offset + p.limit]))
+        if query.flow in (None, d.flow) and query.state in (None, d.state)
+    )
+    page = found[query.offset : query.offset + query.limit]
+    return a.Destinations(total=len(found), destinations=page)
 
 
-def _destination(served: Served, p: a.DestinationPath, _: None) -> DestinationOverview:
-    for destination in served.overview.destinations:
-        if destination.name == p.name:
-            return destination
+@router.get("/destinations/{name}", summary="One destination")
+def destination(served: Now, name: Name) -> DestinationOverview:
+    for found in served.overview.destinations:
+        if found.name == name:
+            return found
     raise NotFoundError("no destination of this id is served", hint=f"GET {PREFIX}/destinations lists them")
 
 
-def _lake(served: Served, _p: None, _b: None) -> LakeOverview:
-    lake = served.overview.lake
-    if lake is None:
+@router.get("/lake", summary="Files, sizes and lake snapshots")
+def lake(served: Now) -> LakeOverview:
+    if served.overview.lake is None:
         raise NotFoundError("nothing is known about the lake yet", hint="ask again in a minute")
-    return lake
+    return served.overview.lake
+
+
+@router.get("/errors", summary="Recent errors, newest first")
+def errors(served: Now, query: Annotated[a.ErrorsQuery, Query()]) -> a.Errors:
+    return a.Errors(errors=served.overview.errors[: query.limit])
+
+
+@router.get("/settings", summary="All settings with their values and ranges")
+def settings(served: Now) -> a.Settings:
+    return a.Settings(settings=tuple(served.actions.settings()))
 
 
 # -- changing
 
 
-def _create_group(served: Served, _: None, b: a.CreateGroup) -> a.Accepted:
-    served.actions.create_group(b.name, publication=b.publication, slot_name=b.slot_name, capture=b.capture)
-    return a.Accepted(message=f"the group {b.name} is created")
-
-
-def _drop_group(served: Served, p: a.DropGroup, _: None) -> a.Accepted:
-    served.actions.drop_group(p.name, with_tables=p.with_tables)
-    return a.Accepted(message=f"the group {p.name} is dropped; its lake tables stay")
-
-
-def _enable_group(served: Served, p: a.GroupPath, _: None) -> a.Accepted:
-    served.actions.enable_group(p.name)
-    return a.Accepted(message=f"the group {p.name} goes on")
-
-
-def _disable_group(served: Served, p: a.GroupPath, _: None) -> a.Accepted:
-    served.actions.disable_group(p.name)
-    return a.Accepted(message=f"the group {p.name} stops; its slot keeps the changes")
-
-
-def _add_table(served: Served, _: None, b: a.AddTable) -> a.Accepted:
-    served.actions.add_table(
-        b.source,
-        target=b.target,
-        group_name=b.group,
-        mode=b.mode,
-        copy=b.initial_copy,
-        source_column=b.source_column,
-        source_value=b.source_value,
-        options=b.options,
+@router.post("/groups", summary="Create a group with its own slot and publication", status_code=202)
+def create_group(served: Now, body: a.CreateGroup) -> a.Accepted:
+    served.actions.create_group(
+        body.name, publication=body.publication, slot_name=body.slot_name, capture=body.capture
     )
-    return a.Accepted(message=f"{b.source} is added to the group {b.group}")
+    return a.Accepted(message=f"the group {body.name} is created")
 
 
-def _remove_table(served: Served, p: a.RemoveTable, _: None) -> a.Accepted:
-    served.actions.remove_table(p.source, drop_target=p.drop_target, group_name=p.group)
-    stays = "is dropped" if p.drop_target else "stays"
-    return a.Accepted(message=f"{p.source} is no longer followed; its lake table {stays}")
+@router.delete("/groups/{name}", summary="Drop a group with its slot and publication", status_code=202)
+def drop_group(served: Now, name: Name, query: Annotated[a.DropGroup, Query()]) -> a.Accepted:
+    served.actions.drop_group(name, with_tables=query.with_tables)
+    return a.Accepted(message=f"the group {name} is dropped; its lake tables stay")
 
 
-def _move_table(served: Served, p: a.TablePath, b: a.MoveTable) -> a.Accepted:
-    served.actions.move_table(p.source, b.group, from_group=b.from_group)
-    return a.Accepted(message=f"{p.source} moves to the group {b.group}")
+@router.post("/groups/{name}/enable", summary="Run a group again", status_code=202)
+def enable_group(served: Now, name: Name) -> a.Accepted:
+    served.actions.enable_group(name)
+    return a.Accepted(message=f"the group {name} goes on")
 
 
-def _resync_table(served: Served, p: a.TableQuery, _: None) -> a.Accepted:
-    served.actions.resync_table(p.source, group_name=p.group)
-    return a.Accepted(message=f"{p.source} is copied again")
+@router.post("/groups/{name}/disable", summary="Stop a group; the server keeps its WAL", status_code=202)
+def disable_group(served: Now, name: Name) -> a.Accepted:
+    served.actions.disable_group(name)
+    return a.Accepted(message=f"the group {name} stops; its slot keeps the changes")
 
 
-def _retry_table(served: Served, p: a.TableQuery, _: None) -> a.Accepted:
-    served.actions.retry_table(p.source, group_name=p.group)
-    return a.Accepted(message=f"{p.source} is tried again")
+@router.post("/tables", summary="Add a table; its rows are copied beside the stream", status_code=202)
+def add_table(served: Now, body: a.AddTable) -> a.Accepted:
+    served.actions.add_table(
+        body.source,
+        target=body.target,
+        group_name=body.group,
+        mode=body.mode,
+        copy=body.initial_copy,
+        source_column=body.source_column,
+        source_value=body.source_value,
+        options=body.options,
+    )
+    return a.Accepted(message=f"{body.source} is added to the group {body.group}")
 
 
-def _set_setting(served: Served, p: a.SettingPath, b: a.SetSetting) -> a.Accepted:
-    value = None if b.value is None else str(b.value)
-    served.actions.set_setting(p.name, value, group_name=b.group, source=b.source)
-    return a.Accepted(message=f"{p.name} is {'taken back' if value is None else 'set'}")
+@router.delete("/tables/{source:path}", summary="Take a table out", status_code=202)
+def remove_table(served: Now, source: Source, query: Annotated[a.RemoveTable, Query()]) -> a.Accepted:
+    served.actions.remove_table(source, drop_target=query.drop_target, group_name=query.group)
+    stays = "is dropped" if query.drop_target else "stays"
+    return a.Accepted(message=f"{source} is no longer followed; its lake table {stays}")
 
 
-OPERATIONS: tuple[Operation, ...] = (
-    Operation("GET", "/status", "Everything at one moment", lambda s, _p, _b: s.overview, Overview),
-    Operation("GET", "/flows", "The flows with what is in them", lambda s, _p, _b: a.Flows(flows=s.overview.flows), a.Flows),
-    Operation("GET", "/groups", "The groups with their tables", lambda s, _p, _b: a.Groups(groups=s.overview.groups), a.Groups),
-    Operation("POST", "/groups", "Create a group with its own slot and publication", _create_group, a.Accepted, body=a.CreateGroup),
-    Operation("GET", "/groups/{name}", "One group", _group, GroupOverview, a.GroupPath),
-    Operation("DELETE", "/groups/{name}", "Drop a group with its slot and publication", _drop_group, a.Accepted, a.DropGroup),
-    Operation("POST", "/groups/{name}/enable", "Run a group again", _enable_group, a.Accepted, a.GroupPath),
-    Operation("POST", "/groups/{name}/disable", "Stop a group; the server keeps its WAL", _disable_group, a.Accepted, a.GroupPath),
-    Operation("GET", "/tables", "The tables", _tables, a.Tables, a.TablesQuery),
-    Operation("POST", "/tables", "Add a table; its rows are copied beside the stream", _add_table, a.Accepted, body=a.AddTable),
-    Operation("GET", "/tables/{source}", "One table", _table, TableOverview, a.TableQuery),
-    Operation("DELETE", "/tables/{source}", "Take a table out", _remove_table, a.Accepted, a.RemoveTable),
-    Operation("POST", "/tables/{source}/resync", "Copy a table again", _resync_table, a.Accepted, a.TableQuery),
-    Operation("POST", "/tables/{source}/retry", "Try an errored table again at once", _retry_table, a.Accepted, a.TableQuery),
-    Operation("POST", "/tables/{source}/move", "Move a table to another group", _move_table, a.Accepted, a.TablePath, a.MoveTable),
-    Operation("GET", "/destinations", "The destinations of fan-outs", _destinations, a.Destinations, a.DestinationsQuery),
-    Operation("GET", "/destinations/{name}", "One destination", _destination, DestinationOverview, a.DestinationPath),
-    Operation("GET", "/lake", "Files, sizes and lake snapshots", _lake, LakeOverview),
-    Operation("GET", "/errors", "Recent errors, newest first",
-              lambda s, p, _b: a.Errors(errors=s.overview.errors[: p.limit]), a.Errors, a.ErrorsQuery),
-    Operation("GET", "/settings", "All settings with their values and ranges",
-              lambda s, _p, _b: a.Settings(settings=tuple(s.actions.settings())), a.Settings),
-    Operation("PUT", "/settings/{name}", "Set a value, or take it back with null", _set_setting, a.Accepted, a.SettingPath, a.SetSetting),
-)  # fmt: skip
+@router.post("/tables/{source:path}/move", summary="Move a table to another group", status_code=202)
+def move_table(served: Now, source: Source, body: a.MoveTable) -> a.Accepted:
+    served.actions.move_table(source, body.group, from_group=body.from_group)
+    return a.Accepted(message=f"{source} moves to the group {body.group}")
+
+
+@router.post("/tables/{source:path}/resync", summary="Copy a table again", status_code=202)
+def resync_table(served: Now, source: Source, query: Annotated[a.TableQuery, Query()]) -> a.Accepted:
+    served.actions.resync_table(source, group_name=query.group)
+    return a.Accepted(message=f"{source} is copied again")
+
+
+@router.post("/tables/{source:path}/retry", summary="Try an errored table again at once", status_code=202)
+def retry_table(served: Now, source: Source, query: Annotated[a.TableQuery, Query()]) -> a.Accepted:
+    served.actions.retry_table(source, group_name=query.group)
+    return a.Accepted(message=f"{source} is tried again")
+
+
+@router.put("/settings/{name}", summary="Set a value, or take it back with null", status_code=202)
+def set_setting(served: Now, name: Name, body: a.SetSetting) -> a.Accepted:
+    value = None if body.value is None else str(body.value)
+    served.actions.set_setting(name, value, group_name=body.group, source=body.source)
+    return a.Accepted(message=f"{name} is {'taken back' if value is None else 'set'}")

@@ -14,6 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import structlog
 import uvicorn
@@ -21,11 +22,12 @@ import uvicorn
 from aqueduck.errors import ServerStartError, system_reason
 from aqueduck.overview import Actions, Overviews
 from aqueduck.server_config import ServerConfig
-from aqueduck.web.api import make_app
 from aqueduck.web.auth import Guard, make_guard
 from aqueduck.web.connections import Listener, TimedProtocol
 from aqueduck.web.feed import Feed
-from aqueduck.web.operations import Served
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 __all__ = ["check_server", "serve"]
 
@@ -60,7 +62,7 @@ def serve(
     guard = make_guard(config, os.environ if env is None else env)
     with contextlib.closing(_bind(config)) as bound:
         feed = Feed(overviews, stall_seconds=config.stall_seconds, interval=interval)
-        server = _make_server(config, guard, Served(feed, actions))
+        server = _make_server(config, guard, feed, actions)
         address = _address(config, bound)
         with _running(server, bound), contextlib.ExitStack() as ending:
             ending.callback(feed.stop)  # first: streams of events end with it
@@ -100,10 +102,10 @@ def _check_tls(config: ServerConfig) -> None:
         ) from None
 
 
-def _make_server(config: ServerConfig, guard: Guard, served: Served) -> uvicorn.Server:
+def _make_server(config: ServerConfig, guard: Guard, feed: Feed, actions: Actions | None) -> uvicorn.Server:
     _check_tls(config)
     settings = uvicorn.Config(
-        make_app(served, guard),
+        _make_app(guard, feed, actions),
         http=TimedProtocol,
         ws="none",
         loop="asyncio",
@@ -118,6 +120,22 @@ def _make_server(config: ServerConfig, guard: Guard, served: Served) -> uvicorn.
         timeout_graceful_shutdown=2,
     )
     return uvicorn.Server(settings)
+
+
+def _make_app(guard: Guard, feed: Feed, actions: Actions | None) -> FastAPI:
+    """
+    The application; loading FastAPI takes 0.2 s of CPU time, which commands that serve nothing do not spend.
+
+    FastAPI loads the propagators of OpenTelemetry, and one that is not installed would end the process; we use none.
+    """
+    propagators = os.environ.pop("OTEL_PROPAGATORS", None)
+    try:
+        from aqueduck.web.api import make_app
+        from aqueduck.web.operations import Served
+    finally:
+        if propagators is not None:
+            os.environ["OTEL_PROPAGATORS"] = propagators
+    return make_app(Served(feed, actions), guard)
 
 
 def _bind(config: ServerConfig) -> socket.socket:
