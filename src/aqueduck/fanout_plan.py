@@ -15,6 +15,7 @@ from typing import Any
 
 from aqueduck.errors import ReservedColumnError
 from aqueduck.lake_place import LakePlace
+from aqueduck.retries import doubled
 from aqueduck.schema import TableName
 
 __all__ = [
@@ -247,5 +248,5 @@ def _nested(kind: str) -> bool:
 def backoff_seconds(failures: int) -> float:
     """How long a destination rests after so many failures in a row."""
     if failures < TRIES:
-        return float(2 ** (failures - 1))
-    return min(30.0 * float(2 ** min(failures - TRIES, 10)), 1800.0)
+        return doubled(1.0, failures - 1, 30.0)
+    return doubled(30.0, failures - TRIES, 1800.0)

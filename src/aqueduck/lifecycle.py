@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from aqueduck.errors import AqueduckError, Retry
+from aqueduck.retries import doubled
 
 __all__ = [
     "ErrorClass",
@@ -30,8 +31,7 @@ __all__ = [
     "retry_is_due",
 ]
 
-FIRST_DELAY = timedelta(seconds=30)
-LONGEST_DELAY = timedelta(minutes=30)
+FIRST_SECONDS, LONGEST_SECONDS = 30.0, 1800.0
 
 
 class TableState(enum.StrEnum):
@@ -106,8 +106,7 @@ def retry_is_due(life: Lifecycle, now: datetime) -> bool:
 
 def retry_delay(failures: int) -> timedelta:
     """The pause after a failure that had so many before it: 30 s, 1 min, 2 min … 30 min."""
-    doublings = min(failures, 30)  # beyond any limit, and no number too large to multiply
-    return min(FIRST_DELAY * (1 << doublings), LONGEST_DELAY)
+    return timedelta(seconds=doubled(FIRST_SECONDS, failures, LONGEST_SECONDS))
 
 
 def classify(error: AqueduckError) -> ErrorClass:

@@ -144,7 +144,7 @@ class Matrix:
 
 @pytest.fixture
 def matrix(db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Matrix]:
-    monkeypatch.setattr("aqueduck.app.service.BACKOFF_SECONDS", (0.1,))
+    monkeypatch.setattr("aqueduck.retries.RESTART_SECONDS", (0.1,))
     monkeypatch.setattr("aqueduck.app.service.ERRORED_SECONDS", 0.5)
     monkeypatch.setattr("aqueduck.app.service.WATCH_SECONDS", 0.3)
     monkeypatch.setattr("aqueduck.app.copies.FIRST_RETRY_SECONDS", 0.1, raising=False)

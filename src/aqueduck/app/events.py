@@ -47,6 +47,7 @@ from aqueduck.postgres.capture_settings import CaptureSettings
 from aqueduck.postgres.events_capture import EventsSettings
 from aqueduck.postgres.group_lock import GroupLocks
 from aqueduck.private_files import private_directory
+from aqueduck.retries import restart_delay
 from aqueduck.schema import lsn_text
 from aqueduck.sinks import Sink
 from aqueduck.spark.events_query import EventsQuery
@@ -58,7 +59,6 @@ __all__ = ["EventsService"]
 
 log = structlog.get_logger()
 
-BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 LOCK_SECONDS = 2.0
 WATCH_SECONDS = 5.0
 
@@ -269,7 +269,7 @@ class EventsService:
                 self._failed(exc)
                 if exc.retry is not Retry.AUTO:
                     raise
-                delay = BACKOFF_SECONDS[min(self.failures, len(BACKOFF_SECONDS) - 1)]
+                delay = restart_delay(self.failures)
                 self.failures += 1
                 log.warning("events failed, trying again", error=str(exc), seconds=delay)
                 stopping.wait(delay)

@@ -55,6 +55,7 @@ from aqueduck.lake.parking import remove_parking_orphans
 from aqueduck.lake.progress import progress_table
 from aqueduck.postgres.group_lock import GroupLocks
 from aqueduck.postgres.server import flushed_position
+from aqueduck.retries import RESTART_SECONDS, restart_delay
 from aqueduck.schema import lsn_text
 from aqueduck.spark.session import build_session
 from aqueduck.web.server import serve
@@ -63,7 +64,6 @@ __all__ = ["SyncService", "run_service"]
 
 log = structlog.get_logger()
 
-BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 ERRORED_SECONDS = 60.0
 WATCH_SECONDS = 5.0
 
@@ -176,7 +176,7 @@ class SyncService:
             log.error("group errored", group=name, error=str(error))
         self._halt(name)
         self.wanted[name] = wanted
-        seconds = BACKOFF_SECONDS[-1] if error.retry is Retry.AUTO else ERRORED_SECONDS
+        seconds = RESTART_SECONDS[-1] if error.retry is Retry.AUTO else ERRORED_SECONDS
         self.errored[name] = ErroredGroup(error, time.monotonic() + seconds)
 
     def prepare_group(self, wanted: Wanted, *, trust_slot: bool = False, adopt: bool = False) -> None:
@@ -314,7 +314,7 @@ class SyncService:
         runner.status.last_error = str(error)
         metrics.count_error(error.code, flow="sync", group=name)
         if error.retry is Retry.AUTO:
-            delay = BACKOFF_SECONDS[min(runner.failures, len(BACKOFF_SECONDS) - 1)]
+            delay = restart_delay(runner.failures)
             runner.retry_at = time.monotonic() + delay
             runner.failures += 1
             runner.status.restarts += 1

@@ -12,7 +12,7 @@ import contextlib
 import json
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -43,6 +43,7 @@ from aqueduck.lake.statistics import settle_statistics
 from aqueduck.lake.table_states import TableState, write_state
 from aqueduck.modes import UPSERT, TableMode
 from aqueduck.moments import Moment, moment_of
+from aqueduck.retries import retried
 from aqueduck.schema import TableName, TableSchema, lsn_text
 
 __all__ = [
@@ -120,32 +121,41 @@ class TableFailed(Exception):  # noqa: N818 - a finding about one table, not one
 def commit_batch(session: LakeSession, plan: BatchPlan) -> bool:
     """Whether anything had to be written."""
     suspect: int | None = None
-    for attempt in range(TRIES):
-        stored = _stored(session, plan.position.group)
-        if stored is not None and stored >= plan.position.position:
+
+    def is_final(exc: Exception) -> bool:
+        """A table that fails may have been the connection: once more on the new one."""
+        nonlocal suspect
+        if not isinstance(exc, TableFailed):
             return False
-        targets = [table.target for table in plan.tables]
-        try:
-            settle_statistics(session, targets, session.memory.settled)
-            _transaction(session, plan, _start(plan, stored))
-        except (LakeError, TableFailed) as exc:
-            session.reopen()
-            stored = _stored(session, plan.position.group)
-            if stored is not None and stored >= plan.position.position:
-                return True  # the commit happened, only its answer was lost
-            last = attempt + 1 == TRIES
-            if isinstance(exc, TableFailed) and exc.oid != suspect and not last:
-                suspect = exc.oid  # it may have been the connection: once more on the new one
-                continue
-            if isinstance(exc, LakeBusyError) and not last:
-                _let_others_pass(attempt)
-                continue
-            raise
-        with contextlib.suppress(LakeError):  # the next batch does it before its commit
-            settle_statistics(session, targets, session.memory.settled)
-        flush_where_due(session, [progress_table(plan.position.group), *targets])
-        return True
-    raise AssertionError("unreachable")
+        before, suspect = suspect, exc.oid
+        return exc.oid == before
+
+    return retried(
+        lambda: _try_batch(session, plan),
+        _pauses(),
+        time.sleep,
+        on=(LakeBusyError, TableFailed),
+        failed=is_final,
+    )
+
+
+def _try_batch(session: LakeSession, plan: BatchPlan) -> bool:
+    stored = _stored(session, plan.position.group)
+    if _reaches(stored, plan.position):
+        return False
+    targets = [table.target for table in plan.tables]
+    try:
+        settle_statistics(session, targets, session.memory.settled)
+        _transaction(session, plan, _start(plan, stored))
+    except (LakeError, TableFailed):
+        session.reopen()
+        if _reaches(_stored(session, plan.position.group), plan.position):
+            return True  # the commit happened, only its answer was lost
+        raise
+    with contextlib.suppress(LakeError):  # the next batch does it before its commit
+        settle_statistics(session, targets, session.memory.settled)
+    flush_where_due(session, [progress_table(plan.position.group), *targets])
+    return True
 
 
 def transact(
@@ -157,31 +167,38 @@ def transact(
     Within a service nobody is in its way.  Another service, whose groups fill the same lake, may be: then once more, a few times.
     `happened` is asked, on a new connection, when the commit failed otherwise: only its answer may have been lost.
     """
-    for attempt in range(TRIES):
-        done: list[T] = []
-        try:
-            with session.transaction():
-                notice_changes(session)
-                done.append(work())
-        except LakeBusyError:
-            if attempt + 1 == TRIES:
-                raise
-            session.reopen()
-            _let_others_pass(attempt)
-        except LakeError:
-            if not done or happened is None:
-                raise
-            session.reopen()
-            if not happened(done[0]):
-                raise
-            return done[0]
-        else:
-            return done[0]
-    raise AssertionError("unreachable")
+
+    def wait(seconds: float) -> None:
+        session.reopen()
+        time.sleep(seconds)
+
+    return retried(lambda: _transact(session, work, happened), _pauses(), wait, on=LakeBusyError)
 
 
-def _let_others_pass(attempt: int) -> None:
-    time.sleep(random.uniform(0, PAUSE_SECONDS * attempt))  # two do not keep meeting
+def _transact(session: LakeSession, work: Callable[[], T], happened: Callable[[T], bool] | None) -> T:
+    done: list[T] = []
+    try:
+        with session.transaction():
+            notice_changes(session)
+            done.append(work())
+    except LakeBusyError:
+        raise
+    except LakeError:
+        if not done or happened is None:
+            raise
+        session.reopen()
+        if not happened(done[0]):
+            raise
+    return done[0]
+
+
+def _pauses() -> Iterator[float]:
+    """From none to longer ones, with jitter, so that two services do not retry in lockstep."""
+    return (random.uniform(0, PAUSE_SECONDS * done) for done in range(TRIES - 1))
+
+
+def _reaches(stored: int | None, position: Position) -> bool:
+    return stored is not None and stored >= position.position
 
 
 def _stored(session: LakeSession, group: str) -> int | None:

@@ -24,6 +24,7 @@ from aqueduck.lake.failures import lake_errors
 from aqueduck.lake.inlined import count_inlined, flush_where_due
 from aqueduck.lake.json_events import segment_batches
 from aqueduck.lake.sql import LAKE, ident, idents, lake_table
+from aqueduck.retries import doubling, retried
 from aqueduck.schema import TableName
 
 __all__ = ["LakeEvents", "check_events_lake"]
@@ -77,20 +78,17 @@ class LakeEvents(TableSink, LakeBookmarks):
     def save(self, bookmark: Bookmark) -> None:
         """The batch and the bookmark, in one transaction; other writers of the lake may commit in between."""
         self._failed = True
-        for attempt in range(TRIES):
-            try:
-                with self._lake.transaction():
-                    self._check_nobody_else(super().load())
-                    self._insert()
-                    faults.point("sink.written")
-                    self._put(bookmark)
-                break
-            except LakeBusyError:
-                if attempt == TRIES - 1:
-                    raise
-                time.sleep(0.05 * 2**attempt)
+        delays = doubling(0.05, 4.0, times=TRIES - 1)
+        retried(lambda: self._commit(bookmark), delays, time.sleep, on=LakeBusyError)
         self._tidy()
         self._known, self._parts, self._failed = bookmark, (), False
+
+    def _commit(self, bookmark: Bookmark) -> None:
+        with self._lake.transaction():
+            self._check_nobody_else(super().load())
+            self._insert()
+            faults.point("sink.written")
+            self._put(bookmark)
 
     def _tidy(self) -> None:
         """Dead bookmarks and inlined events do not pile up in the catalog."""

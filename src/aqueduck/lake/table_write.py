@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import random
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,6 +33,7 @@ from aqueduck.lake.units import task_engine
 from aqueduck.lake.write_fold import folded_rows
 from aqueduck.lake.write_target import CONTROL, WriteOrder, WriteTarget
 from aqueduck.lake_place import LakePlace
+from aqueduck.retries import doubling, retried
 from aqueduck.schema import TableName
 
 __all__ = ["MARKS", "Mark", "PartFile", "check_mark", "commit_parts", "drop_parts", "write_part"]
@@ -111,25 +111,23 @@ def commit_parts(
     if not parts and order.mode != "overwrite":
         return True
     _know(place, target)
-    for attempt in range(TRIES):
-        try:
-            with pool.use(place) as lake:
-                kept = _commit(lake, order, target, parts, mark)
-        except _WrittenBeforeError:
-            with contextlib.suppress(LakeError):  # it is written: files that stay are no reason to fail
-                drop_parts(pool, place, target, _attempts(target, parts, mark))
-            return False
-        except LakeBusyError:
-            if attempt == TRIES - 1:
-                raise
-            time.sleep(random.uniform(0.5, 1.5) * min(0.05 * 2**attempt, 2.0))
-        else:
-            with contextlib.suppress(LakeError):  # the same: after an error Spark would write the rows again
-                _remove_rest(target, parts, kept, mark)
-                if mark is not None and mark.batch % FLUSH_EVERY == FLUSH_EVERY - 1:
-                    _flush_marks(pool, place)
-            return True
-    raise AssertionError("unreachable")
+
+    def commit() -> set[str]:
+        with pool.use(place) as lake:
+            return _commit(lake, order, target, parts, mark)
+
+    delays = doubling(0.05, 2.0, times=TRIES - 1, jitter=0.5)
+    try:
+        kept = retried(commit, delays, time.sleep, on=LakeBusyError)
+    except _WrittenBeforeError:
+        with contextlib.suppress(LakeError):  # it is written: files that stay are no reason to fail
+            drop_parts(pool, place, target, _attempts(target, parts, mark))
+        return False
+    with contextlib.suppress(LakeError):  # the same: after an error Spark would write the rows again
+        _remove_rest(target, parts, kept, mark)
+        if mark is not None and mark.batch % FLUSH_EVERY == FLUSH_EVERY - 1:
+            _flush_marks(pool, place)
+    return True
 
 
 def _commit(

@@ -52,6 +52,7 @@ from aqueduck.postgres.slots import SlotInfo, check_slot, slot_info
 from aqueduck.postgres.stage import Stage
 from aqueduck.postgres.tables import describe_oid, has_key, resolve_type
 from aqueduck.postgres.wire import READ_BYTES, ReplicationStream, other_message_error, refuse_garbage
+from aqueduck.retries import doubling, retried
 from aqueduck.schema import Column, TableSchema
 
 STATUS_SECONDS = 1.0
@@ -248,15 +249,8 @@ class Capture(threading.Thread):
 
     def _acquire(self, position: int) -> ReplicationStream:
         """The slot may still belong to a connection that is going away: wait for it, within bounds."""
-        delay = 0.25
-        for attempt in range(self._settings.slot_retries + 1):
-            try:
-                return self._open(position)
-            except SlotActiveError:
-                if attempt == self._settings.slot_retries or self._stopping.wait(delay):
-                    raise
-                delay = min(delay * 2, 4.0)
-        raise AssertionError("unreachable")
+        delays = doubling(0.25, 4.0, times=self._settings.slot_retries)
+        return retried(lambda: self._open(position), delays, self._stopping.wait, on=SlotActiveError)
 
     def _refuse_another(self) -> None:
         """
