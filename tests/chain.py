@@ -19,9 +19,9 @@ import psycopg
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import StructField, StructType
 
-from aqueduck.errors import SourceExpiredError
-from aqueduck.lake_place import LakePlace
-from aqueduck.spark.lake_source import LakeChangesSource
+from aqueduck.config.lake_place import LakePlace
+from aqueduck.model.errors import SourceExpiredError
+from aqueduck.spark.formats.lake_source import LakeChangesSource
 from tests.chain_steps import FANOUT_FAULTS, SYNC_FAULTS
 from tests.fanout_lakes import Fan, connect, document
 from tests.fix_events import Flow

@@ -15,13 +15,13 @@ from typing import Any, Self, cast
 
 import psycopg
 
-from aqueduck.app import fanout_run
-from aqueduck.app.fanout import FanoutService
-from aqueduck.app.maintenance_sync import maintain_sync
-from aqueduck.config import MaintenanceConfig, load_config
-from aqueduck.errors import MaintenanceError
-from aqueduck.fanout_config import load_fanout
-from aqueduck.spark import fanout_query
+from aqueduck.config.fanout import load_fanout
+from aqueduck.config.sync import MaintenanceConfig, load_config
+from aqueduck.fanout import run as fanout_run
+from aqueduck.fanout.service import FanoutService
+from aqueduck.model.errors import MaintenanceError
+from aqueduck.spark.query import fanout_query
+from aqueduck.sync.maintain import maintain_sync
 from tests.fix_postgres import Database
 from tests.small_spark import SmallSpark, SmallTaskContext
 from tests.whole_group import whole_group

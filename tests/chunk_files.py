@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from aqueduck.lake.copy_files import ChunkFile, write_chunk
-from aqueduck.schema import TableSchema
+from aqueduck.lake.commit.copy_files import ChunkFile, write_chunk
+from aqueduck.model.schema import TableSchema
 
 
 def written_chunk(batches: Iterable[pa.RecordBatch], schema: TableSchema, **options: Any) -> ChunkFile:

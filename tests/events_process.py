@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 import threading
 
-from aqueduck.app.events import EventsService
-from aqueduck.events_config import load_events
-from aqueduck.lake import json_events
-from aqueduck.postgres import decoder
+from aqueduck.config.events import load_events
+from aqueduck.envelopes import json_events
+from aqueduck.events.service import EventsService
+from aqueduck.postgres.decode import decoder
 
 
 def warm_up() -> None:

@@ -14,17 +14,17 @@ from typing import Any
 
 import duckdb
 
-from aqueduck.errors import MergedChangesError, SourceExpiredError
-from aqueduck.fanout_config import FanoutConfig, parse_fanout
-from aqueduck.fanout_plan import Applied, Destination
-from aqueduck.lake.buckets import apply_bucket
-from aqueduck.lake.destination import read_state
-from aqueduck.lake.engine import load_extension
-from aqueduck.lake.lake_changes import ReadReport, Routes, check_routes, chunks, read_routed
-from aqueduck.lake.pool import LakePool
-from aqueduck.lake.source_lake import SourceLake
-from aqueduck.lake_place import LakePlace
-from aqueduck.schema import TableName
+from aqueduck.config.fanout import FanoutConfig, parse_fanout
+from aqueduck.config.lake_place import LakePlace
+from aqueduck.lake.destinations.buckets import apply_bucket
+from aqueduck.lake.destinations.destination import read_state
+from aqueduck.lake.session.engine import load_extension
+from aqueduck.lake.session.pool import LakePool
+from aqueduck.lake.source.lake_changes import ReadReport, Routes, check_routes, chunks, read_routed
+from aqueduck.lake.source.source_lake import SourceLake
+from aqueduck.model.errors import MergedChangesError, SourceExpiredError
+from aqueduck.model.routing import Applied, Destination
+from aqueduck.model.schema import TableName
 
 T = TableName("main", "t")
 

@@ -20,15 +20,15 @@ from typing import Any
 import psutil
 import pytest
 
-from aqueduck.app.events import EventsService
-from aqueduck.envelope import Envelope
-from aqueduck.event_parts import piece_stretches, plan_pieces
-from aqueduck.events_config import load_events
-from aqueduck.lake.json_events import stretch_lines
-from aqueduck.postgres.capture_settings import CaptureSettings
-from aqueduck.postgres.events_capture import EventsCapture, EventsSettings, EventsStage
-from aqueduck.postgres.slots import create_slot
-from aqueduck.schema import parse_lsn
+from aqueduck.config.events import load_events
+from aqueduck.envelopes.envelope import Envelope
+from aqueduck.envelopes.json_events import stretch_lines
+from aqueduck.events.service import EventsService
+from aqueduck.model.event_parts import piece_stretches, plan_pieces
+from aqueduck.model.schema import parse_lsn
+from aqueduck.postgres.capture.capture_settings import CaptureSettings
+from aqueduck.postgres.capture.events_capture import EventsCapture, EventsSettings, EventsStage
+from aqueduck.postgres.publications.slots import create_slot
 from tests.fix_postgres import Database, wait_until
 from tests.fix_service import START_SECONDS, passing
 from tests.forks import Forked
@@ -166,7 +166,7 @@ class Flow:
         """`aqueduck run` with Spark."""
         self.write_config()
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "AQUEDUCK_FAULT": fault or ""}
-        command = [sys.executable, "-m", "aqueduck.app.cli", "run", "-c", str(self.config_file), *arguments]
+        command = [sys.executable, "-m", "aqueduck.cli", "run", "-c", str(self.config_file), *arguments]
         with open(self.log_file, "ab") as log:
             process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
         self.processes.append(process)

@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from aqueduck.postgres.embedded import EmbeddedPostgres
+from aqueduck.lab.embedded import EmbeddedPostgres
 from tests.fix_postgres import Database, wait_until
 
 NewServer = Callable[..., EmbeddedPostgres]

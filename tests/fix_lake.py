@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from aqueduck.config import LakeConfig
-from aqueduck.lake.catalog import LakeSession, open_lake
+from aqueduck.config.sync import LakeConfig
+from aqueduck.lake.session.catalog import LakeSession, open_lake
 
 CATALOGS = ("sqlite", "duckdb", "postgres")
 

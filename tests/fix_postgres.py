@@ -24,7 +24,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from aqueduck.postgres.embedded import EmbeddedPostgres
+from aqueduck.lab.embedded import EmbeddedPostgres
 
 _numbers = itertools.count(1)
 

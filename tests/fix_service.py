@@ -23,8 +23,8 @@ import duckdb
 import psutil
 import pytest
 
-from aqueduck.lake.engine import load_extension
-from aqueduck.postgres.embedded import EmbeddedPostgres
+from aqueduck.lab.embedded import EmbeddedPostgres
+from aqueduck.lake.session.engine import load_extension
 from tests.fix_postgres import Database, _new_database, wait_until
 
 START_SECONDS = 180.0
@@ -88,7 +88,7 @@ class Sync:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "AQUEDUCK_FAULT": fault or ""}
         env["AQUEDUCK_TEST_SALT"] = "salt"
         log = open(self.directory / "log.txt", "ab")  # noqa: SIM115 - the process keeps it
-        command = [sys.executable, "-m", "aqueduck.app.cli", "run", "-c", str(self.config_file)]
+        command = [sys.executable, "-m", "aqueduck.cli", "run", "-c", str(self.config_file)]
         command += [*self.arguments, *arguments]
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
         log.close()
@@ -98,7 +98,7 @@ class Sync:
     def init(self) -> None:
         """`aqueduck init`: publication, slot and lake, without starting Spark."""
         self.write_config()
-        command = [sys.executable, "-m", "aqueduck.app.cli", "init", "-c", str(self.config_file)]
+        command = [sys.executable, "-m", "aqueduck.cli", "init", "-c", str(self.config_file)]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         subprocess.run(command, env=env, check=True, capture_output=True, timeout=60)
 

@@ -12,24 +12,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from aqueduck.batches import plan_units
-from aqueduck.config import LakeConfig
-from aqueduck.lake.apply import add_files, empty_target, ensure_target
-from aqueduck.lake.catalog import open_lake
-from aqueduck.lake.commit import commit_batch
-from aqueduck.lake.directories import table_directory
-from aqueduck.lake.parking import ensure_parking
-from aqueduck.lake.progress import Position, write_position
-from aqueduck.lake.table_states import TableState, ensure_table_states
-from aqueduck.lake.units import UnitWriter, plan_batch
-from aqueduck.notes import write_tables
-from aqueduck.postgres.capture import Capture
-from aqueduck.postgres.capture_settings import CaptureSettings
-from aqueduck.postgres.slots import create_slot
-from aqueduck.postgres.stage import Stage
-from aqueduck.postgres.table_copy import ChunkReader, export_snapshot, plan_chunks
-from aqueduck.postgres.tables import describe_table
-from aqueduck.schema import TableName, TableSchema, parse_lsn
+from aqueduck.config.sync import LakeConfig
+from aqueduck.lake.commit.commit import commit_batch
+from aqueduck.lake.fold.fold_tasks import UnitWriter, plan_batch
+from aqueduck.lake.ledger.parking import ensure_parking
+from aqueduck.lake.ledger.progress import Position, write_position
+from aqueduck.lake.ledger.table_states import TableState, ensure_table_states
+from aqueduck.lake.session.catalog import open_lake
+from aqueduck.lake.session.directories import table_directory
+from aqueduck.lake.target.apply import add_files, empty_target, ensure_target
+from aqueduck.model.batches import plan_units
+from aqueduck.model.schema import TableName, TableSchema, parse_lsn
+from aqueduck.postgres.capture.capture import Capture
+from aqueduck.postgres.capture.capture_settings import CaptureSettings
+from aqueduck.postgres.capture.stage import Stage
+from aqueduck.postgres.catalog.tables import describe_table
+from aqueduck.postgres.copy.table_copy import ChunkReader, export_snapshot, plan_chunks
+from aqueduck.postgres.publications.slots import create_slot
+from aqueduck.state_files.files import write_tables
 from tests.chunk_files import written_chunk
 from tests.fix_postgres import Database, wait_until
 

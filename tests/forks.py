@@ -91,7 +91,7 @@ def serve() -> None:
 
 def run(request: dict[str, Any]) -> NoReturn:
     from aqueduck import faults
-    from aqueduck.errors import AqueduckError
+    from aqueduck.model.errors import AqueduckError
 
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -2,7 +2,7 @@
 The types of a lake for tests: values at their extremes, and those that DuckLake does not keep.
 
 `KEPT` has each type that `create table` in a lake accepts; `LOST` values that DuckLake's files do not keep, by the
-experiment in tests/lake/test_lake_types.py; `UNWRITABLE` types of which it writes no file.
+experiment in tests/lake/values/test_types.py; `UNWRITABLE` types of which it writes no file.
 """
 
 from __future__ import annotations

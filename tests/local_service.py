@@ -17,19 +17,19 @@ from typing import Any
 
 import pytest
 
-from aqueduck.app.overviews import SyncOverviews
-from aqueduck.app.service import SyncService
-from aqueduck.batches import plan_units
-from aqueduck.config import SyncConfig, load_config
-from aqueduck.overview import FlowOverview
-from aqueduck.postgres.capture import Capture
-from aqueduck.postgres.capture_settings import CaptureSettings
-from aqueduck.postgres.stage import Stage
+from aqueduck.config.sync import SyncConfig, load_config
+from aqueduck.model.batches import plan_units
+from aqueduck.overview.values import FlowOverview
+from aqueduck.postgres.capture.capture import Capture
+from aqueduck.postgres.capture.capture_settings import CaptureSettings
+from aqueduck.postgres.capture.stage import Stage
+from aqueduck.sync.overview import SyncOverviews
+from aqueduck.sync.service import SyncService
 from tests.fix_postgres import Database, wait_until
 
 
 class LocalQuery:
-    """A group's query, in a thread of this process; see `spark.sync_query`."""
+    """A group's query, in a thread of this process; see `spark.query.sync_query`."""
 
     def __init__(self, _spark: Any, run_dir: Path, _writer: Any, commit: Callable[..., None]) -> None:
         self._directory, self._commit = run_dir, commit
@@ -196,13 +196,13 @@ class LocalService:
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups query and copy in this process; the registry is read all the time."""
-    monkeypatch.setattr("aqueduck.app.reconcile.RECONCILE_SECONDS", 0.1)
-    monkeypatch.setattr("aqueduck.app.reconcile.REOPEN_SECONDS", 0.2, raising=False)
-    monkeypatch.setattr("aqueduck.app.group.SyncQuery", LocalQuery)
+    monkeypatch.setattr("aqueduck.sync.reconcile.RECONCILE_SECONDS", 0.1)
+    monkeypatch.setattr("aqueduck.sync.reconcile.REOPEN_SECONDS", 0.2, raising=False)
+    monkeypatch.setattr("aqueduck.sync.group.SyncQuery", LocalQuery)
     monkeypatch.setattr(
-        "aqueduck.app.group.run_copy", lambda _spark, _jobs, job: job.run(range(len(job.items)))
+        "aqueduck.sync.group.run_copy", lambda _spark, _jobs, job: job.run(range(len(job.items)))
     )
-    monkeypatch.setattr("aqueduck.app.group.cancel_copies", lambda _spark, _jobs: None)
+    monkeypatch.setattr("aqueduck.sync.group.cancel_copies", lambda _spark, _jobs: None)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aqueduck.postgres.pgoutput import PG_EPOCH_US
+from aqueduck.postgres.decode.pgoutput import PG_EPOCH_US
 
 UNCHANGED = object()
 Cell = str | None | object

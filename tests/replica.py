@@ -12,13 +12,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from aqueduck.notes import write_tables
-from aqueduck.postgres.capture import Capture
-from aqueduck.postgres.capture_settings import CaptureSettings
-from aqueduck.postgres.slots import create_slot
-from aqueduck.postgres.stage import Stage
-from aqueduck.postgres.tables import describe_table
-from aqueduck.schema import TableSchema, parse_lsn
+from aqueduck.model.schema import TableSchema, parse_lsn
+from aqueduck.postgres.capture.capture import Capture
+from aqueduck.postgres.capture.capture_settings import CaptureSettings
+from aqueduck.postgres.capture.stage import Stage
+from aqueduck.postgres.catalog.tables import describe_table
+from aqueduck.postgres.publications.slots import create_slot
+from aqueduck.state_files.files import write_tables
 from tests.fix_postgres import Database, wait_until
 
 

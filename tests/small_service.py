@@ -14,21 +14,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from aqueduck.app.control import Wanted
-from aqueduck.app.prepare import prepare_group
-from aqueduck.batches import Unit, plan_units
-from aqueduck.config import SyncConfig, load_config
-from aqueduck.lake.catalog import open_lake
-from aqueduck.lake.commit import commit_batch
-from aqueduck.lake.progress import Position
-from aqueduck.lake.table_states import read_states
-from aqueduck.lake.units import UnitFiles, plan_batch
-from aqueduck.notes import write_tables
-from aqueduck.postgres.capture import Capture
-from aqueduck.postgres.capture_settings import CaptureSettings
-from aqueduck.postgres.group_lock import lock_group
-from aqueduck.postgres.stage import Stage
-from aqueduck.schema import parse_lsn
+from aqueduck.config.sync import SyncConfig, load_config
+from aqueduck.lake.commit.commit import commit_batch
+from aqueduck.lake.fold.fold_tasks import UnitFiles, plan_batch
+from aqueduck.lake.ledger.progress import Position
+from aqueduck.lake.ledger.table_states import read_states
+from aqueduck.lake.session.catalog import open_lake
+from aqueduck.model.batches import Unit, plan_units
+from aqueduck.model.schema import parse_lsn
+from aqueduck.postgres.capture.capture import Capture
+from aqueduck.postgres.capture.capture_settings import CaptureSettings
+from aqueduck.postgres.capture.stage import Stage
+from aqueduck.postgres.session.group_lock import lock_group
+from aqueduck.state_files.files import write_tables
+from aqueduck.sync.control import Wanted
+from aqueduck.sync.prepare import prepare_group
 from tests.fix_postgres import Database, wait_until
 
 Table = str | dict[str, Any]

@@ -1,8 +1,8 @@
 """
 As much of a Spark session as a fan-out uses, in this process: the service's own jobs run, without a JVM.
 
-`SmallSpark` is the twin of `SparkSession` for `spark.fanout_query`: it maps partitions one after the other.  What only a
-real Spark shows (closures that travel, workers that die) is tested in `tests/spark/test_fanout_spark.py`.
+`SmallSpark` is the twin of `SparkSession` for `spark.query.fanout_query`: it maps partitions one after the other.  What only a
+real Spark shows (closures that travel, workers that die) is tested in `tests/spark/query/test_fanout.py`.
 """
 
 from __future__ import annotations

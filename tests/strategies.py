@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.ipc
 from hypothesis import strategies as st
 
-from aqueduck.changes import OP_DELETE, OP_INSERT, OP_UPDATE, SegmentRef
-from aqueduck.schema import Column, TableSchema
+from aqueduck.model.changes import OP_DELETE, OP_INSERT, OP_UPDATE, SegmentRef
+from aqueduck.model.schema import Column, TableSchema
 
 Row = tuple[str | None, ...]
 Key = tuple[str | None, ...]

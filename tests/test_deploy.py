@@ -14,12 +14,12 @@ import pytest
 import yaml
 from psycopg.conninfo import make_conninfo
 
-from aqueduck.app.check import run_checks
-from aqueduck.app.prepare import prepare
-from aqueduck.config import parse_config
-from aqueduck.postgres.connection import connect
-from aqueduck.postgres.embedded import EmbeddedPostgres
-from aqueduck.server_config import ServerConfig
+from aqueduck.config.server import ServerConfig
+from aqueduck.config.sync import parse_config
+from aqueduck.lab.embedded import EmbeddedPostgres
+from aqueduck.postgres.session.connection import connect
+from aqueduck.sync.check import run_checks
+from aqueduck.sync.prepare import prepare
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"

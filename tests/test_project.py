@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from aqueduck.config import setting_names
-from aqueduck.errors import error_codes
+from aqueduck.config.sync import setting_names
+from aqueduck.model.errors import error_codes
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "aqueduck"

@@ -14,18 +14,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from aqueduck.app.control import Parting, Wanted
-from aqueduck.app.group import GroupRunner
-from aqueduck.app.group_tables import add_tables, remove_tables
-from aqueduck.app.prepare import prepare_group
-from aqueduck.app.verify import TableComparison, verify_tables
-from aqueduck.app.watch import SourceWatch
-from aqueduck.batches import plan_units
-from aqueduck.config import SyncConfig, load_config
-from aqueduck.lake.catalog import open_lake
-from aqueduck.postgres.capture import Capture
-from aqueduck.postgres.stage import Cut, Stage
-from aqueduck.schema import parse_lsn
+from aqueduck.config.sync import SyncConfig, load_config
+from aqueduck.lake.session.catalog import open_lake
+from aqueduck.model.batches import plan_units
+from aqueduck.model.schema import parse_lsn
+from aqueduck.postgres.capture.capture import Capture
+from aqueduck.postgres.capture.stage import Cut, Stage
+from aqueduck.sync.control import Parting, Wanted
+from aqueduck.sync.group import GroupRunner
+from aqueduck.sync.group_tables import add_tables, remove_tables
+from aqueduck.sync.prepare import prepare_group
+from aqueduck.sync.verify import TableComparison, verify_tables
+from aqueduck.sync.watching.source_watch import SourceWatch
 from tests.fix_postgres import Database, wait_until
 
 Options = Mapping[str, Any]

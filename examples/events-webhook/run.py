@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psycopg
 
-from aqueduck.postgres.embedded import EmbeddedPostgres
+from aqueduck.lab.embedded import EmbeddedPostgres
 
 HERE = Path(__file__).parent
 
@@ -40,7 +40,7 @@ class Receiver(BaseHTTPRequestHandler):
 def aqueduck(*arguments: str) -> None:
     """Run a command as you would type it."""
     print("$ aqueduck", *arguments, flush=True)
-    subprocess.run([sys.executable, "-m", "aqueduck.app.cli", *arguments], check=True)
+    subprocess.run([sys.executable, "-m", "aqueduck.cli", *arguments], check=True)
 
 
 def main() -> None:

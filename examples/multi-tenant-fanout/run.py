@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psycopg
 
-from aqueduck.lake.pool import LakePool
-from aqueduck.lake_place import LakePlace
-from aqueduck.postgres.embedded import EmbeddedPostgres
+from aqueduck.config.lake_place import LakePlace
+from aqueduck.lab.embedded import EmbeddedPostgres
+from aqueduck.lake.session.pool import LakePool
 
 HERE = Path(__file__).parent
 TENANTS = ("quacksworth", "mallardine", "tealman")
@@ -22,7 +22,7 @@ TENANTS = ("quacksworth", "mallardine", "tealman")
 def aqueduck(*arguments: str) -> None:
     """Run a command as you would type it."""
     print("$ aqueduck", *arguments, flush=True)
-    subprocess.run([sys.executable, "-m", "aqueduck.app.cli", *arguments], check=True)
+    subprocess.run([sys.executable, "-m", "aqueduck.cli", *arguments], check=True)
 
 
 def count(tenant: str) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psycopg
 
-from aqueduck.lake.pool import LakePool
-from aqueduck.lake_place import LakePlace
-from aqueduck.postgres.embedded import EmbeddedPostgres
-from aqueduck.spark.session import prepare_environment
+from aqueduck.config.lake_place import LakePlace
+from aqueduck.lab.embedded import EmbeddedPostgres
+from aqueduck.lake.session.pool import LakePool
+from aqueduck.spark.session.session import prepare_environment
 
 HERE = Path(__file__).parent
 ORDERS = "insert into orders select g, 1 + g % 30, g from generate_series({}, {}) g"
@@ -21,7 +21,7 @@ ORDERS = "insert into orders select g, 1 + g % 30, g from generate_series({}, {}
 
 def aqueduck(*arguments: str) -> None:
     """Run a command as you would type it."""
-    subprocess.run([sys.executable, "-m", "aqueduck.app.cli", *arguments], check=True)
+    subprocess.run([sys.executable, "-m", "aqueduck.cli", *arguments], check=True)
 
 
 def job(directory: str) -> None:

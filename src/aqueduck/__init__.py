@@ -19,6 +19,6 @@ __version__ = "0.1.0"
 
 def register(spark: SparkSession) -> None:
     """Make `postgres_cdc`, `postgres_table`, `ducklake` and `ducklake_changes` known to a Spark session."""
-    from aqueduck.spark.register import register_sources
+    from aqueduck.spark.formats.register import register_sources
 
     register_sources(spark)

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 
-from aqueduck.errors import LakeWriteError
+from aqueduck.model.errors import LakeWriteError
 
 __all__ = ["point"]
 

@@ -18,8 +18,8 @@ import psutil
 import psycopg
 import pytest
 
-from aqueduck.lake_place import LakePlace
-from aqueduck.postgres.embedded import EmbeddedPostgres
+from aqueduck.config.lake_place import LakePlace
+from aqueduck.lab.embedded import EmbeddedPostgres
 from tests.fanout_lakes import Fan, document
 from tests.fix_postgres import Database, wait_until
 
@@ -38,7 +38,7 @@ class Service:
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "aqueduck.app.cli", *arguments, "-c", str(self.file)]
+        return [sys.executable, "-m", "aqueduck.cli", *arguments, "-c", str(self.file)]
 
     @property
     def env(self) -> dict[str, str]:

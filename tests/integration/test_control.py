@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from aqueduck.postgres.embedded import EmbeddedPostgres
+from aqueduck.lab.embedded import EmbeddedPostgres
 from tests.fix_postgres import Database, _new_database, wait_until
 from tests.fix_service import Sync
 

@@ -220,7 +220,7 @@ def test_a_copy_killed_at_a_durable_step_goes_on_after_a_restart(
     sync.stop(process)
 
 
-@pytest.mark.slow  # without Spark in tests/app/test_wanted_meanwhile.py
+@pytest.mark.slow  # without Spark in tests/sync/test_wanted_meanwhile.py
 def test_a_service_that_is_told_to_stop_does_not_wait_for_a_copy(db: Database, sync_of: Any) -> None:
     """Its job is cancelled, and goes on with the missing chunks at the next start; nothing is lost or doubled."""
     db.execute("create table t (id int primary key, v text)")
@@ -241,7 +241,7 @@ def test_a_service_that_is_told_to_stop_does_not_wait_for_a_copy(db: Database, s
     sync.stop(process)
 
 
-@pytest.mark.slow  # without Spark in tests/app/test_prepare.py
+@pytest.mark.slow  # without Spark in tests/sync/test_prepare.py
 def test_a_lost_slot_leads_to_a_new_copy_where_that_is_the_policy(db: Database, sync_of: Any) -> None:
     """Hazard 10, P-S30: by default the service stops before it writes anything; with `resync` it copies all tables again."""
     db.execute("create table t (id int primary key, v text); insert into t values (1, 'a'), (2, 'b')")

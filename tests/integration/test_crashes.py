@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aqueduck.postgres.embedded import EmbeddedPostgres
+from aqueduck.lab.embedded import EmbeddedPostgres
 from tests.fix_postgres import Database, wait_until
 from tests.fix_service import Sync
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.spark
 
 POINTS = (
     "lake.after_commit",
-    # The commit itself is killed on every catalog in tests/lake/test_commit.py; all of them, in a row, in test_kills.py.
+    # The commit itself is killed on every catalog in tests/lake/commit/test_commit.py; all of them, in a row, in test_kills.py.
     pytest.param("capture.staged", marks=pytest.mark.slow),
     pytest.param("batch.files_written", marks=pytest.mark.slow),
     pytest.param("lake.before_commit", marks=pytest.mark.slow),
@@ -88,7 +88,7 @@ def test_a_flush_that_fails_once_is_repeated(db: Database, sync: Sync) -> None:
     sync.stop(process)
 
 
-@pytest.mark.slow  # on every catalog, without Spark, in tests/lake/test_commit.py
+@pytest.mark.slow  # on every catalog, without Spark, in tests/lake/commit/test_commit.py
 def test_a_commit_whose_answer_is_lost_is_not_repeated(db: Database, sync: Sync) -> None:
     """Hazard 3: when the commit happened but its answer did not come, the batch is not applied twice."""
     sync.init()

@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 
-from aqueduck.app.check_events import run_event_checks
-from aqueduck.config import LakeConfig
-from aqueduck.errors import (
+from aqueduck.config.events import load_events
+from aqueduck.config.sync import LakeConfig
+from aqueduck.events.check import run_event_checks
+from aqueduck.lake.session.catalog import open_lake
+from aqueduck.model.errors import (
     AqueduckError,
     BookmarkError,
     ConfigError,
@@ -29,9 +31,7 @@ from aqueduck.errors import (
     SlotLostError,
     TransactionTooLargeError,
 )
-from aqueduck.events_config import load_events
-from aqueduck.lake.catalog import open_lake
-from aqueduck.schema import parse_lsn
+from aqueduck.model.schema import parse_lsn
 from tests.fix_events import Flow
 from tests.fix_postgres import Database, wait_until
 
@@ -367,7 +367,7 @@ def test_a_bad_connection_string_is_hidden(db: Database, flow_of: FlowOf) -> Non
     flow.write_config()
     config = load_events(flow.config_file)
     assert config is not None
-    command = [sys.executable, "-m", "aqueduck.app.cli", "run", "-c", str(flow.config_file), "--once"]
+    command = [sys.executable, "-m", "aqueduck.cli", "run", "-c", str(flow.config_file), "--once"]
     done = subprocess.run(
         command, env={"PYTHONPATH": ":".join(sys.path), "PATH": ""}, capture_output=True, text=True
     )

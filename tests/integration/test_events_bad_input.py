@@ -1,7 +1,7 @@
 """
 Bad input of an events flow, from end to end: a typed error, nothing lost, and the next start goes on.
 
-What each part does with it by itself is tested beside that part (`postgres/test_events_capture`, `lake/test_json_events`,
+What each part does with it by itself is tested beside that part (`postgres/capture/test_events_capture`, `envelopes/test_json_events`,
 `sinks/`); what is refused before a start, in `test_events`.
 """
 

@@ -11,8 +11,10 @@ import psycopg
 import pytest
 
 from aqueduck import faults
-from aqueduck.app.events_status import lock_name
-from aqueduck.errors import (
+from aqueduck.config.events import load_events
+from aqueduck.events.status import lock_name
+from aqueduck.lab.embedded import EmbeddedPostgres
+from aqueduck.model.errors import (
     AqueduckError,
     LakeWriteError,
     ServiceLockedError,
@@ -20,10 +22,8 @@ from aqueduck.errors import (
     SinkWriteError,
     SlotLostError,
 )
-from aqueduck.event_parts import EventPart
-from aqueduck.events_config import load_events
-from aqueduck.postgres.embedded import EmbeddedPostgres
-from aqueduck.postgres.group_lock import try_lock_group
+from aqueduck.model.event_parts import EventPart
+from aqueduck.postgres.session.group_lock import try_lock_group
 from tests.fix_events import Flow
 from tests.fix_postgres import Database, wait_until
 from tests.integration.test_events import refused

@@ -13,13 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 from aqueduck import faults
-from aqueduck.app.cli import app
-from aqueduck.app.events import EventsService
-from aqueduck.app.events_run import run_events
-from aqueduck.app.events_status import EventsOverviews
-from aqueduck.errors import AqueduckError, ServerStartError
-from aqueduck.events_config import load_events
-from aqueduck.server_config import ServerConfig
+from aqueduck.cli.commands import app
+from aqueduck.config.events import load_events
+from aqueduck.config.server import ServerConfig
+from aqueduck.events.run import run_events
+from aqueduck.events.service import EventsService
+from aqueduck.events.status import EventsOverviews
+from aqueduck.model.errors import AqueduckError, ServerStartError
 from aqueduck.web.server import serve
 from tests.fix_events import Flow
 from tests.fix_postgres import Database, wait_until
@@ -156,7 +156,7 @@ def test_a_port_that_is_taken_stops_only_who_asked_for_it(
     with serve(ServerConfig(port=0), _Nothing(), None) as address:
         assert address is not None
         port = int(address.rsplit(":", 1)[1].strip("/"))
-        monkeypatch.setattr("aqueduck.app.events_run.ServerConfig", lambda: ServerConfig(port=port))
+        monkeypatch.setattr("aqueduck.events.run.ServerConfig", lambda: ServerConfig(port=port))
         began = time.monotonic()
         run()
         assert time.monotonic() - began >= 1, "it ran"

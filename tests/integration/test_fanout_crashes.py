@@ -19,8 +19,8 @@ import psycopg
 import pytest
 import yaml
 
-from aqueduck.lake_place import LakePlace
-from aqueduck.postgres.embedded import EmbeddedPostgres
+from aqueduck.config.lake_place import LakePlace
+from aqueduck.lab.embedded import EmbeddedPostgres
 from tests.fanout_lakes import Fan
 from tests.fix_postgres import wait_until
 from tests.fix_service import START_SECONDS, passing
@@ -158,7 +158,7 @@ class Service:
 
     def start(self, *arguments: str, fault: str = "") -> subprocess.Popen[bytes]:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "AQUEDUCK_FAULT": fault}
-        command = [sys.executable, "-m", "aqueduck.app.cli", "run", "-c", str(self.file), *arguments]
+        command = [sys.executable, "-m", "aqueduck.cli", "run", "-c", str(self.file), *arguments]
         with open(self.fan.directory / "log.txt", "ab") as log:
             process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
         self.processes.append(process)

@@ -13,10 +13,10 @@ from urllib.request import urlopen
 
 import pytest
 
-from aqueduck.app.actions import RegistryActions
-from aqueduck.app.overviews import SyncOverviews
-from aqueduck.app.service import SyncService
-from aqueduck.config import parse_config
+from aqueduck.config.sync import parse_config
+from aqueduck.sync.actions import RegistryActions
+from aqueduck.sync.overview import SyncOverviews
+from aqueduck.sync.service import SyncService
 from aqueduck.web.server import serve
 from tests.fix_postgres import Database, wait_until
 

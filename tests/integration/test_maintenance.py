@@ -63,7 +63,7 @@ def test_a_running_service_maintains_its_lake_and_traces_its_batches(db: Databas
 
 
 def maintain(sync: Any) -> Any:
-    command = [sys.executable, "-m", "aqueduck.app.cli", "maintain", "-c", str(sync.config_file), "--json"]
+    command = [sys.executable, "-m", "aqueduck.cli", "maintain", "-c", str(sync.config_file), "--json"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stdout + done.stderr + sync.log()

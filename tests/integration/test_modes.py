@@ -24,7 +24,7 @@ def verified(sync: Sync, tables: list[str]) -> bool:
     command = [
         sys.executable,
         "-m",
-        "aqueduck.app.cli",
+        "aqueduck.cli",
         "verify",
         "-c",
         str(sync.config_file),

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from aqueduck.errors import NoKeyError
-from aqueduck.lake.sql import ident
-from aqueduck.postgres.quoting import identifier
-from aqueduck.postgres.tables import describe_table
+from aqueduck.lake.session.sql import ident
+from aqueduck.model.errors import NoKeyError
+from aqueduck.postgres.catalog.tables import describe_table
+from aqueduck.postgres.session.quoting import identifier
 from tests.fix_postgres import Database
 from tests.flow import Flow
 

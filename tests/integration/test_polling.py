@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aqueduck.postgres.embedded import EmbeddedPostgres
+from aqueduck.lab.embedded import EmbeddedPostgres
 from tests.fix_pooler import run_pooler
 from tests.fix_postgres import Database, wait_until
 from tests.fix_service import START_SECONDS, Sync

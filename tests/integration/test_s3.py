@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aqueduck.lake_place import LakePlace
+from aqueduck.config.lake_place import LakePlace
 from tests.fanout_lakes import allow, engine
 from tests.fix_postgres import Database
 from tests.fix_s3 import S3

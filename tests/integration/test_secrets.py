@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from aqueduck.lake_place import LakePlace
+from aqueduck.config.lake_place import LakePlace
 from tests.fanout_lakes import Fan
 from tests.fix_postgres import Database, _new_database, wait_until
 from tests.integration.test_fanout_crashes import Service

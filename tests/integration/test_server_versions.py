@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aqueduck.postgres.embedded import EmbeddedPostgres
+from aqueduck.lab.embedded import EmbeddedPostgres
 from tests.fix_postgres import Database, SystemPostgres, _new_database, system_programs, wait_until
 from tests.flow import Flow
 from tests.replica import Replica

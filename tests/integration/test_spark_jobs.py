@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from aqueduck.lake.pool import LakePool
-from aqueduck.lake_place import LakePlace
-from aqueduck.spark.session import prepare_environment
+from aqueduck.config.lake_place import LakePlace
+from aqueduck.lake.session.pool import LakePool
+from aqueduck.spark.session.session import prepare_environment
 from tests.fix_postgres import Database, wait_until
 from tests.integration.test_cluster import master
 
@@ -156,7 +156,7 @@ def test_a_killed_job_loses_and_doubles_nothing(source: Database, tmp_path: Path
         "",
         "write.after_commit:2",
         "write.before_commit:2",
-    ]  # the others: tests/spark/test_exactly_once.py
+    ]  # the others: tests/spark/formats/test_exactly_once.py
     try:
         for number, fault in enumerate(faults):
             if number:

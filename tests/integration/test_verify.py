@@ -18,7 +18,7 @@ from tests.fix_service import Sync
 def verify(sync: Sync) -> tuple[int, list[dict[str, Any]]]:
     """Without a second Spark, to be kind to small machines."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "aqueduck.app.cli", "verify", "-c", str(sync.config_file)]
+    command = [sys.executable, "-m", "aqueduck.cli", "verify", "-c", str(sync.config_file)]
     done = subprocess.run(
         [*command, "--no-spark", "--json"], env=env, capture_output=True, text=True, timeout=240
     )

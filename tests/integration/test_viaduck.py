@@ -10,11 +10,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from aqueduck.lake_place import LakePlace
-from aqueduck.postgres.embedded import EmbeddedPostgres
+from aqueduck.config.lake_place import LakePlace
+from aqueduck.lab.embedded import EmbeddedPostgres
+from tests.config.test_fanout import REFERENCE
 from tests.fanout_lakes import connect
 from tests.fix_s3 import S3
-from tests.test_fanout_config import REFERENCE
 
 BUCKETS = {
     "source": "source-bucket/data",
@@ -42,7 +42,7 @@ def test_the_reference_file_runs_as_it_is(pg: EmbeddedPostgres, s3: S3, tmp_path
             )
 
     def aqueduck(*arguments: str) -> str:
-        command = [sys.executable, "-m", "aqueduck.app.cli", *arguments, "-c", str(file)]
+        command = [sys.executable, "-m", "aqueduck.cli", *arguments, "-c", str(file)]
         done = subprocess.run(
             command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
         )

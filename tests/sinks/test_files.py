@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from aqueduck.bookmarks import Bookmark
-from aqueduck.errors import BookmarkError, SinkPathError, SinkWriteError
-from aqueduck.event_parts import EventPart
+from aqueduck.model.bookmarks import Bookmark
+from aqueduck.model.errors import BookmarkError, SinkPathError, SinkWriteError
+from aqueduck.model.event_parts import EventPart
 from aqueduck.sinks.bookmark_file import FileBookmarks
 from aqueduck.sinks.files import JsonlSink, RotatedJsonlSink
 

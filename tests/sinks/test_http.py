@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from aqueduck.errors import ConfigError, SinkPathError, SinkRejectedError, SinkUnreachableError
-from aqueduck.event_parts import EventPart
-from aqueduck.events_config import HttpSinkConfig
+from aqueduck.config.events import HttpSinkConfig
+from aqueduck.model.errors import ConfigError, SinkPathError, SinkRejectedError, SinkUnreachableError
+from aqueduck.model.event_parts import EventPart
 from aqueduck.sinks.http import HttpSink
 from aqueduck.sinks.rows import SCHEMA
 from tests.fix_events import Flow

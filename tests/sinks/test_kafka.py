@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from aqueduck.errors import ConfigError, SinkRejectedError, SinkUnreachableError
-from aqueduck.event_parts import EventPart
-from aqueduck.events_config import KafkaSinkConfig
+from aqueduck.config.events import KafkaSinkConfig
+from aqueduck.model.errors import ConfigError, SinkRejectedError, SinkUnreachableError
+from aqueduck.model.event_parts import EventPart
 from aqueduck.sinks.kafka import KafkaSink
-from aqueduck.spark.part_writer import PartWriter
+from aqueduck.spark.query.part_writer import PartWriter
 from tests.fix_events import Flow, Watched
 from tests.fix_postgres import Database
 

@@ -15,19 +15,19 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from aqueduck.app.check_events import run_event_checks
-from aqueduck.bookmarks import Bookmark
-from aqueduck.config import LakeConfig
-from aqueduck.errors import AqueduckError, BookmarkError, SinkTableError
-from aqueduck.event_parts import EventPart
-from aqueduck.event_table import EVENT_COLUMNS
-from aqueduck.events_config import load_events
-from aqueduck.lake import inlined
-from aqueduck.lake.catalog import open_lake
-from aqueduck.lake.change_rows import EVENT_SCHEMA
-from aqueduck.lake.events_lake import LakeEvents
-from aqueduck.postgres.events_table import EventsTable
-from aqueduck.schema import TableName, lsn_text
+from aqueduck.config.events import load_events
+from aqueduck.config.sync import LakeConfig
+from aqueduck.events.check import run_event_checks
+from aqueduck.lake.fold.change_rows import EVENT_SCHEMA
+from aqueduck.lake.session.catalog import open_lake
+from aqueduck.lake.target import inlined
+from aqueduck.model.bookmarks import Bookmark
+from aqueduck.model.errors import AqueduckError, BookmarkError, SinkTableError
+from aqueduck.model.event_parts import EventPart
+from aqueduck.model.event_table import EVENT_COLUMNS
+from aqueduck.model.schema import TableName, lsn_text
+from aqueduck.sinks.lake_table import LakeEvents
+from aqueduck.sinks.postgres_table import EventsTable
 from tests.fix_events import Flow
 from tests.fix_postgres import Database, wait_until
 

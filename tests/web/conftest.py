@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from aqueduck.server_config import ServerConfig
+from aqueduck.config.server import ServerConfig
 from aqueduck.web.server import serve
 from tests.web.made_up import Stage
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from aqueduck.errors import AqueduckError
-from aqueduck.lifecycle import TableState
-from aqueduck.overview import (
+from aqueduck.model.errors import AqueduckError
+from aqueduck.model.lifecycle import TableState
+from aqueduck.overview.values import (
     CopyOverview,
     DeliveryOverview,
     DestinationOverview,

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from aqueduck.app.actions import RegistryActions
-from aqueduck.errors import ConfigError, SourceUnreachableError, TableMissingError
-from aqueduck.overview import to_plain
+from aqueduck.model.errors import ConfigError, SourceUnreachableError, TableMissingError
+from aqueduck.overview.values import to_plain
+from aqueduck.sync.actions import RegistryActions
 from tests.web.conftest import TOKEN, Client
 from tests.web.made_up import FULL, Stage
 

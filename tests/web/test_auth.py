@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from aqueduck.errors import ConfigError, ServerStartError
-from aqueduck.server_config import ServerConfig
+from aqueduck.config.server import ServerConfig
+from aqueduck.model.errors import ConfigError, ServerStartError
 from aqueduck.web.server import serve
 from tests.web.conftest import TOKEN, Client
 from tests.web.made_up import Stage

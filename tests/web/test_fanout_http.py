@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from aqueduck.server_config import ServerConfig
+from aqueduck.config.server import ServerConfig
 from aqueduck.web.server import serve
 from tests.fix_postgres import wait_until
 from tests.web.conftest import TOKEN, Client

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from aqueduck.errors import LakeWriteError
-from aqueduck.lifecycle import TableState
-from aqueduck.overview import DeliveryOverview
-from aqueduck.server_config import ServerConfig
+from aqueduck.config.server import ServerConfig
+from aqueduck.model.errors import LakeWriteError
+from aqueduck.model.lifecycle import TableState
+from aqueduck.overview.values import DeliveryOverview
 from aqueduck.web.feed import Feed
 from aqueduck.web.server import serve
 from tests.fix_postgres import wait_until

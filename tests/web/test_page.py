@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from aqueduck.lifecycle import TableState
-from aqueduck.overview import FanoutCounts, Problem, SeedOverview, VerificationOverview, VerifyOverview
-from aqueduck.server_config import ServerConfig
+from aqueduck.config.server import ServerConfig
+from aqueduck.model.lifecycle import TableState
+from aqueduck.overview.values import FanoutCounts, Problem, SeedOverview, VerificationOverview, VerifyOverview
 from aqueduck.web.server import serve
 from tests.web.conftest import TOKEN, Client
 from tests.web.made_up import (

@@ -10,8 +10,8 @@ import pytest
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
-from aqueduck.errors import ConfigError
-from aqueduck.server_config import ServerConfig
+from aqueduck.config.server import ServerConfig
+from aqueduck.model.errors import ConfigError
 from aqueduck.web.audit import Audit
 from aqueduck.web.auth import make_guard
 from tests.web.conftest import TOKEN, Client

@@ -1,1 +1,1 @@
-"""DuckLake: catalog, fold, apply, commit."""
+"""DuckLake: sessions, folds, targets, the ledger, commits, upkeep, sources, destinations and comparisons."""

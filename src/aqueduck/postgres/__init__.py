@@ -1,1 +1,1 @@
-"""PostgreSQL: connections, slots, capture."""
+"""PostgreSQL: sessions, the catalog, publications and slots, decoding, capture, copies, and the registry."""

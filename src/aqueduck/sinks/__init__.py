@@ -4,7 +4,7 @@ Where change events go: one module a sink.
 A sink is handed the parts of a batch, in order, and returns when they are safe; then the bookmark moves.
 `files` is exactly once, because the bookmark says how far its file was; `stdout`, `http` and `kafka` are at least
 once, and name each event by its transaction and index so that a receiver can tell one that came before.  Tables
-(`postgres.events_table`, `lake.events_lake`) are exactly once because they keep the bookmark themselves.
+(`sinks.postgres_table`, `sinks.lake_table`) are exactly once because they keep the bookmark themselves.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from aqueduck.bookmarks import Bookmark
-from aqueduck.event_parts import EventPart, PartFormat
+from aqueduck.model.bookmarks import Bookmark
+from aqueduck.model.event_parts import EventPart, PartFormat
 
 __all__ = ["Sink"]
 

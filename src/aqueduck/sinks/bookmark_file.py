@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from aqueduck import faults
-from aqueduck.bookmarks import Bookmark
-from aqueduck.errors import SinkPathError, system_reason
+from aqueduck.model.bookmarks import Bookmark
+from aqueduck.model.errors import SinkPathError, system_reason
 
 __all__ = ["FileBookmarks"]
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from aqueduck import faults
-from aqueduck.bookmarks import Bookmark
-from aqueduck.errors import SinkPathError, SinkWriteError, system_reason
-from aqueduck.event_parts import EventPart, PartFormat
+from aqueduck.model.bookmarks import Bookmark
+from aqueduck.model.errors import SinkPathError, SinkWriteError, system_reason
+from aqueduck.model.event_parts import EventPart, PartFormat
 
 __all__ = ["JsonlSink", "RotatedJsonlSink"]
 

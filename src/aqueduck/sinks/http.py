@@ -25,10 +25,16 @@ from urllib.parse import unquote, urlsplit
 import structlog
 
 from aqueduck import faults
-from aqueduck.bookmarks import Bookmark
-from aqueduck.errors import ConfigError, SinkPathError, SinkRejectedError, SinkUnreachableError, system_reason
-from aqueduck.event_parts import EventPart, PartFormat
-from aqueduck.events_config import HttpSinkConfig
+from aqueduck.config.events import HttpSinkConfig
+from aqueduck.model.bookmarks import Bookmark
+from aqueduck.model.errors import (
+    ConfigError,
+    SinkPathError,
+    SinkRejectedError,
+    SinkUnreachableError,
+    system_reason,
+)
+from aqueduck.model.event_parts import EventPart, PartFormat
 from aqueduck.sinks.rows import EventBatch, event_batches
 
 __all__ = ["HttpSink"]

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from aqueduck import faults
-from aqueduck.bookmarks import Bookmark
-from aqueduck.errors import ConfigError, SinkRejectedError, SinkUnreachableError
-from aqueduck.event_parts import EventPart, PartFormat
-from aqueduck.events_config import KafkaSinkConfig
+from aqueduck.config.events import KafkaSinkConfig
+from aqueduck.model.bookmarks import Bookmark
+from aqueduck.model.errors import ConfigError, SinkRejectedError, SinkUnreachableError
+from aqueduck.model.event_parts import EventPart, PartFormat
 from aqueduck.sinks.rows import event_id, read_rows
 
 __all__ = ["KafkaSink"]

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 
-from aqueduck.schema import lsn_text
+from aqueduck.model.schema import lsn_text
 
 __all__ = ["SCHEMA", "EventBatch", "event_batches", "event_id", "read_rows"]
 

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
-from aqueduck.bookmarks import Bookmark
-from aqueduck.errors import SinkWriteError, system_reason
-from aqueduck.event_parts import EventPart, PartFormat
+from aqueduck.model.bookmarks import Bookmark
+from aqueduck.model.errors import SinkWriteError, system_reason
+from aqueduck.model.event_parts import EventPart, PartFormat
 
 __all__ = ["StdoutSink"]
 

@@ -1,1 +1,1 @@
-"""Spark: session, data sources, queries."""
+"""Spark: the session, our queries and jobs, and the formats for anyone's own Spark."""

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StringConstraints
 from pydantic.json_schema import SkipJsonSchema
 
-from aqueduck.overview import DestinationOverview, FlowOverview, GroupOverview, Problem, TableOverview
-from aqueduck.readiness import Stalled
+from aqueduck.overview.readiness import Stalled
+from aqueduck.overview.values import DestinationOverview, FlowOverview, GroupOverview, Problem, TableOverview
 
 __all__ = [
     "SOURCE",

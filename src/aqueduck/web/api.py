@@ -25,8 +25,8 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aqueduck import __version__, metrics
-from aqueduck.errors import (
+from aqueduck import __version__
+from aqueduck.model.errors import (
     AqueduckError,
     BadRequestError,
     HttpError,
@@ -37,7 +37,8 @@ from aqueduck.errors import (
     TokenError,
     own_error,
 )
-from aqueduck.overview import to_plain
+from aqueduck.overview import metrics
+from aqueduck.overview.values import to_plain
 from aqueduck.web import answers
 from aqueduck.web.audit import Audit
 from aqueduck.web.auth import Guard

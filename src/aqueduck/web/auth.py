@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from aqueduck.errors import BadRequestError, ReadOnlyError, ScopeError, TokenError
-from aqueduck.server_config import ServerConfig
+from aqueduck.config.server import ServerConfig
+from aqueduck.model.errors import BadRequestError, ReadOnlyError, ScopeError, TokenError
 from aqueduck.web.tokens import Token, find_token, read_tokens
 
 __all__ = ["Guard", "make_guard"]

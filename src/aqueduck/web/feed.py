@@ -16,8 +16,9 @@ from typing import Any
 
 import structlog
 
-from aqueduck.errors import AqueduckError, own_error
-from aqueduck.overview import (
+from aqueduck.model.errors import AqueduckError, own_error
+from aqueduck.overview.readiness import ProgressWatch, Stalled
+from aqueduck.overview.values import (
     DestinationOverview,
     FlowOverview,
     GroupOverview,
@@ -26,7 +27,6 @@ from aqueduck.overview import (
     TableOverview,
     to_plain,
 )
-from aqueduck.readiness import ProgressWatch, Stalled
 
 __all__ = ["Feed"]
 

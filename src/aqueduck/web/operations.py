@@ -12,9 +12,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 
-from aqueduck.errors import NotFoundError
-from aqueduck.lifecycle import TableState
-from aqueduck.overview import (
+from aqueduck.model.errors import NotFoundError
+from aqueduck.model.lifecycle import TableState
+from aqueduck.overview.values import (
     Actions,
     DestinationOverview,
     GroupOverview,

@@ -17,8 +17,8 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic_core import from_json
 
-from aqueduck.errors import BadRequestError
-from aqueduck.overview import to_plain
+from aqueduck.model.errors import BadRequestError
+from aqueduck.overview.values import to_plain
 from aqueduck.web.answers import ErrorAnswer
 
 __all__ = ["PREFIX", "Operation", "client", "operation_id", "printable"]

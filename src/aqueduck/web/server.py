@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 import structlog
 import uvicorn
 
-from aqueduck.errors import ServerStartError, system_reason
-from aqueduck.overview import Actions, Overviews
-from aqueduck.server_config import ServerConfig
+from aqueduck.config.server import ServerConfig
+from aqueduck.model.errors import ServerStartError, system_reason
+from aqueduck.overview.values import Actions, Overviews
 from aqueduck.web.auth import Guard, make_guard
 from aqueduck.web.connections import Listener, TimedProtocol
 from aqueduck.web.feed import Feed

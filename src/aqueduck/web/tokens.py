@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aqueduck.errors import ConfigError, system_reason
-from aqueduck.server_config import ServerConfig, TokenConfig, TokenScope
+from aqueduck.config.server import ServerConfig, TokenConfig, TokenScope
+from aqueduck.model.errors import ConfigError, system_reason
 
 __all__ = ["Token", "find_token", "read_tokens"]
 

@@ -8,11 +8,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from aqueduck.postgres.connection import connect
-from aqueduck.postgres.quoting import identifier
-from aqueduck.postgres.registry import (
+from aqueduck.postgres.registry.registry import (
     install,
 )
+from aqueduck.postgres.session.connection import connect
+from aqueduck.postgres.session.quoting import identifier
 from tests.fix_postgres import Database
 
 Connection = psycopg.Connection[Any]

@@ -8,13 +8,13 @@ from typing import Any
 
 import psycopg
 
-from aqueduck.postgres.connection import connect
-from aqueduck.postgres.registry import (
+from aqueduck.postgres.registry.registry import (
     install,
     manage_grants,
     monitor_grants,
     rows_of,
 )
+from aqueduck.postgres.session.connection import connect
 from tests.fix_postgres import Database
 
 Connection = psycopg.Connection[Any]

@@ -7,11 +7,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from aqueduck.config import SyncConfig
-from aqueduck.errors import (
+from aqueduck.config.sync import SyncConfig
+from aqueduck.model.errors import (
     ConfigError,
 )
-from aqueduck.postgres.registry import (
+from aqueduck.model.schema import TableName
+from aqueduck.postgres.catalog.tables import describe_table
+from aqueduck.postgres.registry.registry import (
     Settings,
     call,
     claim_group,
@@ -21,8 +23,6 @@ from aqueduck.postgres.registry import (
     rows_of,
     wait_for_notice,
 )
-from aqueduck.postgres.tables import describe_table
-from aqueduck.schema import TableName
 from tests.fix_postgres import Database
 from tests.postgres.registry.wishes import config_of, group, refused, synced, table
 

@@ -11,24 +11,24 @@ import psycopg
 import pytest
 import structlog
 
-from aqueduck.errors import (
+from aqueduck.model.errors import (
     ServiceLockedError,
 )
-from aqueduck.postgres import registry_install
-from aqueduck.postgres.connection import connect
-from aqueduck.postgres.group_lock import (
+from aqueduck.postgres.registry import registry_install
+from aqueduck.postgres.registry.registry import (
+    call,
+    install,
+    monitor_grants,
+    rows_of,
+)
+from aqueduck.postgres.session.connection import connect
+from aqueduck.postgres.session.group_lock import (
     GroupLocks,
     group_runs,
     lock_group,
     lock_key,
     try_lock_group,
     unlock_group,
-)
-from aqueduck.postgres.registry import (
-    call,
-    install,
-    monitor_grants,
-    rows_of,
 )
 from tests.fix_postgres import Database, wait_until
 from tests.postgres.registry.wishes import refused

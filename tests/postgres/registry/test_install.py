@@ -9,16 +9,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from aqueduck.errors import (
+from aqueduck.model.errors import (
     ConfigError,
     PrivilegeError,
     SourceQueryError,
 )
-from aqueduck.lifecycle import TableState
-from aqueduck.postgres import registry_install
-from aqueduck.postgres.connection import connect
-from aqueduck.postgres.quoting import identifier
-from aqueduck.postgres.registry import (
+from aqueduck.model.lifecycle import TableState
+from aqueduck.postgres.registry import registry_install
+from aqueduck.postgres.registry.registry import (
     TableObservation,
     call,
     check_registry,
@@ -32,6 +30,8 @@ from aqueduck.postgres.registry import (
     rows_of,
     write_observed,
 )
+from aqueduck.postgres.session.connection import connect
+from aqueduck.postgres.session.quoting import identifier
 from tests.fix_postgres import Database
 from tests.postgres.registry.wishes import config_of, group, refused, run_all, table
 

@@ -11,10 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from aqueduck.errors import LakeWriteError, SourceQueryError
-from aqueduck.lifecycle import ErrorClass, Lifecycle, TableState, fail
-from aqueduck.postgres import registry_install
-from aqueduck.postgres.registry import (
+from aqueduck.model.errors import LakeWriteError, SourceQueryError
+from aqueduck.model.lifecycle import ErrorClass, Lifecycle, TableState, fail
+from aqueduck.postgres.catalog.tables import describe_table
+from aqueduck.postgres.registry import registry_install
+from aqueduck.postgres.registry.registry import (
     GroupObservation,
     TableObservation,
     call,
@@ -24,7 +25,6 @@ from aqueduck.postgres.registry import (
     write_group_observed,
     write_observed,
 )
-from aqueduck.postgres.tables import describe_table
 from tests.fix_postgres import Database
 from tests.postgres.registry.wishes import config_of, group, table
 

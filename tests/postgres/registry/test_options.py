@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from aqueduck.postgres.registry import call, reconcile_file
+from aqueduck.postgres.registry.registry import call, reconcile_file
 from tests.postgres.registry.wishes import config_of, refused, table
 
 Connection = psycopg.Connection[Any]

@@ -8,14 +8,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from aqueduck.config import GroupConfig, LakeConfig
-from aqueduck.errors import ConfigError, SourceQueryError
-from aqueduck.postgres.connection import translate_errors
-from aqueduck.postgres.registry import (
+from aqueduck.config.sync import GroupConfig, LakeConfig
+from aqueduck.model.errors import ConfigError, SourceQueryError
+from aqueduck.postgres.registry.registry import (
     Settings,
     call,
     rows_of,
 )
+from aqueduck.postgres.session.connection import translate_errors
 from tests.postgres.registry.wishes import config_of, group, refused, table
 
 Connection = psycopg.Connection[Any]

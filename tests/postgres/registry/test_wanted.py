@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from aqueduck.errors import (
+from aqueduck.model.errors import (
     AqueduckError,
     ConfigError,
     NoKeyError,
@@ -20,10 +20,11 @@ from aqueduck.errors import (
     TableMissingError,
     TableRecreatedError,
 )
-from aqueduck.lifecycle import Lifecycle, TableState, fail
-from aqueduck.modes import TableMode
-from aqueduck.postgres.connection import connect
-from aqueduck.postgres.registry import (
+from aqueduck.model.lifecycle import Lifecycle, TableState, fail
+from aqueduck.model.modes import TableMode
+from aqueduck.model.schema import TableName, parse_table_name
+from aqueduck.postgres.catalog.tables import describe_table
+from aqueduck.postgres.registry.registry import (
     call,
     delete_removed,
     install,
@@ -34,8 +35,7 @@ from aqueduck.postgres.registry import (
     wait_for_notice,
     write_observed,
 )
-from aqueduck.postgres.tables import describe_table
-from aqueduck.schema import TableName, parse_table_name
+from aqueduck.postgres.session.connection import connect
 from tests.fix_postgres import Database
 from tests.postgres.registry.wishes import config_of, group, refused, synced, table
 

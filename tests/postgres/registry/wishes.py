@@ -9,11 +9,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from aqueduck.config import SyncConfig, parse_config
-from aqueduck.errors import (
+from aqueduck.config.sync import SyncConfig, parse_config
+from aqueduck.model.errors import (
     AqueduckError,
 )
-from aqueduck.postgres.registry import (
+from aqueduck.postgres.registry.registry import (
     GroupRow,
     TableRow,
     call,

@@ -1,1 +1,0 @@
-"""The service and its command line."""

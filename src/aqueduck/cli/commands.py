@@ -1,0 +1,332 @@
+"""
+The command line: parses, calls, prints.  What a command does is in the module it calls.
+
+Commands that come in families are beside it: `registry_cli` (tables, groups, settings) and `events_cli` (tail, slots).
+Every error is one line on stderr and an exit code: 2 for configuration, 1 for the rest; also with `--json`, which is
+about what stdout has.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from aqueduck import __version__
+from aqueduck.cli.events_commands import add_events_commands
+from aqueduck.cli.options import ConfigFile, Json, Log, out
+from aqueduck.cli.registry_commands import add_registry_commands, show_rows
+from aqueduck.config.fanout import file_is_fanout, load_fanout
+from aqueduck.model.errors import ConfigError, own_error
+from aqueduck.state_files.private_files import restrict_new_files
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="aqueduck",
+    help="Carry row changes from PostgreSQL into DuckLake, exactly once, on Apache Spark.",
+    invoke_without_command=True,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+add_events_commands(app)
+add_registry_commands(app)
+
+
+@app.callback()
+def _common(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    from aqueduck.cli.logs import configure_logs
+
+    configure_logs()
+    restrict_new_files(os.environ)
+    if version:
+        out.print(f"aqueduck {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    seconds: Annotated[float, typer.Option(min=1, help="How long the shop is busy.")] = 20.0,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the server's and the lake's files.")] = False,
+) -> None:
+    """Watch a small shop flow from an embedded PostgreSQL into a lake."""
+    from aqueduck.lab.demo import run_demo
+
+    raise typer.Exit(run_demo(seconds=seconds, keep=keep))
+
+
+Adopt = Annotated[
+    bool,
+    typer.Option("--adopt", help="Take over slots, publications and lake tables that Aqueduck did not make."),
+]
+
+
+@app.command()
+def init(config: ConfigFile, adopt: Adopt = False, as_json: Json = False) -> None:
+    """Create publication, slot and lake, or the lakes of a fan-out; changes nothing that is already right."""
+    from aqueduck.cli.show import print_json
+    from aqueduck.config.events import load_events
+    from aqueduck.config.sync import load_config
+    from aqueduck.sync.prepare import prepare
+
+    if (events := load_events(config)) is not None:
+        from aqueduck.events.run import init_events
+
+        lines = iter([init_events(events)])
+    elif file_is_fanout(config):
+        from aqueduck.fanout.check import init_fanout
+
+        lines = init_fanout(load_fanout(config))
+    else:
+        lines = prepare(load_config(config), adopt=adopt)
+    if as_json:
+        print_json({"prepared": list(lines)})
+        return
+    for line in lines:
+        out.print(line, highlight=False)
+
+
+@app.command()
+def check(config: ConfigFile, as_json: Json = False) -> None:
+    """Test what the file needs and print the statement that fixes what is missing."""
+    from aqueduck.cli.show import print_json, show_checks
+    from aqueduck.config.events import load_events
+    from aqueduck.config.sync import load_config
+    from aqueduck.events.check import run_event_checks
+    from aqueduck.sync.check import run_checks
+
+    if (events := load_events(config)) is not None:
+        results = run_event_checks(events)
+    elif file_is_fanout(config):
+        from aqueduck.fanout.check import run_fanout_checks
+
+        results = run_fanout_checks(load_fanout(config))
+    else:
+        results = run_checks(load_config(config))
+    if as_json:
+        print_json([{"name": r.name, "ok": r.ok, "detail": r.detail, "fix": r.fix} for r in results])
+    else:
+        show_checks(out, results)
+    failed = [r for r in results if not r.ok]
+    if failed:
+        raise typer.Exit(failed[0].error.exit_code if failed[0].error else 1)
+
+
+@app.command()
+def run(
+    config: ConfigFile,
+    once: Annotated[
+        bool, typer.Option("--once", help="Catch up with what is committed now, then exit.")
+    ] = False,
+    trust_slot: Annotated[
+        bool,
+        typer.Option("--trust-slot", help="Nobody touched the slot, although state_dir was lost."),
+    ] = False,
+    adopt: Adopt = False,
+    log_format: Log = "console",
+) -> None:
+    """Run the service until it is stopped; the file's keys say which flow it is."""
+    from aqueduck.cli.logs import configure_logs
+    from aqueduck.config.events import load_events
+
+    configure_logs(log_format)
+    if (events := load_events(config)) is not None:
+        from aqueduck.events.run import run_events
+
+        run_events(events, once=once, trust_slot=trust_slot)
+        return
+    if file_is_fanout(config):
+        from aqueduck.fanout.run import run_fanout
+
+        run_fanout(config, once=once)
+        return
+    from aqueduck.config.sync import load_config
+    from aqueduck.sync.service import run_service
+
+    run_service(load_config(config), once=once, trust_slot=trust_slot, adopt=adopt)
+
+
+@app.command()
+def status(config: ConfigFile, as_json: Json = False) -> None:
+    """Show every table, every destination, or the place of an events flow: state, position, rows, errors."""
+    from aqueduck.config.events import load_events
+
+    if file_is_fanout(config):
+        from aqueduck.cli.show import print_json, show_destinations
+        from aqueduck.fanout.run import fanout_state
+
+        rows = fanout_state(config)
+        print_json(rows) if as_json else show_destinations(out, rows)
+        return
+    if (events := load_events(config)) is not None:
+        from aqueduck.cli.show import print_json, show_events
+        from aqueduck.events.status import events_status
+
+        found = events_status(events)
+        print_json(found) if as_json else show_events(out, found)
+        return
+    show_rows(config, "status", as_json)
+
+
+@app.command()
+def verify(
+    config: ConfigFile,
+    table: Annotated[list[str] | None, typer.Option(help="Only this table; may be given again.")] = None,
+    destination: Annotated[
+        list[str] | None, typer.Option(help="Of a fan-out, only this destination; may be given again.")
+    ] = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the lake to catch up.")] = 60.0,
+    no_spark: Annotated[bool, typer.Option("--no-spark", help="Read in this process: small tables.")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Every row by itself, also those that nobody should have.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare source and lake, by table or destination; exits 1 on a difference, 3 if one was not compared."""
+    from aqueduck.cli import show
+
+    if file_is_fanout(config):
+        if table:
+            raise ConfigError(
+                "--table is for files with groups; this one is a fan-out", hint="use --destination"
+            )
+        _verify_fanout(config, destination or (), as_json, deep=deep)
+        return
+    if destination:
+        raise ConfigError("--destination is for the file of a fan-out", hint="use --table")
+    from aqueduck.config.sync import load_config
+    from aqueduck.spark.session.session import build_session
+    from aqueduck.sync.verify import verify_tables
+
+    file = load_config(config)
+    spark = (
+        None
+        if no_spark
+        else build_session(file.spark.master, file.spark.conf, "aqueduck verify", state_dir=file.state_dir)
+    )
+    try:
+        with show.verify_progress(Console(stderr=True)) as progress:
+            results = verify_tables(
+                file, spark=spark, tables=table or (), wait_seconds=wait, deep=deep, progress=progress
+            )
+    finally:
+        if spark is not None:
+            spark.stop()
+    if as_json:
+        show.print_json([r.to_dict() for r in results])
+    else:
+        show.show_verdicts(out, results)
+    show.raise_verdict(results)
+    if any(r.verdict == "not compared" for r in results):
+        raise typer.Exit(show.NOT_COMPARED)
+
+
+def _verify_fanout(config: Path, only: Sequence[str], as_json: bool, *, deep: bool) -> None:
+    from aqueduck.cli import show
+    from aqueduck.fanout.verdicts import raise_difference
+    from aqueduck.fanout.verify import verify_destinations
+
+    with show.verify_progress(Console(stderr=True)) as progress:
+        results = verify_destinations(load_fanout(config), only=only, deep=deep, progress=progress)
+    if as_json:
+        show.print_json([r.to_dict() for r in results])
+    else:
+        show.show_destination_verdicts(out, results)
+    raise_difference(results)
+    if any(r.verdict == "not compared" for r in results):
+        raise typer.Exit(show.NOT_COMPARED)
+
+
+@app.command()
+def maintain(config: ConfigFile, as_json: Json = False, log_format: Log = "console") -> None:
+    """Merge small files, rewrite those with removed rows, expire lake snapshots, remove what nobody needs."""
+    from aqueduck.cli.logs import configure_logs
+    from aqueduck.cli.show import print_json, show_maintenance
+    from aqueduck.model.errors import MaintenanceError
+
+    configure_logs(log_format)
+    if file_is_fanout(config):
+        from aqueduck.fanout.maintain import maintain_fanout
+
+        reports = maintain_fanout(load_fanout(config))
+    else:
+        from aqueduck.config.sync import load_config
+        from aqueduck.sync.maintain import maintain_sync
+
+        reports = [maintain_sync(load_config(config))]
+    print_json(reports) if as_json else show_maintenance(out, reports)
+    failed = [report for report in reports if report["error"]]
+    if failed:
+        raise MaintenanceError(f"{failed[0]['lake']}: {failed[0]['error']}")
+
+
+@app.command()
+def asof(
+    config: ConfigFile,
+    lsn: Annotated[str | None, typer.Option(help="A position of the source, such as 0/1A2B3C4.")] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(help="A time of the source, such as 2026-05-01T12:00:00Z; UTC if it says none."),
+    ] = None,
+    group: Annotated[str | None, typer.Option(help="The group, if the file has several.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the lake snapshot that shows the source as of a position or a time."""
+    from aqueduck.cli.show import print_json, show_snapshot
+    from aqueduck.config.sync import load_config
+    from aqueduck.sync.asof import find_snapshot
+
+    file = load_config(config)
+    state = find_snapshot(file, lsn=lsn, time=time, group=group)
+    print_json(state.to_dict()) if as_json else show_snapshot(out, state)
+
+
+@app.command()
+def bench(
+    name: Annotated[
+        str, typer.Argument(help="drain, mixed, big, copy, freshness, events, fanout or tenants.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+    rows: Annotated[int | None, typer.Option(min=1, help="Fewer or more rows than the standard run.")] = None,
+    capture: Annotated[
+        str | None, typer.Option(help="stream, poll or auto, for drain, mixed, big and events.")
+    ] = None,
+) -> None:
+    """Measure against PostgreSQL's own limit in the same run."""
+    from aqueduck.lab.bench import run_bench
+
+    run_bench(name, as_json=as_json, rows=rows, capture=capture)
+
+
+def _flush() -> None:
+    """What cannot be written is said here, not by the interpreter when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        try:
+            app()
+        finally:
+            _flush()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(1)
+    except Exception as exc:  # noqa: BLE001 - whatever it is, people see one line, without values
+        error = own_error(exc)
+        print(f"aqueduck: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,228 @@
+"""
+The commands of the registry: `tables`, `groups` and `settings`.
+
+Each calls the function of the same meaning that people may call with SQL (`postgres.registry.registry`); the service acts on it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aqueduck.cli.options import ConfigFile, Json, out
+
+__all__ = ["add_registry_commands", "show_rows"]
+
+tables_app = typer.Typer(
+    no_args_is_help=True, help="Add, remove, move or copy tables again; the service acts at once."
+)
+groups_app = typer.Typer(no_args_is_help=True, help="Groups: list, create, drop, enable, disable.")
+settings_app = typer.Typer(no_args_is_help=True, help="Settings of all groups, of a group or of a table.")
+
+TableArgument = Annotated[
+    str, typer.Argument(help="The source table, such as public.orders.", metavar="TABLE")
+]
+GroupArgument = Annotated[str, typer.Argument(help="The group's name.", metavar="GROUP")]
+
+
+def add_registry_commands(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.add_typer(tables_app, name="tables")
+    app.add_typer(groups_app, name="groups")
+    app.add_typer(settings_app, name="settings")
+
+
+@tables_app.command("list")
+def tables_list(config: ConfigFile, as_json: Json = False) -> None:
+    """Show what is wanted of each table."""
+    show_rows(config, "tables", as_json)
+
+
+@tables_app.command("add")
+def tables_add(
+    table: TableArgument,
+    config: ConfigFile,
+    target: Annotated[
+        str | None, typer.Option(help="The lake table; by default main and the same name.")
+    ] = None,
+    group: Annotated[str, typer.Option(help="The group.")] = "default",
+    mode: Annotated[str, typer.Option(help="upsert, append, history or soft_delete.")] = "upsert",
+    source_column: Annotated[
+        str | None, typer.Option(help="Column that tells the rows of several sources of one target apart.")
+    ] = None,
+    source_value: Annotated[
+        str | None, typer.Option(help="What this source has there; by default its name.")
+    ] = None,
+    no_copy: Annotated[bool, typer.Option("--no-copy", help="Only changes from now on.")] = False,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Take over a lake table that Aqueduck did not make.")
+    ] = False,
+    columns: Annotated[
+        str | None, typer.Option(help="Only these columns, with commas between.", metavar="A,B")
+    ] = None,
+    exclude: Annotated[
+        str | None, typer.Option(help="All columns but these, with commas between.", metavar="A,B")
+    ] = None,
+    rename: Annotated[
+        list[str] | None, typer.Option(help="Another name in the lake.", metavar="COLUMN=NAME")
+    ] = None,
+    mask: Annotated[
+        list[str] | None, typer.Option(help="hash, redact or constant:VALUE.", metavar="COLUMN=MASK")
+    ] = None,
+    where: Annotated[
+        str | None, typer.Option(help="Only rows for which this is true.", metavar="CONDITION")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Add a table to a group; its rows are copied beside the stream."""
+    import json
+
+    from aqueduck.config.table_options import read_options
+
+    options = json.dumps(read_options(table, columns, exclude, rename or (), mask or (), where, mode))
+    said = f"{table} will be {'followed' if no_copy else 'copied and followed'}"
+    wanted = {
+        "source": table,
+        "target": target,
+        "group_name": group,
+        "mode": mode,
+        "copy": not no_copy,
+        "source_column": source_column,
+        "source_value": source_value,
+        "options": options,
+        "adopt": adopt,
+    }
+    _call(config, as_json, said, "add_table", **wanted)
+
+
+@tables_app.command("remove")
+def tables_remove(
+    table: TableArgument,
+    config: ConfigFile,
+    drop_target: Annotated[bool, typer.Option("--drop-target", help="Drop the lake table as well.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Take a table out of its group; the lake table stays unless told otherwise."""
+    said = f"{table} is no longer followed"
+    _call(config, as_json, said, "remove_table", source=table, drop_target=drop_target)
+
+
+@tables_app.command("resync")
+def tables_resync(table: TableArgument, config: ConfigFile, as_json: Json = False) -> None:
+    """Copy a table again; changes meanwhile are kept."""
+    _call(config, as_json, f"{table} will be copied again", "resync_table", source=table)
+
+
+@tables_app.command("move")
+def tables_move(
+    table: TableArgument, group: GroupArgument, config: ConfigFile, as_json: Json = False
+) -> None:
+    """Move a table to another group, which goes on where the old one is."""
+    said = f"{table} moves to the group {group}"
+    _call(config, as_json, said, "move_table", source=table, group_name=group)
+
+
+@groups_app.command("list")
+def groups_list(config: ConfigFile, as_json: Json = False) -> None:
+    """Show the groups: slot, publication, WAL that the slot retains."""
+    show_rows(config, "groups", as_json)
+
+
+@groups_app.command("create")
+def groups_create(group: GroupArgument, config: ConfigFile, as_json: Json = False) -> None:
+    """Create a group with its own slot and publication."""
+    _call(config, as_json, f"the group {group} is created", "create_group", name=group)
+
+
+@groups_app.command("drop")
+def groups_drop(group: GroupArgument, config: ConfigFile, as_json: Json = False) -> None:
+    """Drop a group with its slot and publication; lake tables stay."""
+    _call(config, as_json, f"the group {group} is dropped, its lake tables stay", "drop_group", name=group)
+
+
+@groups_app.command("enable")
+def groups_enable(group: GroupArgument, config: ConfigFile, as_json: Json = False) -> None:
+    """Run a group again; it catches up from where it was."""
+    _call(config, as_json, f"the group {group} runs again", "enable_group", name=group)
+
+
+@groups_app.command("disable")
+def groups_disable(group: GroupArgument, config: ConfigFile, as_json: Json = False) -> None:
+    """Stop a group; the server keeps its WAL until it is enabled."""
+    _call(config, as_json, f"the group {group} stops; the server keeps its WAL", "disable_group", name=group)
+
+
+SettingName = Annotated[str, typer.Argument(help="The setting, such as flush_interval_ms.", metavar="NAME")]
+ForGroup = Annotated[str | None, typer.Option("--group", help="For this group only.")]
+ForTable = Annotated[str | None, typer.Option("--table", help="For this table only.")]
+
+
+@settings_app.command("list")
+def settings_list(config: ConfigFile, as_json: Json = False) -> None:
+    """Show all settings with their values for all groups."""
+    show_rows(config, "list_settings", as_json)
+
+
+@settings_app.command("get")
+def settings_get(
+    name: SettingName,
+    config: ConfigFile,
+    group: ForGroup = None,
+    table: ForTable = None,
+    as_json: Json = False,
+) -> None:
+    """Print the value that holds, for all groups, a group or a table."""
+    _call(config, as_json, "{}", "get_setting", name=name, group_name=group, source=table)
+
+
+@settings_app.command("set")
+def settings_set(
+    name: SettingName,
+    value: Annotated[str | None, typer.Argument(help="Its value; without, it is taken back.")] = None,
+    *,
+    config: ConfigFile,
+    group: ForGroup = None,
+    table: ForTable = None,
+    as_json: Json = False,
+) -> None:
+    """Set a value, for all groups, a group or a table."""
+    said = f"{name} is {value}" if value is not None else f"{name} is no longer set here"
+    _call(config, as_json, said, "set_setting", name=name, value=value, group_name=group, source=table)
+
+
+def show_rows(config: Path, function: str, as_json: bool) -> None:
+    """Print what a function of the registry tells, as a table or as JSON."""
+    from aqueduck.cli import show
+    from aqueduck.config.sync import load_config
+    from aqueduck.postgres.registry.registry import rows_of
+    from aqueduck.postgres.session.connection import connect
+
+    with connect(load_config(config).source.dsn) as conn:
+        rows = rows_of(conn, function)
+    if as_json:
+        show.print_json(rows)
+        return
+    views = {
+        "status": show.show_status,
+        "groups": show.show_groups,
+        "tables": show.show_tables,
+        "list_settings": show.show_settings,
+    }
+    views[function](out, rows)
+
+
+def _call(config: Path, as_json: bool, said: str, function: str, **arguments: Any) -> None:
+    """Call a function of the registry; `said` is for people, with {} for what it returned."""
+    from aqueduck.cli.show import print_json
+    from aqueduck.config.sync import load_config
+    from aqueduck.postgres.registry.registry import call
+    from aqueduck.postgres.session.connection import connect
+
+    with connect(load_config(config).source.dsn) as conn:
+        result = call(conn, function, **arguments)
+    if as_json:
+        print_json({"called": function, **arguments, "result": result or None})
+    else:
+        out.print(said.replace("{}", str(result)), highlight=False, markup=False)

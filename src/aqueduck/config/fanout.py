@@ -1,0 +1,440 @@
+"""
+The configuration of the flow `fanout`: its keys, defaults and rules.
+
+The keys are those that users of DuckLake fan-out know; docs/fanout.md has them all.  `parse_fanout`
+is pure: it takes text and an environment and gives a `FanoutConfig` whose lakes are complete, with
+every variable read.  What a file is for is told by its keys: `is_fanout`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from aqueduck.config.lake_place import LakeKeys, LakePlace, PlainText, lake_address, resolve
+from aqueduck.config.object_store import Properties, VariableName
+from aqueduck.config.sections import (
+    DataPath,
+    Interval,
+    Section,
+    Sections,
+    Text,
+    absolute,
+    absolute_catalog,
+    absolute_data_path,
+    describe_problems,
+    read_file,
+    read_yaml,
+    refuse_repeated,
+)
+from aqueduck.config.server import ServerConfig, TokenConfig
+from aqueduck.config.sync import MaintenanceConfig, SparkConfig, VerifyConfig
+from aqueduck.model.errors import ConfigError
+from aqueduck.model.schema import TableName, parse_table_name
+
+__all__ = [
+    "PLACEHOLDER",
+    "DestinationConfig",
+    "DestinationsAllowConfig",
+    "DynamicConfig",
+    "FanoutConfig",
+    "Naming",
+    "PartitionConfig",
+    "SourceLakeConfig",
+    "assigned",
+    "file_is_fanout",
+    "is_fanout",
+    "load_fanout",
+    "parse_fanout",
+    "refuse_shared",
+]
+
+PLACEHOLDER = "{value}"
+"""What stands for a routing value in patterns."""
+_HINT = "see docs/fanout.md for every key"
+_UPPER = re.compile("[A-Z]")
+
+Naming = Literal["now", "before", "apart"]
+"""How a pattern names the lake of a value: as for a new one, as an earlier version did, or apart from one that is called alike."""
+
+
+class SourceLakeConfig(LakeKeys):
+    """The lake table to read."""
+
+    table: Text
+
+    @property
+    def table_name(self) -> TableName:
+        return parse_table_name(self.table, default_schema="main", fold_case=False)
+
+
+class RoutingConfig(Section):
+    """Which column decides, and by which columns rows are matched."""
+
+    field: Text
+    key_columns: tuple[Text, ...] = ()
+    """Empty: append-only, rows are never changed or removed at the destinations."""
+    seed_mode: Literal["scan", "cdc_replay"] = "scan"
+
+    @field_validator("key_columns", mode="before")
+    @classmethod
+    def _may_be_left_out(cls, value: Any) -> Any:
+        return () if value is None else value
+
+    @field_validator("key_columns")
+    @classmethod
+    def _has_no_column_twice(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        refuse_repeated("column", (name.lower() for name in value))
+        return value
+
+
+class DestinationConfig(LakeKeys):
+    """One lake, and the rows that belong to it."""
+
+    id: Text
+    routing_value: PlainText
+    table: Text | None = None
+    """By default the source table's name."""
+
+    @field_validator("routing_value", mode="before")
+    @classmethod
+    def _is_not_null(cls, value: Any) -> Any:
+        if value is None:
+            raise ValueError("must be a value; rows without one belong to no destination")
+        return value
+
+
+def _path_part(value: str) -> str:
+    """Any text as one part of a path: what is not a plain letter, digit, - or _ is written as its bytes."""
+    kept = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_"
+    return "".join(chr(b) if b in kept else f"%{b:02X}" for b in value.encode("utf-8", "surrogatepass"))
+
+
+class DynamicConfig(LakeKeys):
+    """A pattern for destinations that are made when their value is seen first; `{value}` stands for it."""
+
+    id: Text = PLACEHOLDER
+    table: Text | None = None
+
+    @model_validator(mode="after")
+    def _has_placeholders(self) -> DynamicConfig:
+        if PLACEHOLDER not in self.id:
+            raise ValueError("id needs {value}, so that every destination has its own")
+        if PLACEHOLDER not in self.data_path:
+            raise ValueError("data_path needs {value}, so that every destination has its own")
+        if PLACEHOLDER not in (self.catalog or "") and PLACEHOLDER not in (self.metadata_schema or ""):
+            raise ValueError(
+                "catalog or metadata_schema needs {value}, so that every lake has its own catalog"
+            )
+        return self
+
+    def destination(self, value: str, naming: Naming = "now") -> DestinationConfig:
+        """The destination of a routing value that the file does not list; see `Naming`."""
+        safe = _path_part(value)
+        digest = hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()
+        # Names of files have at most 255 bytes, those of PostgreSQL 63; a longer one would be cut, and two lakes become one.
+        part = safe if naming == "before" or len(safe) <= 200 else f"{safe[:120]}-{digest[:40]}"
+        schema = safe if len(safe) <= 40 else digest[:40]
+        # DuckLake takes schemas whose names differ in case only for one.
+        if naming == "apart" or (naming == "now" and schema == safe and _UPPER.search(value)):
+            schema = f"{safe.lower()[:23]}-{digest[:16]}"
+        return DestinationConfig(
+            id=self.id.replace(PLACEHOLDER, value),
+            routing_value=value,
+            postgres_uri_env=self.postgres_uri_env,
+            catalog=self.catalog and self.catalog.replace(PLACEHOLDER, part),
+            catalog_env=self.catalog_env,
+            metadata_schema=self.metadata_schema and self.metadata_schema.replace(PLACEHOLDER, schema),
+            data_path=self.data_path.replace(PLACEHOLDER, part),
+            table=self.table,
+            properties=self.properties,
+        )
+
+
+class DestinationsAllowConfig(Section):
+    """What rows of `destinations_table` may name; what is left out follows from the file's own destinations."""
+
+    catalogs: tuple[Text, ...] | None = None
+    data_paths: tuple[DataPath, ...] | None = None
+    env: tuple[VariableName, ...] | None = None
+
+    @property
+    def is_given(self) -> bool:
+        return bool(self.model_fields_set)
+
+
+class DefaultsConfig(Section):
+    """What all destinations have in common."""
+
+    properties: Properties = Field(default_factory=dict, repr=False)
+
+
+class PollConfig(Section):
+    """How often the source is asked for something new, and how much one cycle may read."""
+
+    interval_seconds: float = Field(default=5.0, gt=0, le=86_400)
+    max_snapshots: int = Field(default=1000, ge=1)
+
+
+class PoolConfig(Section):
+    """Sessions with destinations that a worker keeps open."""
+
+    max_open: int = Field(default=50, ge=1)
+
+
+class PartitionConfig(Section):
+    """Which destinations this instance serves."""
+
+    mode: Literal["all", "explicit", "hash"] = "all"
+    include: tuple[Text, ...] = ()
+    total: int = Field(default=1, ge=1)
+    ordinal: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> PartitionConfig:
+        if self.mode == "explicit" and not self.include:
+            raise ValueError("include needs the ids of destinations when mode is explicit")
+        if self.mode != "explicit" and self.include:
+            raise ValueError("include is for mode explicit")
+        if self.mode == "hash" and self.ordinal >= self.total:
+            raise ValueError("ordinal must be less than total")
+        refuse_repeated("id", self.include)
+        return self
+
+
+class InstanceConfig(Section):
+    """One process among others that share the work."""
+
+    id: Text = "aqueduck-0"
+    partition: PartitionConfig = PartitionConfig()
+
+
+class FanoutServerConfig(ServerConfig):
+    """The server's section; users of DuckLake fan-out know the port."""
+
+    port: int = Field(default=8000, ge=0, le=65535)
+
+
+class FanoutVerifyConfig(VerifyConfig):
+    """It reads lakes only, and no database that others work with: on."""
+
+    interval: Interval = 86_400.0
+    on_difference: Literal["reseed", "report"] = "reseed"
+
+
+class FanoutConfig(Section):
+    """A whole file of the flow `fanout`."""
+
+    source: SourceLakeConfig
+    routing: RoutingConfig
+    destinations: tuple[DestinationConfig, ...] = ()
+    destinations_table: Text | None = None
+    """A table of the source lake whose rows are destinations, with columns named like their keys."""
+    destinations_allow: DestinationsAllowConfig = DestinationsAllowConfig()
+    dynamic: DynamicConfig | None = None
+    defaults: DefaultsConfig = DefaultsConfig()
+    poll: PollConfig = PollConfig()
+    pool: PoolConfig = PoolConfig()
+    server: FanoutServerConfig = FanoutServerConfig()
+    instance: InstanceConfig = InstanceConfig()
+    spark: SparkConfig = SparkConfig()
+    maintenance: MaintenanceConfig = MaintenanceConfig()
+    """Of the destinations' lakes."""
+    verify: FanoutVerifyConfig = FanoutVerifyConfig()
+    state_dir: Text = ".aqueduck"
+
+    @model_validator(mode="after")
+    def _has_destinations_and_nothing_twice(self) -> FanoutConfig:
+        found_later = self.dynamic is not None or self.destinations_table is not None
+        if not self.destinations and not found_later:
+            raise ValueError(
+                "destinations: needs at least one destination, or the key destinations_table or dynamic"
+            )
+        self._refuse_rows_from_nowhere()
+        refuse_repeated("id", (d.id for d in self.destinations))
+        refuse_repeated("routing_value", (d.routing_value for d in self.destinations))
+        if self.maintenance.readers:
+            raise ValueError("maintenance.readers is for files of sync: it names those that read its lake")
+        unknown = set(self.instance.partition.include) - {d.id for d in self.destinations}
+        if unknown and not found_later:
+            raise ValueError(f"instance.partition.include: no destination has the id {min(unknown)}")
+        return self
+
+    def _refuse_rows_from_nowhere(self) -> None:
+        """The people who write the table must not choose hosts, paths and variables alone."""
+        allow, listed = self.destinations_allow, self.destinations_table is not None
+        if allow.is_given and not listed:
+            raise ValueError("destinations_allow is for destinations_table")
+        if listed and not (allow.is_given or self.destinations or self.dynamic):
+            raise ValueError(
+                "destinations_table needs destinations_allow with catalogs or env, and data_paths, because the"
+                " file has no destinations of its own that say where lakes may be"
+            )
+
+    def place_of(
+        self, destination: DestinationConfig, env: Mapping[str, str], where: str | None = None
+    ) -> LakePlace:
+        """
+        Where the destination's lake is; `where` is for the error.
+
+        One that says nothing about credentials and is in the source's object store uses the source's.
+        """
+        properties = {**self.defaults.properties, **destination.properties}
+        source = self.source.properties
+        named = any(key.startswith("s3_access_key_id") for key in properties)
+        if not named and properties.get("s3_endpoint") == source.get("s3_endpoint"):
+            properties |= {key: value for key, value in source.items() if key.endswith("_env")}
+        return resolve(destination, properties, env, where or f"destinations ({destination.id})")
+
+    def target_of(self, destination: DestinationConfig) -> TableName:
+        """The destination's table."""
+        return parse_table_name(
+            destination.table or self.source.table, default_schema="main", fold_case=False
+        )
+
+    def address_of(self, destination: DestinationConfig, env: Mapping[str, str]) -> str:
+        """The same text for the same table of the same lake."""
+        return f"{lake_address(destination, env)} {self.target_of(destination).folded}"
+
+    def claim_of(self, destination: DestinationConfig, env: Mapping[str, str]) -> str:
+        """The same text for what DuckLake takes for the same table: case does not tell two schemas of catalogs apart."""
+        return f"{lake_address(_folded(destination), env)} {self.target_of(destination).folded}"
+
+    def source_claim(self, env: Mapping[str, str]) -> str:
+        """That of the table that is read."""
+        return f"{lake_address(_folded(self.source), env)} {self.source.table_name.folded}"
+
+    def source_address(self, env: Mapping[str, str]) -> str:
+        """That of the table that is read."""
+        return f"{lake_address(self.source, env)} {self.source.table_name.folded}"
+
+
+def _folded(lake: LakeKeys) -> LakeKeys:
+    return lake.model_copy(update={"metadata_schema": lake.metadata_schema and lake.metadata_schema.lower()})
+
+
+def refuse_shared(taken: dict[str, str], destination_id: str, address: str) -> None:
+    """
+    Raise if the destination's table is in `taken`, by address; otherwise it is from now on.
+
+    Two that write one table would remove each other's rows wherever their keys meet, and its columns.
+    """
+    if address in taken:
+        raise ConfigError(
+            f"destinations ({destination_id}): writes the same table of the same lake as {taken[address]}",
+            hint="give it another table, metadata_schema or catalog",
+        )
+    taken[address] = f"the destination {destination_id}"
+
+
+_SECTIONS: Sections = {
+    (): FanoutConfig,
+    ("source",): SourceLakeConfig,
+    ("routing",): RoutingConfig,
+    ("destinations",): DestinationConfig,
+    ("destinations_allow",): DestinationsAllowConfig,
+    ("dynamic",): DynamicConfig,
+    ("defaults",): DefaultsConfig,
+    ("poll",): PollConfig,
+    ("pool",): PoolConfig,
+    ("server",): FanoutServerConfig,
+    ("server", "tokens"): TokenConfig,
+    ("instance",): InstanceConfig,
+    ("instance", "partition"): PartitionConfig,
+    ("spark",): SparkConfig,
+    ("maintenance",): MaintenanceConfig,
+    ("verify",): FanoutVerifyConfig,
+}
+
+
+def is_fanout(values: Mapping[str, Any]) -> bool:
+    """Whether the keys of a file are those of this flow."""
+    return not {"routing", "destinations", "destinations_table"}.isdisjoint(values)
+
+
+def assigned(partition: PartitionConfig, destination_id: str) -> bool:
+    """Whether this instance serves a destination: the same answer everywhere, one instance for each."""
+    match partition.mode:
+        case "all":
+            return True
+        case "explicit":
+            return destination_id in partition.include
+        case "hash":
+            digest = hashlib.md5(destination_id.encode(), usedforsecurity=False).hexdigest()
+            return int(digest, 16) % partition.total == partition.ordinal
+
+
+def file_is_fanout(path: Path) -> bool:
+    """Whether the file at `path` is one of this flow; one that cannot be read is not."""
+    try:
+        return is_fanout(read_yaml(read_file(path), str(path)))
+    except ConfigError:
+        return False
+
+
+def load_fanout(path: str | os.PathLike[str]) -> FanoutConfig:
+    """Read the file at `path`, with the environment of this process."""
+    return parse_fanout(
+        read_file(path), base_dir=Path(path).absolute().parent, env=os.environ, name=str(path)
+    )
+
+
+def parse_fanout(text: str, *, base_dir: Path, env: Mapping[str, str], name: str = "config") -> FanoutConfig:
+    """Turn the text of a file into a configuration; variables that it names must be set."""
+    values = read_yaml(text, name)
+    try:
+        config = FanoutConfig.model_validate(values)
+        config = _with_absolute_paths(config, base_dir)
+        _check_places(config, env)
+    except ValidationError as exc:
+        raise ConfigError(f"{name}: {describe_problems(exc, _SECTIONS)}", hint=_HINT) from None
+    except ValueError as exc:
+        raise ConfigError(f"{name}: table: {exc}", hint=_HINT) from None
+    return config
+
+
+def _check_places(config: FanoutConfig, env: Mapping[str, str]) -> None:
+    """Names of tables are names, variables are set, and no two write the same table."""
+    resolve(config.source, {}, env)
+    taken = {config.source_claim(env): "the source"}
+    for destination in config.destinations:
+        refuse_shared(taken, destination.id, config.claim_of(destination, env))
+        if assigned(config.instance.partition, destination.id):
+            config.place_of(destination, env)
+    if config.dynamic is not None:
+        example = config.dynamic.destination("value")
+        config.target_of(example)
+        config.place_of(example, env, "dynamic")
+    if config.destinations_table is not None:
+        parse_table_name(config.destinations_table, default_schema="main", fold_case=False)
+
+
+def _with_absolute_paths(config: FanoutConfig, base_dir: Path) -> FanoutConfig:
+    def moved(lake: Any) -> Any:
+        update = {
+            "data_path": absolute_data_path(lake.data_path, base_dir),
+            "catalog": lake.catalog and absolute_catalog(lake.catalog, base_dir),
+        }
+        return lake.model_copy(update=update)
+
+    allow = config.destinations_allow
+    allowed = {
+        "catalogs": allow.catalogs and tuple(absolute_catalog(p, base_dir) for p in allow.catalogs),
+        "data_paths": allow.data_paths and tuple(absolute_data_path(p, base_dir) for p in allow.data_paths),
+    }
+    return config.model_copy(
+        update={
+            "destinations_allow": allow.model_copy(update=allowed),
+            "server": config.server.with_absolute_paths(base_dir),
+            "source": moved(config.source),
+            "destinations": tuple(map(moved, config.destinations)),
+            "dynamic": config.dynamic and moved(config.dynamic),
+            "state_dir": absolute(config.state_dir, base_dir),
+        }
+    )

@@ -1,0 +1,139 @@
+"""
+How a lake is named in a configuration file, and where it is once every variable has been read.
+
+`LakeKeys` are the keys that the source and all destinations of a fan-out share; `resolve` makes a `LakePlace` of
+them, the only thing that workers need to attach the lake.  Credentials come through variables only.  `lake_address` tells
+one lake from another, however it is written.
+"""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from aqueduck.config.object_store import (
+    VARIABLE,
+    Properties,
+    plain_text,
+    read_properties,
+    read_variable,
+)
+from aqueduck.config.sections import DataPath, Secret, Section, Text
+
+__all__ = ["LakeKeys", "LakePlace", "PlainText", "lake_address", "resolve"]
+
+_PASSWORD = re.compile(r"password\s*=|://[^/@\s]*:[^/@\s]+@", re.IGNORECASE)
+
+
+PlainText = Annotated[Text, BeforeValidator(plain_text)]
+
+
+class LakePlace(Section):
+    """Where a lake is and how to get in; everything that a worker needs to attach it."""
+
+    catalog: Secret = Field(repr=False)
+    data_path: str
+    """Empty: the one that the catalog knows, for readers."""
+    metadata_schema: str | None = None
+    """The schema of a PostgreSQL database that holds the catalog; many lakes can share a database."""
+    properties: tuple[tuple[str, Secret], ...] = Field(default=(), repr=False)
+    """Settings of the object store, such as `s3_endpoint`, secrets included."""
+
+
+class LakeKeys(Section):
+    """The keys by which a lake is named in the file; one of the first three is needed."""
+
+    postgres_uri_env: Text | None = None
+    catalog: Text | None = Field(default=None, repr=False)
+    catalog_env: Text | None = None
+    metadata_schema: Text | None = None
+    data_path: DataPath
+    name: Text | None = None
+    """What users call the catalog; for people only."""
+    properties: Properties = Field(default_factory=dict, repr=False)
+
+    @model_validator(mode="after")
+    def _names_one_catalog(self) -> LakeKeys:
+        given = [self.postgres_uri_env, self.catalog, self.catalog_env]
+        if len([key for key in given if key is not None]) != 1:
+            raise ValueError("needs exactly one of postgres_uri_env, catalog and catalog_env")
+        for variable in (self.postgres_uri_env, self.catalog_env):
+            if variable is not None and not VARIABLE.fullmatch(variable):
+                raise ValueError("postgres_uri_env and catalog_env take the name of an environment variable")
+        if self.catalog is not None and _PASSWORD.search(self.catalog):
+            raise ValueError(
+                "catalog has a password: put the text into a variable and name it in catalog_env"
+            )
+        return self
+
+
+def resolve(
+    lake: LakeKeys,
+    defaults: Mapping[str, str],
+    env: Mapping[str, str],
+    where: str = "source",
+) -> LakePlace:
+    """The lake with everything that variables hold."""
+    found = read_properties({**defaults, **lake.properties}, env, f"{where}: properties.")
+    if lake.postgres_uri_env is not None:
+        catalog = _as_postgres(read_variable(env, lake.postgres_uri_env, f"{where}: postgres_uri_env"))
+    elif lake.catalog_env is not None:
+        catalog = read_variable(env, lake.catalog_env, f"{where}: catalog_env")
+    else:
+        assert lake.catalog is not None
+        catalog = lake.catalog
+    return LakePlace(
+        catalog=catalog,
+        data_path=lake.data_path,
+        metadata_schema=lake.metadata_schema,
+        properties=tuple(sorted(found.items())),
+    )
+
+
+def lake_address(lake: LakeKeys, env: Mapping[str, str]) -> str:
+    """
+    The same text for the same lake, without credentials.
+
+    A catalog in a variable that is not set here, because another instance uses it, is told by the variable's name.
+    """
+    if lake.catalog is not None:
+        catalog = lake.catalog
+    elif lake.catalog_env is not None:
+        catalog = env.get(lake.catalog_env) or lake.catalog_env
+    else:
+        assert lake.postgres_uri_env is not None
+        catalog = _as_postgres(env.get(lake.postgres_uri_env) or lake.postgres_uri_env)
+    if not catalog.startswith(_POSTGRES):
+        kind, path = ("sqlite:", catalog[7:]) if catalog.startswith("sqlite:") else ("", catalog)
+        return f"{kind}{os.path.normpath(path)} {lake.metadata_schema or 'main'}"
+    given = _connection_settings(catalog)
+    host = given.get("host") or given.get("hostaddr") or given.get("service") or "localhost"
+    database = given.get("dbname") or given.get("user") or ""
+    port = given.get("port") or "5432"
+    return f"postgres:{host.lower()}:{port}/{database} {lake.metadata_schema or 'public'}"
+
+
+_POSTGRES = ("postgres:", "postgresql:")
+_SETTING = re.compile(r"(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|\S+)")
+_URI = re.compile(
+    r"\w+://(?:([^:@/?]*)(?::[^@/?]*)?@)?(\[[^]]*\]|[^:/?]*)(?::(\d*))?(?:/([^?]*))?(?:\?(.*))?"
+)
+
+
+def _as_postgres(uri: str) -> str:
+    return uri if uri.startswith(_POSTGRES) else f"postgres:{uri}"
+
+
+def _connection_settings(catalog: str) -> dict[str, str]:
+    """What a connection string says; what is none says nothing but itself."""
+    text = catalog if "://" in catalog[:13] else catalog.partition(":")[2]
+    if uri := _URI.fullmatch(text):
+        user, host, port, database, more = (part or "" for part in uri.groups())
+        given = {"user": user, "host": host, "port": port, "dbname": database}
+        return given | dict(_SETTING.findall((more or "").replace("&", " ")))
+    found = {key: re.sub(r"\\(.)", r"\1", value.strip("'")) for key, value in _SETTING.findall(text)}
+    return found or {"dbname": text}

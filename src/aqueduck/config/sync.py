@@ -1,0 +1,467 @@
+"""
+The configuration of the flow `sync`: its keys, defaults and rules.
+
+`parse_config` is pure; `load_config` adds the one file and the process environment.
+Every mistake is a `ConfigError` that names the key.  Whether servers can be reached,
+tables exist and paths can be written is for `app` to check.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    ByteSize,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from aqueduck.config.credentials import with_secret
+from aqueduck.config.object_store import Properties, VariableName, read_properties
+from aqueduck.config.secret_text import SecretText
+from aqueduck.config.sections import (
+    MIB,
+    SCHEME,
+    DataPath,
+    Interval,
+    LakeTable,
+    PostgresTable,
+    Secret,
+    Section,
+    Sections,
+    SlotName,
+    Text,
+    absolute,
+    absolute_catalog,
+    absolute_data_path,
+    describe_problems,
+    key_of,
+    read_file,
+    read_yaml,
+    refuse_repeated,
+)
+from aqueduck.config.server import ServerConfig, TokenConfig
+from aqueduck.model.errors import ConfigError
+from aqueduck.model.modes import TableMode
+from aqueduck.model.projection import Mask, Projection
+from aqueduck.model.schema import TableName, parse_table_name
+
+__all__ = [
+    "GroupConfig",
+    "LakeConfig",
+    "MaintenanceConfig",
+    "SourceConfig",
+    "SparkConfig",
+    "SyncConfig",
+    "TableConfig",
+    "TracingConfig",
+    "VerifyConfig",
+    "load_config",
+    "parse_config",
+]
+
+_GROUP_NAME = re.compile(r"[a-z0-9_]{1,40}")
+_MASTER = re.compile(r"local(\[(\d+|\*)(,\d+)?\])?|local-cluster\[[\d,]+\]|spark://.+|k8s://.+|yarn")
+_TABLE_OPTIONS = {"columns", "exclude", "rename", "mask", "where"}
+_HINT = "see docs/configuration.md for every key"
+
+
+def _spark_value(value: Any) -> Any:
+    """Spark settings are text: accept what YAML reads as a boolean or a number."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
+SparkValue = Annotated[str, BeforeValidator(_spark_value)]
+
+
+class SourceConfig(Section):
+    """The PostgreSQL database to read."""
+
+    dsn: Secret = Field(repr=False)
+    """The connection string, also where the file names a variable with `dsn_env` instead."""
+    dsn_env: str | None = None
+    dsn_file: str | None = None
+    """A file whose text is the connection string."""
+    silence_timeout_seconds: float = Field(default=30.0, ge=1, le=3600)
+
+
+_PASSWORD = re.compile(r"password\s*=", re.IGNORECASE)
+
+
+class LakeConfig(Section):
+    """The DuckLake to write."""
+
+    catalog: Secret = Field(repr=False)
+    """`postgres:…`, `sqlite:PATH`, or the path of a DuckDB file; also where a variable or a file has it."""
+    catalog_env: str | None = None
+    catalog_file: str | None = None
+    data_path: DataPath
+    inline_rows: int = Field(default=1000, ge=0, le=1_000_000)
+    properties: Properties = Field(default_factory=dict)
+    """Of the object store where `data_path` is one; credentials are names of variables."""
+
+    @field_validator("catalog")
+    @classmethod
+    def _is_a_known_catalog(cls, value: str) -> str:
+        scheme = SCHEME.match(value)
+        if scheme and scheme[1] not in ("postgres", "postgresql", "sqlite"):
+            raise ValueError("must be postgres:…, sqlite:PATH or the path of a DuckDB file")
+        if not scheme and _PASSWORD.search(value):  # as a path, it would be shown
+            raise ValueError("must begin with postgres: where it is a connection string")
+        return value
+
+
+class ConstantMask(Section):
+    """The same value for every row."""
+
+    constant: Annotated[str, BeforeValidator(_spark_value)]
+
+
+def _mask(value: Any) -> Any:
+    """One mistake for one value, not one for each form that it might have had."""
+    constant = value.get("constant") if isinstance(value, dict) and len(value) == 1 else None
+    if (
+        value in ("hash", "redact")
+        or isinstance(value, ConstantMask)
+        or isinstance(constant, str | int | float)
+    ):
+        return value
+    raise ValueError("must be hash, redact or {constant: a value}")
+
+
+class TableConfig(Section):
+    """One source table and where it goes; names are kept as `TableName` writes them."""
+
+    source: PostgresTable
+    target: LakeTable = ""
+    """By default the source's name in the schema `main`."""
+    mode: Literal["upsert", "append", "history", "soft_delete"] = "upsert"
+    source_column: Text | None = None
+    """A column of the target that tells the rows of its sources apart; then several tables may have the same target."""
+    source_value: str | None = None
+    """What this source has there; by default its name."""
+    initial_copy: bool = Field(default=True, alias="copy")
+    columns: tuple[Text, ...] = ()
+    """Only these; all of them if it is empty."""
+    exclude: tuple[Text, ...] = ()
+    rename: dict[Text, Text] = Field(default_factory=dict)
+    mask: dict[Text, Annotated[Literal["hash", "redact"] | ConstantMask, BeforeValidator(_mask)]] = Field(
+        default_factory=dict
+    )
+    where: str = ""
+    adopt: bool = False
+    """Whether a table of the lake that we did not make may be taken for the target, with all of its rows."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is not left at its default of columns, names, masks and row filter, as the file has it."""
+        given = self.model_dump(mode="json", include=_TABLE_OPTIONS)
+        return {name: value for name, value in given.items() if value}
+
+    @property
+    def projection(self) -> Projection | None:
+        """The same as values; None if the table goes into the lake as it is."""
+        if not self.options:
+            return None
+        masks = tuple(
+            (name, Mask("constant", mask.constant) if isinstance(mask, ConstantMask) else Mask(mask))
+            for name, mask in self.mask.items()
+        )
+        return Projection(self.columns, self.exclude, tuple(self.rename.items()), masks, self.where.strip())
+
+    @model_validator(mode="after")
+    def _names_columns_once(self) -> TableConfig:
+        if self.columns and self.exclude:
+            raise ValueError("has both columns and exclude: keep one of them")
+        if self.where and self.mode != "upsert":
+            raise ValueError(f"where filters rows of the mode upsert, not of {self.mode}")
+        for key, names in (("columns", self.columns), ("exclude", self.exclude)):
+            repeated = [name for name, count in Counter(names).items() if count > 1]
+            if repeated:
+                raise ValueError(f"{key} names {repeated[0]} more than once")
+        for key, mapping in (("rename", self.rename), ("mask", self.mask)):
+            for name in mapping:
+                if name in self.exclude or (self.columns and name not in self.columns):
+                    raise ValueError(f"{key} names {name}, which is not among the lake's columns")
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_target(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("target") is not None:
+            return values
+        try:
+            source = parse_table_name(values["source"], default_schema="public")
+        except (KeyError, TypeError, ValueError):
+            return values  # reported under the key `source`
+        return {**values, "target": str(TableName("main", source.name))}
+
+    @model_validator(mode="after")
+    def _leaves_our_own_schema_alone(self) -> TableConfig:
+        if self.target and self.target_table.schema.lower() == "aqueduck":
+            raise ValueError("target is in the schema aqueduck, which is reserved: choose another schema")
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_column_for_its_value(self) -> TableConfig:
+        if self.source_value is not None and self.source_column is None:
+            raise ValueError("source_value needs a source_column")
+        return self
+
+    @property
+    def table_mode(self) -> TableMode:
+        """The mode with all that belongs to it."""
+        value = self.source_table.qualified if self.source_value is None else self.source_value
+        return TableMode(self.mode, self.source_column, value if self.source_column is not None else None)
+
+    @property
+    def source_table(self) -> TableName:
+        """The source table's schema and name."""
+        return parse_table_name(self.source, default_schema="public")
+
+    @property
+    def target_table(self) -> TableName:
+        """The lake table's schema and name."""
+        return parse_table_name(self.target, default_schema="main", fold_case=False)
+
+
+class GroupConfig(Section):
+    """Tables that share a slot, a publication and a streaming query, and commit together."""
+
+    name: str
+    capture: Literal["stream", "poll", "auto"] = "stream"
+    plugin: Literal["pgoutput", "test_decoding"] = "pgoutput"
+    poll_interval_ms: int = Field(default=100, ge=10, le=60_000)
+    poll_step_bytes: ByteSize = Field(default=ByteSize(64 * MIB), ge=1 << 16, le=1 << 40)
+    catchup_bytes: ByteSize = Field(default=ByteSize(64 * MIB), ge=1, le=1 << 50)
+    flush_interval_ms: int = Field(default=1000, ge=0, le=3_600_000)
+    stage_bytes_max: ByteSize = Field(default=ByteSize(1024 * MIB), ge=1, le=1 << 50)
+    batch_bytes_max: ByteSize = Field(default=ByteSize(512 * MIB), ge=1, le=1 << 50)
+    segment_bytes: ByteSize = Field(default=ByteSize(32 * MIB), ge=1, le=1 << 40)
+    max_queued_changes: int = Field(default=10_000_000, ge=1, le=1_000_000_000_000)
+    fold_concurrency: int = Field(default=64, ge=1, le=1024)
+    task_memory: ByteSize = Field(default=ByteSize(160_000_000), ge=64 * MIB, le=1 << 40)
+    copy_concurrency: int = Field(default=2, ge=1, le=64)
+    copy_chunk_bytes: ByteSize = Field(default=ByteSize(64 * MIB), ge=8192, le=1 << 40)
+    on_slot_loss: Literal["stop", "resync"] = "stop"
+    on_type_change: Literal["resync", "stop"] = "resync"
+    large_transactions: Literal["stream", "whole"] = "stream"
+    on_partition_change: Literal["resync", "keep"] = "resync"
+    on_recreate: Literal["stop", "resync"] = "stop"
+    heartbeat_interval_ms: int = Field(default=0, ge=0, le=3_600_000)
+    publication_by: Literal["aqueduck", "user"] = "aqueduck"
+    slot_name: SlotName = ""
+    """By default `aqueduck_` and the group's name."""
+    publication: str = Field(default="", min_length=1, max_length=63)
+    """By default `aqueduck_` and the group's name."""
+    tables: tuple[TableConfig, ...] = ()
+
+    @property
+    def users_publication(self) -> str:
+        """The publication, if it is not ours to change; else nothing."""
+        return self.publication if self.publication_by == "user" else ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_names(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or not _GROUP_NAME.fullmatch(str(values.get("name"))):
+            return values  # reported under the key `name`
+        name = f"aqueduck_{values['name']}"
+        given = {key: value for key, value in values.items() if value is not None}
+        capture = {"capture": "poll"} if given.get("plugin") == "test_decoding" else {}
+        return {"slot_name": name, "publication": name, **capture, **given}
+
+    @model_validator(mode="after")
+    def _can_read_its_plugin(self) -> GroupConfig:
+        if self.plugin != "pgoutput" and self.capture != "poll":
+            raise ValueError(f"plugin {self.plugin} needs capture: poll")
+        return self
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_group_name(cls, value: str) -> str:
+        if not _GROUP_NAME.fullmatch(value):
+            raise ValueError("must be 1 to 40 of the characters a-z, 0-9 and _")
+        return value
+
+
+class SparkConfig(Section):
+    """Where Spark runs, and settings that are passed on to it."""
+
+    master: str = "local[*]"
+    conf: dict[str, SparkValue] = Field(default_factory=dict)
+
+    @field_validator("master")
+    @classmethod
+    def _is_a_master(cls, value: str) -> str:
+        if not _MASTER.fullmatch(value):
+            raise ValueError("must be local[*], local[2], spark://host:7077, k8s://…, yarn or alike")
+        return value
+
+
+class MaintenanceConfig(Section):
+    """What keeps a lake's files few and its past short; see docs/maintenance.md."""
+
+    enabled: bool = True
+    """Whether the service does it by itself; `aqueduck maintain` does it in any case."""
+    interval_seconds: float = Field(default=600.0, ge=1, le=86_400)
+    budget_seconds: float = Field(default=30.0, gt=0, le=86_400)
+    delete_share: float = Field(default=0.3, gt=0, le=1)
+    """A file is rewritten when this share of its rows is gone."""
+    retention_hours: float | None = Field(default=None, gt=0)
+    """Lake snapshots that are older are forgotten; without it, none is."""
+    readers: tuple[Text, ...] = ()
+    """Files of fan-outs that read this lake: what they have not read yet is kept."""
+    grace_hours: float = Field(default=1.0, ge=0)
+    """How long files that no lake snapshot has any more are left for queries that still read them."""
+    orphan_hours: float = Field(default=24.0, ge=1)
+    """How old a file has to be that no catalog knows."""
+
+
+class VerifyConfig(Section):
+    """When the service compares what it wrote with what it read; see docs/verify.md."""
+
+    interval: Interval = None
+    """How often every table or destination is compared; off: only `aqueduck verify` does it."""
+    deep: bool = True
+    share: float = Field(default=0.1, gt=0, le=1)
+    """At most this share of the time goes into it, on one core; the rest is rest."""
+    pause_lag_seconds: float = Field(default=30.0, gt=0)
+    """Nothing is compared while the flow is further behind than this."""
+
+
+class TracingConfig(Section):
+    """Where OpenTelemetry traces of batches go."""
+
+    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://\S+$")
+    """The base address of an OTLP receiver over HTTP, such as http://127.0.0.1:4318."""
+    service_name: Text = "aqueduck"
+
+
+class SyncConfig(Section):
+    """A whole file of the flow `sync`."""
+
+    source: SourceConfig
+    lake: LakeConfig
+    groups: tuple[GroupConfig, ...]
+    spark: SparkConfig = SparkConfig()
+    server: ServerConfig = ServerConfig()
+    maintenance: MaintenanceConfig = MaintenanceConfig()
+    verify: VerifyConfig = VerifyConfig()
+    tracing: TracingConfig = TracingConfig()
+    state_dir: Text = ".aqueduck"
+    mask_salt_env: VariableName | None = None
+    """Name of the variable that holds the salt of masks by hash; the salt itself is never in here."""
+
+    @model_validator(mode="after")
+    def _has_groups_and_nothing_twice(self) -> SyncConfig:
+        if not self.groups:
+            raise ValueError("groups: needs at least one group")
+        tables = [table for group in self.groups for table in group.tables]
+        refuse_repeated("group name", (group.name for group in self.groups), " under groups")
+        refuse_repeated("slot_name", (group.slot_name for group in self.groups), " under groups")
+        refuse_repeated("publication", (group.publication for group in self.groups), " under groups")
+        refuse_repeated("source table", (table.source for table in tables), " under groups")
+        _refuse_shared_targets(tables)
+        return self
+
+
+_SECTIONS: Sections = {
+    (): SyncConfig,
+    ("source",): SourceConfig,
+    ("lake",): LakeConfig,
+    ("groups",): GroupConfig,
+    ("groups", "tables"): TableConfig,
+    ("spark",): SparkConfig,
+    ("server",): ServerConfig,
+    ("server", "tokens"): TokenConfig,
+    ("maintenance",): MaintenanceConfig,
+    ("verify",): VerifyConfig,
+    ("tracing",): TracingConfig,
+}
+
+
+def load_config(path: str | os.PathLike[str]) -> SyncConfig:
+    """Read the file at `path`, with the environment of this process."""
+    text = read_file(path)
+    return parse_config(text, base_dir=Path(path).absolute().parent, env=os.environ, name=str(path))
+
+
+def parse_config(text: str, *, base_dir: Path, env: Mapping[str, str], name: str = "config") -> SyncConfig:
+    """Turn the text of a file into a configuration, its relative paths resolved against `base_dir`."""
+    values = read_yaml(text, name)
+    try:
+        config = SyncConfig.model_validate(_with_secrets(values, base_dir, env, name))
+    except ValidationError as exc:
+        raise ConfigError(f"{name}: {describe_problems(exc, _SECTIONS)}", hint=_HINT) from None
+    read_properties(config.lake.properties, env, f"{name}: lake: properties.")
+    return _with_absolute_paths(config, base_dir)
+
+
+def setting_names() -> list[str]:
+    """Every key, as a path such as `groups.tables.source`."""
+    return sorted(
+        ".".join((*path, key_of(section, field)))
+        for path, section in _SECTIONS.items()
+        for field in section.model_fields
+    )
+
+
+def _with_secrets(
+    values: dict[str, Any], base_dir: Path, env: Mapping[str, str], name: str
+) -> dict[str, Any]:
+    """Put what variables and files hold into `source.dsn` and `lake.session.catalog`."""
+    found = dict(values)
+    for section, key in (("source", "dsn"), ("lake", "catalog")):
+        if isinstance(found.get(section), dict):
+            found[section] = with_secret(found[section], key, base_dir, env, f"{name}: {section}")
+    return found
+
+
+def _with_absolute_paths(config: SyncConfig, base_dir: Path) -> SyncConfig:
+    lake = config.lake
+    data_path = absolute_data_path(lake.data_path, base_dir)
+    paths = {"catalog": SecretText(absolute_catalog(lake.catalog, base_dir)), "data_path": data_path}
+    state_dir = absolute(config.state_dir, base_dir)
+    readers = tuple(absolute(path, base_dir) for path in config.maintenance.readers)
+    maintenance = config.maintenance.model_copy(update={"readers": readers})
+    return config.model_copy(
+        update={
+            "lake": lake.model_copy(update=paths),
+            "state_dir": state_dir,
+            "server": config.server.with_absolute_paths(base_dir),
+            "maintenance": maintenance,
+        }
+    )
+
+
+def _refuse_shared_targets(tables: Iterable[TableConfig]) -> None:
+    """Several sources may fill one target if a column tells their rows apart, and all have the same mode."""
+    targets: dict[str, list[TableConfig]] = {}
+    for table in tables:
+        # DuckDB does not tell names apart by case.
+        targets.setdefault(table.target_table.qualified.lower(), []).append(table)
+    for name, sharing in targets.items():
+        modes = [table.table_mode for table in sharing]
+        if len(sharing) == 1:
+            continue
+        if any(mode.source_column is None for mode in modes):
+            raise ValueError(
+                f"the target table {name} stands {len(sharing)} times under groups: give each a source_column,"
+                " or a target of its own"
+            )
+        if len({(mode.name, mode.source_column) for mode in modes}) > 1:
+            raise ValueError(f"the sources of the target table {name} need the same mode and source_column")
+        refuse_repeated(
+            f"source_value of the target {name}", (str(mode.source_value) for mode in modes), " under groups"
+        )

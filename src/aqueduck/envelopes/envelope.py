@@ -1,0 +1,139 @@
+"""
+How an event looks: the envelopes, and the JSON kind of each PostgreSQL type.
+
+Pure: an envelope is a list of steps for each kind of change, which `envelopes.json_events` compiles and runs
+over whole columns.  What the values mean to users is in `docs/events.md`.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from aqueduck.model.schema import TableSchema, lsn_text
+
+__all__ = ["ENVELOPES", "Envelope", "EventKind", "Part", "Step", "envelope_steps", "truncate_event"]
+
+Envelope = Literal["default", "flat", "debezium"]
+ENVELOPES: tuple[Envelope, ...] = ("default", "flat", "debezium")
+
+
+class EventKind(enum.IntEnum):
+    """What happened to a row; the first three are a segment's `_op`."""
+
+    INSERT = 1
+    UPDATE = 2
+    DELETE = 3
+    UPDATE_FULL = 4
+    """An update that comes with the whole old row."""
+
+
+class Part(enum.Enum):
+    """What varies from event to event."""
+
+    LSN = "lsn"
+    LSN_NUMBER = "lsn_number"
+    TIME_MS = "time_ms"
+    TIME_US = "time_us"
+    XID = "xid"
+    SEQ = "seq"
+    AFTER = "after"
+    BEFORE = "before"
+    AFTER_FIELDS = "after_fields"
+    BEFORE_FIELDS = "before_fields"
+
+
+Step = str | Part
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """What an envelope calls the kinds of change."""
+
+    insert: str
+    update: str
+    delete: str
+    truncate: str
+
+    def of(self, kind: EventKind) -> str:
+        if kind is EventKind.INSERT:
+            return self.insert
+        return self.delete if kind is EventKind.DELETE else self.update
+
+
+_WORDS = _Words("insert", "update", "delete", "truncate")
+_LETTERS = _Words("c", "u", "d", "t")
+
+
+def envelope_steps(envelope: Envelope, table: TableSchema, kind: EventKind, *, database: str) -> list[Step]:
+    """The event of a change of this kind, as literals and parts."""
+    return _STEPS[envelope](table, kind, database)
+
+
+def truncate_event(
+    envelope: Envelope, table: TableSchema, *, lsn: int, time_us: int, xid: int, seq: int, database: str
+) -> str:
+    """The event of a truncate; a table's truncates are too rare to need columns."""
+    values = {
+        Part.LSN: lsn_text(lsn),
+        Part.LSN_NUMBER: str(lsn),
+        Part.TIME_MS: str(time_us // 1000),
+        Part.TIME_US: str(time_us),
+        Part.XID: str(xid),
+        Part.SEQ: str(seq),
+    }
+    steps = _STEPS[envelope](table, None, database)
+    return "".join(values[s] if isinstance(s, Part) else s for s in steps)
+
+
+def _default(table: TableSchema, kind: EventKind | None, _database: str) -> list[Step]:
+    word = _WORDS.truncate if kind is None else _WORDS.of(kind)
+    head = f'{{"op":"{word}","schema":{_json(table.schema)},"table":{_json(table.name)},"lsn":"'
+    return [
+        head, Part.LSN, '","ts_ms":', Part.TIME_MS,
+        ',"before":', _before(kind), ',"after":', _after(kind), "}",
+    ]  # fmt: skip
+
+
+def _flat(table: TableSchema, kind: EventKind | None, _database: str) -> list[Step]:
+    word = (_WORDS.truncate if kind is None else _WORDS.of(kind)).upper()
+    head = f'{{"event_type":{_json(f"{table.name}.{word}")},"_table":{_json(table.name)},"_op":"{word}"'
+    fields = Part.BEFORE_FIELDS if kind is EventKind.DELETE else Part.AFTER_FIELDS
+    if kind is None or not table.columns:
+        return [head, "}"]
+    return [f"{head},", fields, "}"]
+
+
+def _debezium(table: TableSchema, kind: EventKind | None, database: str) -> list[Step]:
+    letter = _LETTERS.truncate if kind is None else _LETTERS.of(kind)
+    source = (
+        f',"source":{{"version":"aqueduck","connector":"postgresql","name":{_json(database)},"snapshot":"false"'
+        f',"db":{_json(database)},"schema":{_json(table.schema)},"table":{_json(table.name)},"ts_ms":'
+    )
+    return [
+        '{"before":', _before(kind), ',"after":', _after(kind), source, Part.TIME_MS, ',"ts_us":', Part.TIME_US,
+        ',"txId":', Part.XID, ',"lsn":', Part.LSN_NUMBER, ',"sequence":"[\\"', Part.LSN_NUMBER, '\\",\\"', Part.SEQ,
+        f'\\"]"}},"op":"{letter}","ts_ms":', Part.TIME_MS, "}",
+    ]  # fmt: skip
+
+
+def _before(kind: EventKind | None) -> Step:
+    return Part.BEFORE if kind in (EventKind.DELETE, EventKind.UPDATE_FULL) else "null"
+
+
+def _after(kind: EventKind | None) -> Step:
+    return "null" if kind in (EventKind.DELETE, None) else Part.AFTER
+
+
+def _json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+_STEPS: dict[Envelope, Callable[[TableSchema, EventKind | None, str], list[Step]]] = {
+    "default": _default,
+    "flat": _flat,
+    "debezium": _debezium,
+}

@@ -1,0 +1,265 @@
+"""
+Write changes as JSON text: numba kernels over the cells of a segment.
+
+`render()` runs a small *program* for each row: literals, the row's position and time, and images (sets
+of columns).  What the programs say, that is how an event looks, is decided in `json_events`; here are
+only bytes, and the values among them are written by `json_values`.  Nothing remembers anything, and text that its
+type does not write is reported by column, never shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from aqueduck.envelopes.json_values import (
+    NULL_WORD,
+    write_array,
+    write_hex,
+    write_number,
+    write_scalar,
+)
+from aqueduck.model.byte_copy import copy_bytes
+
+__all__ = [
+    "ARRAY",
+    "FIELDS",
+    "IMAGE",
+    "LITERAL",
+    "LSN",
+    "LSN_NUMBER",
+    "SEQ",
+    "TIME_MS",
+    "TIME_US",
+    "XID",
+    "Cells",
+    "Program",
+    "Rendered",
+    "merge_lines",
+    "render",
+]
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+
+ARRAY = 16  # added to the kind of the elements
+
+# steps of a program
+LITERAL, LSN, LSN_NUMBER, TIME_MS, TIME_US, XID, SEQ, IMAGE, FIELDS = range(9)
+
+# what a cell is, besides its text
+VALUE, NULL, ABSENT = range(3)
+
+_UNCHANGED = np.frombuffer(b'"__unchanged_toast__":[', np.uint8)
+
+# The longest that a byte of text can become: \u00xx.
+_GROWTH = 6
+_CELL_EXTRA = 8  # a comma, quotes, `null`
+_STEP_EXTRA = 40  # a position or a time
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The steps for each variant of a row, and what they refer to."""
+
+    steps: Ints  # (code, argument)
+    variant_from: Ints
+    variant_to: Ints
+    literals: Bytes
+    literal_at: Ints
+    sets: Ints  # columns of all sets, one after the other
+    set_at: Ints
+    names: Bytes  # "name": of each column
+    name_at: Ints
+    kinds: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """The cells of some rows, and what else a program asks about a row."""
+
+    text: Bytes
+    at: Ints  # [column, row]: where in `text`; one more entry than rows
+    states: Bytes  # [column, row]: VALUE, NULL or ABSENT
+    variant: npt.NDArray[np.int8]
+    lsn: Ints
+    time_us: Ints
+    xid: Ints
+    seq: Ints
+
+    @property
+    def rows(self) -> int:
+        return int(self.variant.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Lines, one after the other; `ends` says where each one ends."""
+
+    text: Bytes
+    ends: Ints
+    bad_column: int = -1
+    """The column whose text is not what its type writes, or -1."""
+    space: Bytes | None = None
+    """What `text` is a part of."""
+
+
+@njit(cache=True, nogil=True)
+def _clean(text, start, stop):
+    """Whether nothing in a column has to be escaped."""
+    column = text[start:stop]
+    found = 0
+    for i in range(column.size):
+        c = column[i]
+        found += (c < 32) | (c == 34) | (c == 92)
+    return found == 0
+
+
+@njit(cache=True, nogil=True)
+def _fields(
+    columns, first, stop, row, names, name_at, kinds, clean, text, at, states, out, place, scratch
+):  # fmt: skip
+    """The columns of one image with a comma after each; returns (place, bad column or -1)."""
+    absent = 0
+    for k in range(first, stop):
+        c = columns[k]
+        state = states[c, row]
+        if state == 2:
+            absent += 1
+            continue
+        place = copy_bytes(names, name_at[c], name_at[c + 1], out, place)
+        if state == 1:
+            place = copy_bytes(NULL_WORD, 0, 4, out, place)
+        else:
+            begin = at[c, row]
+            end = at[c, row + 1]
+            if kinds[c] >= 16:
+                place = write_array(kinds[c] - 16, text, begin, end, out, place, scratch)
+            else:
+                place = write_scalar(kinds[c], text, begin, end, clean[c], out, place)
+            if place < 0:
+                return place, c
+        out[place] = 44
+        place += 1
+    if absent > 0:
+        place = copy_bytes(_UNCHANGED, 0, _UNCHANGED.size, out, place)
+        for k in range(first, stop):
+            c = columns[k]
+            if states[c, row] == 2:
+                place = copy_bytes(names, name_at[c], name_at[c + 1] - 1, out, place)
+                out[place] = 44
+                place += 1
+        out[place - 1] = 93
+        out[place] = 44
+        place += 1
+    return place, -1
+
+
+@njit(cache=True, nogil=True)
+def _render(
+    steps, variant_from, variant_to, literals, literal_at, sets, set_at, names, name_at, kinds,
+    text, at, states, variant, lsn, time_us, xid, seq, out, ends, scratch,
+):  # fmt: skip
+    rows = variant.size
+    clean = np.empty(kinds.size, np.bool_)
+    for c in range(kinds.size):
+        clean[c] = _clean(text, at[c, 0], at[c, rows])
+    place = 0
+    known_time, known_at, known_end = np.int64(-1), 0, 0  # most rows have the time of the row before
+    for i in range(rows):
+        for s in range(variant_from[variant[i]], variant_to[variant[i]]):
+            code = steps[s, 0]
+            arg = steps[s, 1]
+            if code == 0:
+                place = copy_bytes(literals, literal_at[arg], literal_at[arg + 1], out, place)
+            elif code == 1:
+                place = write_hex(lsn[i] >> 32, out, place)
+                out[place] = 47
+                place = write_hex(lsn[i] & 0xFFFFFFFF, out, place + 1)
+            elif code == 2:
+                place = write_number(lsn[i], out, place)
+            elif code == 3:
+                if time_us[i] == known_time:
+                    place = copy_bytes(out, known_at, known_end, out, place)
+                else:
+                    known_time, known_at = time_us[i], place
+                    place = known_end = write_number(time_us[i] // 1000, out, place)
+            elif code == 4:
+                place = write_number(time_us[i], out, place)
+            elif code == 5:
+                place = write_number(xid[i], out, place)
+            elif code == 6:
+                place = write_number(seq[i], out, place)
+            else:
+                if code == 7:
+                    out[place] = 123
+                    place += 1
+                begin = place
+                place, bad = _fields(
+                    sets, set_at[arg], set_at[arg + 1], i, names, name_at, kinds, clean, text, at, states,
+                    out, place, scratch,
+                )  # fmt: skip
+                if bad >= 0:
+                    return place, bad
+                if place > begin:
+                    place -= 1  # the last comma
+                if code == 7:
+                    out[place] = 125
+                    place += 1
+        ends[i] = place
+    return place, -1
+
+
+def render(program: Program, cells: Cells, space: Bytes | None = None) -> Rendered:
+    """Run the program for every row; into `space` if it is large enough, which spares the system a lot of paging."""
+    rows = cells.rows
+    widest = int(np.max(program.variant_to - program.variant_from))
+    fixed = widest * _STEP_EXTRA + program.literals.size + 2 * program.names.size + 64
+    fixed += _CELL_EXTRA * program.kinds.size
+    most = rows * fixed + _GROWTH * cells.text.size
+    out = space if space is not None and space.size >= most else np.empty(most, np.uint8)
+    ends = np.empty(rows, np.int64)
+    longest = int(np.max(np.diff(cells.at, axis=1), initial=0))
+    p = program
+    end, bad = _render(
+        p.steps, p.variant_from, p.variant_to, p.literals, p.literal_at, p.sets, p.set_at, p.names, p.name_at,
+        p.kinds, cells.text, cells.at, cells.states, cells.variant, cells.lsn, cells.time_us, cells.xid, cells.seq,
+        out, ends, np.empty(longest + 1, np.uint8),
+    )  # fmt: skip
+    return Rendered(out[: max(int(end), 0)], ends, int(bad), out)
+
+
+@njit(cache=True, nogil=True)
+def _gather(text, starts, stops, order, out, ends):
+    place = 0
+    for k in range(order.size):
+        i = order[k]
+        place = copy_bytes(text, starts[i], stops[i], out, place)
+        ends[k] = place
+
+
+def merge_lines(pieces: list[tuple[Rendered, Ints]]) -> tuple[Rendered, Ints]:
+    """Lines of several tables in the order of their changes; also that order, as indexes into all of them."""
+    order = np.argsort(np.concatenate([ords for _, ords in pieces]), kind="stable")
+    if len(pieces) == 1:
+        return pieces[0][0], order
+    text = np.concatenate([r.text for r, _ in pieces])
+    bases = np.cumsum([0, *(r.text.size for r, _ in pieces[:-1])])
+    stops = np.concatenate([r.ends + base for (r, _), base in zip(pieces, bases, strict=True)])
+    starts = np.concatenate([_starts(r.ends) + base for (r, _), base in zip(pieces, bases, strict=True)])
+    out = np.empty(text.size, np.uint8)
+    ends = np.empty(order.size, np.int64)
+    _gather(text, starts, stops, order, out, ends)
+    return Rendered(out, ends), order
+
+
+def _starts(ends: Any) -> Any:
+    starts = np.empty_like(ends)
+    if ends.size:
+        starts[0] = 0
+        starts[1:] = ends[:-1]
+    return starts

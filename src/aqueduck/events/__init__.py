@@ -1,0 +1,1 @@
+"""The flow `events`: PostgreSQL's changes as JSON events."""

@@ -1,0 +1,143 @@
+"""
+Make the source of an events flow ready: publication, slot, and the position to begin at.
+
+Nothing but the slot is ever created.  A slot that no longer has what comes after the bookmark is refused before
+anything is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from aqueduck.config.events import PostgresCdcConfig
+from aqueduck.model.bookmarks import Bookmark
+from aqueduck.model.errors import BookmarkError, SlotLostError
+from aqueduck.model.schema import TableSchema, lsn_text, parse_lsn
+from aqueduck.postgres.publications.published import published_tables, refuse_narrowed
+from aqueduck.postgres.publications.slots import SlotInfo, announced_slot, check_slot, missing_slot, slot_info
+from aqueduck.postgres.session.connection import connect
+from aqueduck.postgres.session.history import KnownPast, refuse_another_history
+from aqueduck.postgres.session.server import ServerInfo, read_server, require_logical_wal
+from aqueduck.state_files.files import Confirmation, note_confirmation, read_confirmation, read_slot
+
+__all__ = ["PreparedSource", "check_slot_position", "prepare_source", "refuse_another_past", "refuse_lost"]
+
+_AGAIN = "remove the bookmark to begin anew with what the slot has; changes before that are gone"
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSource:
+    """What the query needs to know of the source."""
+
+    database: str
+    system_identifier: str
+    timeline: int
+    position: int
+    tables: tuple[TableSchema, ...]
+    """What the publication has now; tables that come later are learnt from the stream."""
+
+
+def prepare_source(
+    source: PostgresCdcConfig, dsn: str, bookmark: Bookmark | None, note: Path, *, trust_slot: bool = False
+) -> PreparedSource:
+    """Refuse what cannot work, create the slot if it may be, and say where to begin."""
+    with connect(dsn) as conn:
+        server = read_server(conn)
+        require_logical_wal(server)
+        tables = published_tables(conn, source.publication_name)
+        refuse_narrowed(conn, source.publication_name, source.plugin)
+        info = refuse_lost(conn, dsn, source, server, bookmark, note, trust_slot=trust_slot)
+        if source.slot_type == "temporary":
+            position = server.current_lsn
+        else:
+            if trust_slot:
+                _note_trusted(info, bookmark, note)
+            begin = announced_slot(conn, source.slot_name, source.plugin)
+            position = bookmark.position if bookmark is not None else _first_position(source, begin)
+    return PreparedSource(server.database, server.system_identifier, server.timeline, position, tables)
+
+
+def _first_position(source: PostgresCdcConfig, begin: int) -> int:
+    return max(begin, parse_lsn(source.start_lsn)) if source.start_lsn else begin
+
+
+def _note_trusted(info: SlotInfo | None, bookmark: Bookmark | None, note: Path) -> None:
+    """Where the slot stands is as good as noted by ourselves: the capture looks at it again."""
+    stands = None if info is None else info.confirmed_flush_lsn
+    if bookmark is not None and stands is not None and stands > bookmark.position:
+        note_confirmation(note, Confirmation(stands, bookmark.position))
+
+
+def refuse_lost(
+    conn: psycopg.Connection[Any],
+    dsn: str,
+    source: PostgresCdcConfig,
+    server: ServerInfo,
+    bookmark: Bookmark | None,
+    note: Path,
+    *,
+    trust_slot: bool = False,
+) -> SlotInfo | None:
+    """Raise if the slot cannot be read from the bookmark on; `note` is what we were told of it.  The slot, if there is one."""
+    if bookmark is not None and bookmark.system_identifier != server.system_identifier:
+        raise BookmarkError(
+            "the bookmark belongs to another PostgreSQL cluster", hint=f"point to that cluster, or {_AGAIN}"
+        )
+    info = slot_info(conn, source.slot_name)
+    if source.slot_type != "temporary":
+        if not (trust_slot and info is not None):
+            check_slot_position(source, server, info, bookmark, read_confirmation(note))
+        refuse_another_past(conn, dsn, server, info, bookmark, note.with_name("slot"))
+    return info
+
+
+def refuse_another_past(
+    conn: psycopg.Connection[Any],
+    dsn: str,
+    server: ServerInfo,
+    info: SlotInfo | None,
+    bookmark: Bookmark | None,
+    note: Path,
+) -> None:
+    """Raise if the bookmark's position is none of this server's past; `note` says how far the slot was."""
+    if bookmark is not None:
+        known = KnownPast(bookmark.position, bookmark.timeline, read_slot(note), "the bookmark", _AGAIN)
+        refuse_another_history(conn, dsn, known, server, info)
+
+
+def check_slot_position(
+    source: PostgresCdcConfig,
+    server: ServerInfo,
+    info: SlotInfo | None,
+    bookmark: Bookmark | None,
+    noted: Confirmation | None,
+) -> None:
+    """Raise if reading the slot from the bookmark on would leave events out."""
+    name = source.slot_name
+    if info is None:
+        if bookmark is not None:
+            raise SlotLostError(
+                f"the slot {name} does not exist, but the bookmark is at {lsn_text(bookmark.position)}",
+                hint=_AGAIN,
+            )
+        if not source.create_slot_if_missing:
+            raise missing_slot(name, source.plugin, "create_slot_if_missing: true")
+        return
+    check_slot(info, name=name, database=server.database, position=None, plugin=source.plugin)
+    stands = info.confirmed_flush_lsn
+    if bookmark is None or stands is None or stands <= bookmark.position:
+        return
+    at = f"the slot {name} stands at {lsn_text(stands)}, beyond the bookmark's {lsn_text(bookmark.position)}"
+    if noted is not None and noted.is_ahead_of(durable=bookmark.position):
+        raise SlotLostError(
+            f"{at}, which was at {lsn_text(noted.durable)} before: it is an older one", hint=_AGAIN
+        )
+    if noted is None or not noted.covers(stands, durable=bookmark.position):
+        raise SlotLostError(
+            f"{at}: it was re-created or moved by another",
+            hint=f"{_AGAIN}; if nobody touched it and only state_dir was lost: aqueduck run --trust-slot",
+        )

@@ -1,0 +1,74 @@
+"""Running an events flow: until told to stop or until caught up, with the signals, and the page beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+import structlog
+
+from aqueduck.config.events import EventsConfig
+from aqueduck.config.server import ServerConfig
+from aqueduck.events.service import EventsService
+from aqueduck.events.status import EventsOverviews, note_error
+from aqueduck.model.errors import AqueduckError, ServerStartError, ServiceLockedError
+from aqueduck.model.schema import lsn_text
+from aqueduck.web.server import serve
+
+__all__ = ["init_events", "run_events"]
+
+log = structlog.get_logger()
+
+
+def init_events(config: EventsConfig) -> str:
+    """`aqueduck init` for the flow `events`: the slot and the first bookmark; a line for people."""
+    service = EventsService(config)
+    try:
+        service.prepare()
+        return f"slot {config.source.slot_name}, bookmark {lsn_text(service.position)}"
+    finally:
+        service.stop()
+
+
+def run_events(
+    config: EventsConfig, *, once: bool, trust_slot: bool = False, with_spark: bool = True
+) -> None:
+    """`aqueduck run` for the flow `events`: until SIGTERM, ctrl-C or a limit, or with `once` until caught up."""
+    stopping = threading.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda *_: stopping.set())
+    service = EventsService(config, with_spark=with_spark)
+    try:
+        service.prepare(trust_slot=trust_slot)
+        if once:
+            service.start(once=True)
+            service.run_once(stopping)
+        else:
+            with _served(service):
+                service.start()
+                service.supervise(stopping)
+    except AqueduckError as exc:
+        if not isinstance(exc, ServiceLockedError):
+            note_error(service.directory, exc)
+        raise
+    finally:
+        service.stop()
+    log.info("stopped")
+
+
+@contextlib.contextmanager
+def _served(service: EventsService) -> Iterator[None]:
+    """The page beside the flow.  Files of such tools know nothing of it: two of them may run on one machine as before."""
+    given = service.config.server
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(serve(given or ServerConfig(), EventsOverviews(service), None))
+        except ServerStartError as exc:
+            if given is not None:
+                raise
+            log.warning(
+                "no page, probes and metrics", reason=exc.message, hint="set server.port, 0 takes a free one"
+            )
+        yield

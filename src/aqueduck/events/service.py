@@ -1,0 +1,416 @@
+"""
+The service of the events flow: prepares the slot, recovers the bookmark, runs the query, delivers.
+
+`EventsService` is the same object for `aqueduck run`, the tests and the bench.  A failure that may pass by itself restarts
+the query from the bookmark, with backoff; any other ends the service with its error.  What is needed of the server is in
+`prepare_events`, sinks and stores are made in `events_wiring`, `events_run` runs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from aqueduck import faults
+from aqueduck.config.events import EventsConfig
+from aqueduck.events.prepare import PreparedSource, prepare_source
+from aqueduck.events.status import (
+    FLOW,
+    EventsStatus,
+    flow_dir,
+    lock_name,
+    note_error,
+)
+from aqueduck.events.watch import EventsWatch
+from aqueduck.events.wiring import open_flow, own_tables, source_dsn
+from aqueduck.model.bookmarks import Bookmark, BookmarkStore
+from aqueduck.model.errors import (
+    AqueduckError,
+    ConnectionLostError,
+    Retry,
+    SinkUnreachableError,
+    SinkWriteError,
+    SlotLostError,
+    SourceUnreachableError,
+    SparkQueryError,
+)
+from aqueduck.model.event_parts import EventPart
+from aqueduck.model.retries import restart_delay
+from aqueduck.model.schema import lsn_text
+from aqueduck.overview import metrics
+from aqueduck.postgres.capture.capture_settings import CaptureSettings
+from aqueduck.postgres.capture.events_capture import EventsSettings
+from aqueduck.postgres.session.group_lock import GroupLocks
+from aqueduck.sinks import Sink
+from aqueduck.spark.query.events_query import EventsQuery
+from aqueduck.spark.query.local_events import LocalEventsQuery
+from aqueduck.spark.query.part_writer import PartWriter
+from aqueduck.spark.session.session import build_session
+from aqueduck.state_files.files import note_position, read_report
+from aqueduck.state_files.private_files import private_directory
+
+__all__ = ["EventsService"]
+
+log = structlog.get_logger()
+
+LOCK_SECONDS = 2.0
+WATCH_SECONDS = 5.0
+
+
+class EventsService:
+    """One slot, one sink, one bookmark."""
+
+    def __init__(self, config: EventsConfig, *, with_spark: bool = True) -> None:
+        self.config = config
+        self._with_spark = with_spark
+        self.dsn = source_dsn(config.source)
+        self.directory = flow_dir(config)
+        self.status = EventsStatus()
+        self.failures = 0
+        self._changed_at = time.monotonic()
+        self._rows_seen = 0
+        self._lock: GroupLocks | None = None
+        self._lock_seen_at = 0.0
+        self._watch = EventsWatch(config.source, self.dsn, self.directory)
+        self._watched_at = 0.0
+        self._bookmarks: BookmarkStore | None = None
+        self._sink: Sink | None = None
+        self._source: PreparedSource | None = None
+        self._bookmark: Bookmark | None = None
+        self._query: EventsQuery | LocalEventsQuery | None = None
+        self._spark: Any = None
+        self._saving = threading.Lock()
+        self._in_doubt = False
+        """Whether the sink may have what the bookmark does not know of: until a recovery, neither moves."""
+        self._ending = threading.Event()
+
+    # -- starting
+
+    def prepare(self, *, trust_slot: bool = False) -> None:
+        """Everything that can be refused is refused here, before Spark starts."""
+        self._lock = GroupLocks(self.dsn)
+        self._lock.take(lock_name(self.config))
+        private_directory(self.directory)
+        self._sink, self._bookmarks = open_flow(self.config, self.dsn, self._pause)
+        self._recover(trust_slot=trust_slot)
+
+    def _pause(self, seconds: float) -> None:
+        """What a sink does between two tries; whoever stops us does not wait for it."""
+        if self._ending.wait(seconds):
+            raise SinkUnreachableError("stopped while the sink was tried again")
+
+    def _recover(self, *, trust_slot: bool = False) -> None:
+        """The bookmark, the sink as the bookmark knows it, and a slot that still has what comes next."""
+        assert self._bookmarks is not None
+        assert self._sink is not None
+        known = self._bookmarks.load()
+        if known is None or self.config.source.slot_type == "temporary":
+            self._watch.begin_anew()
+        self._source = prepare_source(
+            self.config.source, self.dsn, known, self.directory / "confirmed", trust_slot=trust_slot
+        )
+        self._watch.look(self._source.timeline)
+        self._sink.recover(known)
+        position = self._source.position
+        time_us, events = (known.time_us, known.events) if known is not None else (None, 0)
+        # Saved before the first event is written: without it, a crash would leave events that nobody knows of.
+        self._save(self._bookmark_at(position, time_us, events))
+
+    def _bookmark_at(self, position: int, time_us: int | None, events: int) -> Bookmark:
+        assert self._source is not None
+        assert self._sink is not None
+        source = self._source
+        return Bookmark(
+            position, source.system_identifier, time_us, self._sink.place(), events, source.timeline
+        )
+
+    def _save(self, bookmark: Bookmark) -> None:
+        assert self._bookmarks is not None
+        assert self._sink is not None
+        self._in_doubt = True
+        self._bookmarks.save(bookmark)
+        self._bookmark = bookmark
+        faults.point("bookmark.saved")
+        self._sink.settle(bookmark.position)
+        self._in_doubt = False
+
+    def start(self, *, once: bool = False) -> None:
+        for name in ("durable", "capture.json", "hold"):
+            (self.directory / name).unlink(missing_ok=True)
+        self._query = self._make_query()
+        self._query.start(self._settings(), once=once)
+        self._changed_at = time.monotonic()
+        self.status.state = "streaming"
+        log.info("events started", slot=self.config.source.slot_name, position=lsn_text(self.position))
+
+    @property
+    def spark(self) -> Any:
+        if self._spark is None:
+            conf = {
+                "spark.python.daemon.module": "aqueduck.spark.session.events_daemon",
+                **self.config.spark.conf,
+            }
+            self._spark = build_session(self.config.spark.master, conf, "aqueduck events")
+        return self._spark
+
+    def _make_query(self) -> EventsQuery | LocalEventsQuery:
+        assert self._sink is not None
+        assert self._source is not None
+        writer = PartWriter(
+            str(self.directory / "parts"), self.config.envelope, self._source.database, self._sink.part_format
+        )
+        if not self._with_spark:
+            return LocalEventsQuery(self.directory, writer, self._deliver)
+        return EventsQuery(self.spark, self.directory, writer, self._deliver)
+
+    def _settings(self) -> EventsSettings:
+        assert self._source is not None
+        assert self._sink is not None
+        c, s = self.config, self.config.source
+        most = self._sink.batch_bytes_max
+        capture = CaptureSettings(
+            dsn=self.dsn,
+            slot=s.slot_name,
+            publication=s.publication_name,
+            position=self.position,
+            system_identifier=self._source.system_identifier,
+            timeline=0 if s.slot_type == "temporary" else self._source.timeline,
+            directory=str(self.directory),
+            segment_bytes=min(c.segment_bytes, most or c.segment_bytes),
+            stage_bytes_max=c.stage_bytes_max,
+            batch_bytes_max=min(c.batch_bytes_max, most or c.batch_bytes_max),
+            flush_interval_seconds=c.flush_interval_ms / 1000,
+            slot_retries=s.slot_acquire_retries,
+            capture=s.capture,
+            plugin=s.plugin,
+            poll_interval_seconds=s.poll_interval_ms / 1000,
+            poll_step_bytes=s.poll_step_bytes,
+            catchup_bytes=s.catchup_bytes,
+            silence_timeout_seconds=s.silence_timeout_seconds,
+        )
+        assert self._bookmarks is not None
+        excluded = own_tables(self._bookmarks, self._source.system_identifier, self._source.database)
+        return EventsSettings(
+            capture,
+            tables=tuple(t.to_json() for t in self._source.tables),
+            temporary=s.slot_type == "temporary",
+            max_messages=s.max_messages,
+            max_staged_records=s.max_staged_records,
+            excluded=excluded,
+        )
+
+    # -- running
+
+    @property
+    def bookmark(self) -> Bookmark | None:
+        """As it was saved last; None before the flow is prepared."""
+        return self._bookmark
+
+    @property
+    def position(self) -> int:
+        """Everything before it is in the sink."""
+        assert self._bookmark is not None
+        return self._bookmark.position
+
+    def _deliver(self, parts: Sequence[EventPart], position: int, time_us: int) -> None:
+        """Called by the query for each batch: the sink first, then the bookmark, then the slot."""
+        assert self._sink is not None
+        began = time.monotonic()
+        events = sum(part.events for part in parts)
+        with self._saving:
+            assert self._bookmark is not None
+            if self._in_doubt:
+                raise SinkWriteError("the sink has to be recovered before it takes more")
+            self._in_doubt = True
+            self._sink.write(parts, position)
+            faults.point("sink.flushed")
+            self._save(self._bookmark_at(position, time_us, self._bookmark.events + events))
+        note_position(self.directory / "durable", position)
+        self.failures = 0
+        self._changed_at = time.monotonic()
+        self._count(events, sum(part.bytes for part in parts), time_us, self._changed_at - began)
+
+    def _count(self, events: int, size: int, time_us: int, seconds: float) -> None:
+        status = self.status
+        status.events += events
+        status.bytes += size
+        status.batches += 1
+        status.last_delivery_at = datetime.now(UTC)
+        status.freshness_seconds = max(0.0, round(time.time() - time_us / 1e6, 3))
+        metrics.observe_batch(
+            self.config.source.slot_name,
+            phase_seconds={"deliver": seconds},
+            commit_seconds=seconds,
+            changes=events,
+            freshness_seconds=status.freshness_seconds,
+        )
+
+    def check(self) -> None:
+        """Raise what ended the query, if anything did."""
+        if self._query is not None:
+            self._query.check()
+
+    def supervise(self, stopping: threading.Event) -> None:
+        """Keep the query running until told to stop, or until the limits of the run are reached."""
+        runs = True
+        while not stopping.wait(0.1):
+            self.status.moved_at = time.time()
+            try:
+                with self._no_second_try():
+                    if not runs:
+                        runs = self._restart()
+                    elif self._look_after():
+                        return
+            except AqueduckError as exc:
+                runs = False
+                self._failed(exc)
+                if exc.retry is not Retry.AUTO:
+                    raise
+                delay = restart_delay(self.failures)
+                self.failures += 1
+                log.warning("events failed, trying again", error=str(exc), seconds=delay)
+                stopping.wait(delay)
+
+    @contextlib.contextmanager
+    def _no_second_try(self) -> Iterator[None]:
+        """A temporary slot goes with whatever fails: going on would leave out what it had, without a word."""
+        try:
+            yield
+        except AqueduckError as exc:
+            source = self.config.source
+            if source.slot_type != "temporary" or exc.retry is not Retry.AUTO:
+                raise
+            raise SlotLostError(
+                f"the temporary slot {source.slot_name} went with a failure, and events since {lsn_text(self.position)}"
+                f" with it: [{exc.code}] {exc.message}",
+                hint="start again, at the present; slot_type: permanent keeps what was not delivered",
+            ) from exc
+
+    def _look_after(self) -> bool:
+        """What is due while the query runs; whether the run is over."""
+        assert self._query is not None
+        ended = not self._query.active
+        self.check()
+        if ended:
+            raise SparkQueryError("the streaming query ended, although nobody stopped it")
+        self._check_lock()
+        self._watch_source()
+        done = self._is_done()
+        return self._tick(final=done) and done
+
+    def _check_lock(self) -> None:
+        """Without the lock another service may have begun: nothing is written before we have it again."""
+        assert self._lock is not None
+        if time.monotonic() - self._lock_seen_at >= LOCK_SECONDS:
+            self._lock.check()
+            self._lock_seen_at = time.monotonic()
+
+    def _watch_source(self) -> None:
+        assert self._source is not None
+        if time.monotonic() - self._watched_at < WATCH_SECONDS:
+            return
+        self._watched_at = time.monotonic()
+        try:
+            self._watch.look(self._source.timeline)
+        except (ConnectionLostError, SourceUnreachableError) as exc:
+            log.warning("the source's catalog cannot be read", error=str(exc))
+
+    def _restart(self) -> bool:
+        """From the bookmark; false while a delivery of before still goes on."""
+        assert self._query is not None
+        assert self._lock is not None
+        self._query.stop()
+        if self._query.active:
+            return False
+        self._lock.keep()
+        with self._saving:
+            self._recover()
+        self.start()
+        return True
+
+    def _failed(self, error: AqueduckError) -> None:
+        slot = self.config.source.slot_name
+        self.status.state, self.status.last_error = "retrying", str(error)
+        note_error(self.directory, error)
+        metrics.count_error(error.code, flow=FLOW, group=slot)
+        if error.retry is Retry.AUTO:
+            self.status.restarts += 1
+            metrics.count_retry(flow=FLOW, group=slot)
+
+    def _is_done(self) -> bool:
+        source = self.config.source
+        if source.max_messages is not None and self.status.events >= source.max_messages:
+            log.info("max_messages reached", events=self.status.events)
+            return True
+        if source.idle_timeout is None:
+            return False
+        report = self.report()
+        rows = int(report.get("rows", 0))
+        if not report or report.get("pending") or rows != self._rows_seen:
+            self._rows_seen, self._changed_at = rows, time.monotonic()
+        if time.monotonic() - self._changed_at < source.idle_timeout:
+            return False
+        log.info("idle_timeout reached", seconds=source.idle_timeout)
+        return True
+
+    def _tick(self, *, final: bool = False) -> bool:
+        """
+        A file may have to be rotated although nothing happens, and is when a run ends by itself.
+
+        False while a batch is delivered, or has to be delivered again.
+        """
+        assert self._sink is not None
+        if not self._saving.acquire(blocking=final):
+            return False
+        try:
+            if self._in_doubt:
+                return False
+            if self._sink.tick(self.position, final=final):
+                assert self._bookmark is not None
+                self._save(replace(self._bookmark, place=self._sink.place()))
+            return True
+        finally:
+            self._saving.release()
+
+    def run_once(self, stopping: threading.Event) -> None:
+        """Until the query has caught up and ended, or we are told to stop."""
+        assert self._query is not None
+        with self._no_second_try():
+            while not self._query.wait(1):
+                if stopping.is_set():
+                    return
+                self._check_lock()
+            self.check()
+            self._tick(final=True)
+            assert self._source is not None
+            self._watch.look(self._source.timeline)
+
+    def stop(self) -> None:
+        """Finish the delivery that is under way, then end."""
+        self._ending.set()
+        if self._query is not None:
+            self._query.stop()
+            self._query = None
+        if self._sink is not None:
+            self._sink.close()
+            self._sink = None
+        if self._spark is not None:
+            self._spark.stop()
+            self._spark = None
+        for connection in (self._bookmarks, self._lock):
+            if connection is not None:
+                connection.close()
+        self._bookmarks = self._lock = None
+
+    # -- for those who look
+
+    def report(self) -> dict[str, Any]:
+        """What the capture last reported."""
+        return read_report(self.directory / "capture.json")

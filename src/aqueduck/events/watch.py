@@ -1,0 +1,71 @@
+"""
+Watch the source of an events flow for what its stream does not tell.
+
+PostgreSQL 18 reads on with a warning in its log where a publication is missing, and no version tells of tables that were out of
+one for a while.  `EventsWatch.look` compares the catalog with the note `publication`, at each start and every few seconds; it also
+notes how far the slot is (`postgres.session.history`).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import structlog
+
+from aqueduck.config.events import PostgresCdcConfig
+from aqueduck.model.errors import PublicationError, UnpublishedError
+from aqueduck.postgres.publications.published import publication_marks, refuse_unpublished
+from aqueduck.postgres.session.connection import connect
+from aqueduck.postgres.session.history import slot_mark
+from aqueduck.state_files.files import SlotMark, note_slot, read_report, write_note
+
+__all__ = ["EventsWatch"]
+
+log = structlog.get_logger()
+
+
+class EventsWatch:
+    """Looks at one publication and one slot; the notes are in the flow's directory."""
+
+    def __init__(self, source: PostgresCdcConfig, dsn: str, directory: Path) -> None:
+        self._source = source
+        self._dsn = dsn
+        self._note = directory / "publication"
+        self._slot_note = directory / "slot"
+        self._slot: SlotMark | None = None
+
+    def begin_anew(self) -> None:
+        """There is no bookmark: what was published before does not matter."""
+        for note in (self._note, self._slot_note):
+            note.unlink(missing_ok=True)
+
+    def look(self, timeline: int) -> None:
+        """Raises `UnpublishedError` for changes that were not sent, unless the flow is to go on without them."""
+        name, before = self._source.publication_name, read_report(self._note)
+        with connect(self._dsn) as conn:
+            self._note_slot(slot_mark(conn, self._source.slot_name, timeline))
+            try:
+                now = publication_marks(conn, name)
+                refuse_unpublished(conn, name, before, now, self._way_out)
+            except (UnpublishedError, PublicationError) as exc:
+                if self._source.on_unpublished == "stop":
+                    raise
+                log.warning("changes were not sent", error=str(exc))
+                if isinstance(exc, PublicationError):
+                    return
+        if now.items() - before.items():
+            write_note(self._note, json.dumps({**before, **now}), sync=True)
+
+    def _note_slot(self, now: SlotMark | None) -> None:
+        """Noted is what was there at the last look already: it is on the server's disk, and survives a crash."""
+        if self._slot is not None and now is not None and self._slot.timeline == now.timeline:
+            note_slot(self._slot_note, self._slot)
+        self._slot = now
+
+    @property
+    def _way_out(self) -> str:
+        return (
+            f"bring what reads the events up to date, then remove the file {self._note} and start again;"
+            " or set on_unpublished: continue"
+        )

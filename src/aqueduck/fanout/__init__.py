@@ -1,0 +1,1 @@
+"""The flow `fanout`: one DuckLake into many."""

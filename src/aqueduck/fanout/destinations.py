@@ -1,0 +1,231 @@
+"""
+The destinations that an instance serves, and what it believes about each: cursor, failures, next try.
+
+`Tenants` follows the configuration and the results of cycles; when to do what is decided in `fanout`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import structlog
+
+from aqueduck.config.fanout import DestinationConfig, FanoutConfig, assigned
+from aqueduck.config.lake_place import lake_address
+from aqueduck.fanout.status import FLOW, DestinationStatus, FanoutStatus
+from aqueduck.model.errors import AqueduckError
+from aqueduck.model.routing import Applied, Destination, backoff_seconds
+from aqueduck.overview import metrics
+from aqueduck.spark.query.fanout_query import CycleResult
+
+__all__ = ["Tenant", "Tenants"]
+
+log = structlog.get_logger()
+
+STILL_SNAPSHOTS = 100
+STILL_SECONDS = 600.0
+"""How many lake snapshots, and for how long, a cursor may stay behind where none of them touched the table."""
+_MISCOUNTED = "it had another number of rows than the source; if that repeats, the key columns are not unique"
+
+
+class Tenant:
+    """A destination, and what the service believes about it."""
+
+    def __init__(self, destination: Destination, status: DestinationStatus, *, inside: bool = False) -> None:
+        self.destination = destination
+        self.inside = inside
+        """Whether its lake is the source's own, where each commit of the cursor makes a lake snapshot of the source."""
+        self.status = status
+        self.known = False
+        """Whether its lake was asked for the cursor."""
+        self.stamp: int | None = None
+        """Of the cursor's lake snapshot; None: its lake does not tell."""
+        self.reached: int | None = None
+        """The lake snapshot up to which it misses nothing: that of the cursor, or a later one without changes in between."""
+        self.reached_stamp: int | None = None
+        self.moved_at = time.monotonic()
+        self.again = False
+        """It was seeded before and has to be once more, by a scan: a history that led there would lead there again."""
+        self.alone = False
+        """Jobs with it failed as a whole, more than once: it is tried without others."""
+
+    @property
+    def cursor(self) -> int | None:
+        return self.destination.cursor
+
+    def at(self, cursor: int | None, stamp: int | None = None) -> None:
+        self.destination = replace(self.destination, cursor=cursor)
+        self.stamp = stamp
+        self.status.cursor = cursor
+        self.reached, self.reached_stamp, self.moved_at = cursor, stamp, time.monotonic()
+
+    def reach(self, snapshot: int, stamp: int | None) -> None:
+        """Nothing happened to the table up to this lake snapshot; the cursor need not move for that."""
+        if self.reached == self.cursor:
+            self.moved_at = time.monotonic()
+        self.reached, self.reached_stamp = snapshot, stamp
+
+    def settles(self, destinations: int) -> bool:
+        """
+        Whether the cursor moves up to where nothing happened, before lake snapshots after it expire.
+
+        Its own commit may be the next lake snapshot of the source; that one is too young for another move.
+        """
+        if self.cursor is None or self.reached is None or self.reached == self.cursor:
+            return False
+        apart = self.reached - self.cursor > STILL_SNAPSHOTS + 2 * destinations
+        older = (self.reached_stamp or 0) - (self.stamp or 0) > STILL_SECONDS * 1_000_000
+        return apart or older or (not self.inside and time.monotonic() - self.moved_at > STILL_SECONDS)
+
+    @property
+    def well(self) -> bool:
+        """Whether the main lane serves it."""
+        return self.known and self.cursor is not None and self.status.failures == 0
+
+    def asked(self) -> None:
+        """Its lake said where it is; one that failed stays failed until something was written to it."""
+        self.known = True
+        if self.status.failures == 0:
+            self.recovered()
+
+    def due(self, now: float) -> bool:
+        return self.status.retry_at is None or self.status.retry_at <= now
+
+    def recovered(self) -> None:
+        status = self.status
+        status.failures, status.last_error, status.retry_at = 0, None, None
+        self.alone = False
+        status.state = "live" if self.cursor is not None else "pending"
+
+
+class Tenants:
+    """All of them, by id."""
+
+    def __init__(self, config: FanoutConfig, status: FanoutStatus, env: Mapping[str, str]) -> None:
+        self.config = config
+        self.elsewhere: dict[str, str] = {}
+        """Routing values that other instances serve, by destination."""
+        self._status = status
+        self._env = env
+        self._all: dict[str, Tenant] = {}
+        self._inside: set[str] = set()
+        self._noting = threading.Lock()
+        self.take_over(config, config.destinations)
+
+    def __iter__(self) -> Iterator[Tenant]:
+        return iter(list(self._all.values()))
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __getitem__(self, name: str) -> Tenant:
+        return self._all[name]
+
+    def values(self) -> set[str]:
+        """The routing values of all destinations, also of those that other instances serve."""
+        return {t.destination.value for t in self} | set(self.elsewhere.values())
+
+    def take_over(self, config: FanoutConfig, destinations: Sequence[DestinationConfig]) -> None:
+        """Serve these destinations and no others; those that are the same go on as they are."""
+        wanted: dict[str, Destination] = {}
+        elsewhere: dict[str, str] = {}
+        for each in destinations:
+            if assigned(config.instance.partition, each.id):
+                wanted[each.id] = self._destination(each, config)
+            else:
+                elsewhere[each.id] = each.routing_value
+        self.config, self.elsewhere = config, elsewhere
+        for name in [name for name in self._all if name not in wanted]:
+            log.info("destination removed", destination=name)
+            del self._all[name]
+            self._status.destinations.pop(name, None)
+            metrics.forget_destination(FLOW, name)
+        for destination in wanted.values():
+            running = self._all.get(destination.id)
+            if running is None or replace(running.destination, cursor=None) != destination:
+                self._add(destination)
+
+    def add(self, destinations: Sequence[DestinationConfig]) -> None:
+        """Serve these too, which have ids of their own."""
+        for each in destinations:
+            if assigned(self.config.instance.partition, each.id):
+                self._add(self._destination(each, self.config))
+            else:
+                self.elsewhere[each.id] = each.routing_value
+
+    def _add(self, destination: Destination) -> None:
+        status = self._status.destinations[destination.id] = DestinationStatus(destination.id)
+        self._all[destination.id] = Tenant(destination, status, inside=destination.id in self._inside)
+
+    def _destination(self, each: DestinationConfig, config: FanoutConfig) -> Destination:
+        place = config.place_of(each, self._env)
+        if lake_address(each, self._env) == lake_address(config.source, self._env):
+            self._inside.add(each.id)
+        return Destination(each.id, each.routing_value, place, config.target_of(each), None)
+
+    # -- what became of them
+
+    def note(self, tenants: Sequence[Tenant], result: CycleResult) -> None:
+        """Take in what a job did."""
+        by_id = {t.destination.id: t for t in tenants}
+        report, s = result.report, self._status
+        with self._noting:
+            s.cycles += 1
+            s.reads += result.reads
+            s.rows_read += report.rows
+            metrics.observe_read(FLOW, rows=report.rows, seconds=report.seconds)
+            s.unrouted_rows += report.unrouted
+            s.null_rows += report.nulls
+            s.routing_moves += report.moves
+            s.pool_open = result.pool_open
+            s.pool_created += result.pool_created
+            s.pool_evicted += result.pool_evicted
+            if report.unrouted or report.nulls:
+                log.warning("rows without a destination", rows=report.unrouted, nulls=report.nulls)
+            for applied in result.applied:
+                self._note_one(by_id[applied.id], applied)
+                if applied.miscounted or applied.reason:
+                    reason = applied.reason or _MISCOUNTED
+                    log.warning("destination is seeded again", destination=applied.id, reason=reason)
+
+    def _note_one(self, tenant: Tenant, applied: Applied) -> None:
+        if applied.error is not None:
+            self.failed([tenant], applied.error)
+            return
+        status, rows = tenant.status, applied.rows
+        tenant.at(applied.cursor, applied.stamp)
+        tenant.again = applied.cursor is None
+        status.rows_written += rows.get("written", 0)
+        status.rows_deleted += rows.get("deleted", 0)
+        status.rows_upserted += rows.get("upserted", 0)
+        status.rows_matched += rows.get("matched", 0)
+        metrics.observe_destination(FLOW, status.id, write_seconds=applied.seconds)
+        status.seeds += int(applied.seeded)
+        self._status.conflicts += rows.get("conflicts", 0)
+        self._status.orphaned_preimages += rows.get("orphans", 0)
+        self._status.reseeds += int(applied.cursor is None)
+        self._status.miscounts += int(applied.miscounted)
+        if any(rows.get(kind) for kind in ("written", "deleted", "upserted")):
+            status.last_change_at = time.time()
+        tenant.recovered()
+        if applied.reason is not None:
+            status.last_error = applied.reason
+            metrics.count_destination_error(FLOW, status.id, _code(applied.reason))
+
+    def failed(self, tenants: Sequence[Tenant], error: str) -> None:
+        """They rest until their next try; their cursors stay where they are."""
+        for tenant in tenants:
+            status = tenant.status
+            status.failures += 1
+            status.last_error, status.state = error, "errored"
+            status.retry_at = time.time() + backoff_seconds(status.failures)
+            metrics.count_destination_error(FLOW, status.id, _code(error))
+            log.warning("destination failed", destination=status.id, failures=status.failures, error=error)
+
+
+def _code(error: str) -> str:
+    found = AqueduckError.from_text(error)
+    return found.code if found else AqueduckError.code

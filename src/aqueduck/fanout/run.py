@@ -1,0 +1,173 @@
+"""
+Running a fan-out: catch up once, or follow the source until told to stop, with the side lane beside it.
+
+What a cycle does is in `fanout`; here is when, the signals, the file that is read again, and the server.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from aqueduck.config.fanout import load_fanout
+from aqueduck.fanout.maintain import only_instance
+from aqueduck.fanout.overview import FanoutOverviews
+from aqueduck.fanout.service import FanoutService
+from aqueduck.fanout.status import StateFile, state_path
+from aqueduck.fanout.verify_schedule import fanout_verifier
+from aqueduck.model.errors import LakeWriteError, own_error
+from aqueduck.model.routing import TRIES
+from aqueduck.web.server import serve
+
+__all__ = ["catch_up", "fanout_state", "follow", "run_fanout"]
+
+log = structlog.get_logger()
+
+TURN_SECONDS = 0.5
+
+
+def catch_up(service: FanoutService, stopping: threading.Event) -> None:
+    """Bring every destination to what is there now; raises if one could not."""
+    target = service.source.latest()
+    while not stopping.is_set():
+        worked = service.help_others()
+        if any(t.well for t in service.tenants):
+            worked = service.poll() or worked
+        if service.status.source_error is not None:
+            raise LakeWriteError(f"the source cannot be read: {service.status.source_error}")
+        left = [t for t in service.tenants if not (t.well and (t.reached or 0) >= target)]
+        service.write_state()
+        if not left:
+            return
+        if all(t.status.failures >= TRIES for t in left):
+            raise LakeWriteError(_failures({t.status.id: t.status.last_error or "" for t in left}))
+        if not worked:
+            stopping.wait(0.2)
+
+
+def _failures(errors: Mapping[str, str]) -> str:
+    """Destinations with their errors, those of the same error together."""
+    by_error: dict[str, list[str]] = {}
+    for name, error in errors.items():
+        by_error.setdefault(error, []).append(name)
+    told = "; ".join(f"{', '.join(sorted(names))}: {error}" for error, names in by_error.items())
+    return f"{len(errors)} destinations could not be written: {told}"
+
+
+def follow(
+    service: FanoutService, stopping: threading.Event, reload: threading.Event, path: Path | None
+) -> None:
+    """Poll until told to stop; the side lane runs beside it."""
+    failure: list[BaseException] = []
+    side = threading.Thread(target=_side_lane, args=(service, stopping, failure), daemon=True)
+    side.start()
+    verifier = fanout_verifier(service)
+    service.verifying = lambda: verifier.doing
+    verifier.start()
+    try:
+        _main_lane(service, stopping, reload, path, failure)
+    finally:
+        verifier.stop()
+    side.join(timeout=60)
+
+
+def _main_lane(
+    service: FanoutService,
+    stopping: threading.Event,
+    reload: threading.Event,
+    path: Path | None,
+    failure: list[BaseException],
+) -> None:
+    while not stopping.is_set():
+        if reload.is_set() and path is not None:
+            reload.clear()
+            _reload(service, path)
+        service.poll()
+        service.write_state()
+        if failure:
+            raise failure[0]
+        latest, away = service.status.source_snapshot, service.status.source_error is not None
+        if away or not any(t.well and (t.reached or 0) < latest for t in service.tenants):
+            # Only this lane writes them, and it does not now.
+            well = [t.destination for t in service.tenants if t.well]
+            service.upkeep.some(((d.id, d.place, d.target) for d in well), service.places)
+            _wait(service, stopping, reload)
+
+
+def _side_lane(service: FanoutService, stopping: threading.Event, failure: list[BaseException]) -> None:
+    while not stopping.is_set():
+        try:
+            worked = service.help_others()
+        except Exception as exc:  # noqa: BLE001 - ends the service with its error
+            failure.append(exc)
+            return
+        if worked:
+            service.write_state()
+        else:
+            stopping.wait(TURN_SECONDS)
+
+
+def _wait(service: FanoutService, stopping: threading.Event, reload: threading.Event) -> None:
+    """Until the next poll; turning is a sign of life, however long that is."""
+    deadline = time.monotonic() + service.config.poll.interval_seconds
+    while not stopping.is_set() and not reload.is_set() and time.monotonic() < deadline:
+        service.status.moved_at = time.time()
+        stopping.wait(min(TURN_SECONDS, max(0.01, deadline - time.monotonic())))
+
+
+def _reload(service: FanoutService, path: Path) -> None:
+    """Take over the destinations of the changed file; if that cannot be done, nothing changes."""
+    before = service.config
+    try:
+        config = load_fanout(path)
+        fixed = {
+            "destinations": config.destinations,
+            "destinations_table": config.destinations_table,
+            "dynamic": config.dynamic,
+            "poll": config.poll,
+        }
+        if before.model_copy(update=fixed) != config:
+            log.warning("only destinations, destinations_table, dynamic and poll change without a restart")
+        service.take_over(before.model_copy(update=fixed))
+    except Exception as exc:  # noqa: BLE001 - whatever is wrong with it, what was served is served on
+        log.warning("configuration not taken over", error=str(own_error(exc)))
+        return
+    log.info("configuration taken over", destinations=len(service.tenants))
+
+
+def fanout_state(path: Path) -> list[dict[str, Any]]:
+    """What `aqueduck status` shows: the destinations as the service last wrote them."""
+    return StateFile(state_path(load_fanout(path))).read()
+
+
+def run_fanout(path: Path, *, once: bool) -> None:
+    """`aqueduck run` on a file of this flow: until SIGTERM or ctrl-C, SIGHUP reads the file again."""
+    stopping, reload = threading.Event(), threading.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda *_: stopping.set())
+    signal.signal(signal.SIGHUP, lambda *_: reload.set())
+    config = load_fanout(path)
+    with only_instance(config):
+        _run(FanoutService(config), stopping, reload, path, once=once)
+    log.info("stopped")
+
+
+def _run(
+    service: FanoutService, stopping: threading.Event, reload: threading.Event, path: Path, *, once: bool
+) -> None:
+    try:
+        service.prepare()
+        log.info("fan-out started", destinations=len(service.tenants), instance=service.config.instance.id)
+        if once:
+            catch_up(service, stopping)
+            return
+        with serve(service.config.server, FanoutOverviews(service), None):
+            follow(service, stopping, reload, path)
+    finally:
+        service.stop()

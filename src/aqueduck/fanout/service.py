@@ -1,0 +1,487 @@
+"""
+The service of the flow `fanout`: ask the source, bring every destination to its newest lake snapshot, wait.
+
+Two lanes share the work.  The *main lane* serves all destinations that are well: one read of the source's
+changes for all of them.  The *side lane*, a thread of its own, serves the others: it asks lakes for
+their cursors, seeds new destinations from a pinned lake snapshot, and tries failing ones again, each from its own
+cursor.  So neither a long seed nor a broken destination holds up the rest.
+
+What is true about progress is in the destinations' lakes; what has to survive besides is for which values the pattern
+made destinations, in the state file.  When the lanes run, and
+until when, is in `fanout_run`; what people see of them in `fanout_overviews`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import structlog
+from py4j.protocol import Py4JError
+
+from aqueduck.config.fanout import FanoutConfig
+from aqueduck.config.fanout_roster import Made, Roster, made_of, values_of
+from aqueduck.config.lake_place import LakePlace
+from aqueduck.fanout.destinations import Tenant, Tenants
+from aqueduck.fanout.maintain import DestinationUpkeep
+from aqueduck.fanout.status import FLOW, FanoutStatus, StateFile, state_path
+from aqueduck.lake.source.allowed_places import AllowedPlaces
+from aqueduck.lake.source.fanout_source import FanoutSource
+from aqueduck.lake.source.source_lake import ReadPlan
+from aqueduck.model.errors import (
+    AqueduckError,
+    ConfigError,
+    LakeTableMissingError,
+    MergedChangesError,
+    ReservedColumnError,
+    RoutingError,
+    SourceDivergedError,
+    SourceExpiredError,
+    SparkStartError,
+    VerifyDifferenceError,
+)
+from aqueduck.overview import metrics
+from aqueduck.service.verify_schedule import Verdicts
+from aqueduck.spark.query.fanout_query import CycleResult, Workers, find_cursors, run_cycle
+from aqueduck.spark.session.session import build_session
+from aqueduck.state_files.job_progress import LaneProgress
+
+__all__ = ["FanoutService"]
+
+log = structlog.get_logger()
+
+HANG_SECONDS = 60.0
+"""A job that has begun and takes no processor time for so long is ended; its destinations are asked one by one."""
+COUNT_SHARE = 50
+"""Destinations are counted in one cycle of so many seconds for each second that such a cycle took."""
+SEED_WAVE = 500
+"""Destinations that are seeded by one read of the source."""
+_FATAL = (RoutingError, ReservedColumnError, ConfigError, SparkStartError)
+
+
+class FanoutService:
+    """One source table and the destinations that this instance serves."""
+
+    def __init__(
+        self, config: FanoutConfig, *, env: Mapping[str, str] = os.environ, spark: Any = None
+    ) -> None:
+        self.config = config
+        self.env = env
+        self.status = FanoutStatus(config.instance.id)
+        self.state_file = StateFile(state_path(config))
+        self.tenants = Tenants(config, self.status, env)
+        self.source = FanoutSource(config, env)
+        self._spark: Any = spark
+        self._own_spark = spark is None
+        self._counted = -1
+        self._count_at = 0.0
+        """When destinations are to be counted again."""
+        self._to_count = False
+        """Whether anything was applied since they were."""
+        self.upkeep = DestinationUpkeep(config.maintenance)
+        self.verdicts = Verdicts(state_path(config).with_suffix(".verified.json"))
+        self.reseed_wanted: set[str] = set()
+        """Destinations that were found to differ; the main lane gives them their rows anew."""
+        self.verifying: Callable[[], tuple[str, ...]] = tuple
+        self._listed_at: int | None = None
+        self._roster: Roster | None = None
+        self._unknown: deque[str] = deque()
+        """Values that the first seed met and nobody has; the main lane takes them in."""
+        self._made: Made | None = None
+        """For which values the pattern made destinations, ever; None before that was looked up."""
+        path = self.state_file.path
+        self.progress = {lane: LaneProgress(path.with_suffix(f".{lane}")) for lane in ("main", "side")}
+
+    def prepare(self) -> None:
+        """Refuse what can be refused before Spark starts: the table, its columns, the routing values."""
+        self.take_over(self.config)
+
+    def take_over(self, config: FanoutConfig) -> None:
+        """
+        Serve what a configuration says; destinations that are the same go on as they are.
+
+        Everything is asked and checked before anything changes: what raises leaves the service as it was.
+        """
+        plan = self.source.plan_scan()
+        named = config.destinations
+        self.source.check_values(plan, [d.routing_value for d in named], [d.id for d in named])
+        self._serve(config, plan, self.source.values(plan) if config.dynamic is not None else ())
+
+    def _serve(self, config: FanoutConfig, plan: ReadPlan, values: Sequence[str] = ()) -> None:
+        """Serve the destinations of the file, its table, and of the pattern for these values and those seen before."""
+        made = self.state_file.recall() if self._made is None else self._made
+        roster = Roster(config, self.env, functools.partial(self.source.canonical, plan), made)
+        if config.destinations_table is not None:
+            roster.add_rows(self.source.listed(config.destinations_table, plan), AllowedPlaces(config).refuse)
+        found = roster.add_values([*values_of(config, made, self.env), *values])
+        self._made = made | made_of(config, found, self.env)
+        self.tenants.take_over(config, roster.destinations)
+        self.config, self._roster, self._listed_at = config, roster, plan.end
+        self._report_left_out()
+
+    def _look_for_destinations(self, latest: int) -> None:
+        """Those of the table, and those of values that no cycle of the main lane will tell of."""
+        if self._unknown:
+            self._discover([self._unknown.popleft() for _ in range(len(self._unknown))])
+        # Without a destination that is well there is no cycle that meets new values.
+        alone = self.config.dynamic is not None and not any(t.well for t in self.tenants)
+        if latest != self._listed_at and (alone or self.config.destinations_table is not None):
+            plan = self.source.plan_scan()
+            self._serve(self.config, plan, self.source.values(plan) if alone else ())
+
+    def _discover(self, values: Sequence[str]) -> None:
+        """Serve what the pattern makes of values that came with a change."""
+        assert self._roster is not None
+        assert self._made is not None
+        new = self._roster.add_values(values)
+        self._made |= made_of(self.config, new, self.env)
+        self.tenants.add(new)
+        self._report_left_out()
+        if new:
+            log.info("destinations discovered", new=len(new), destinations=len(self.tenants))
+
+    def _report_left_out(self) -> None:
+        assert self._roster is not None
+        before, now = self.status.left_out, dict(self._roster.left_out)
+        for name, problem in now.items():
+            if before.get(name) != problem:
+                log.warning("destination left out", destination=name, problem=problem)
+        self.status.left_out = now
+
+    @property
+    def spark(self) -> Any:
+        if self._spark is None:
+            spark = self.config.spark
+            self._spark = build_session(
+                spark.master, spark.conf, "aqueduck fanout", state_dir=self.config.state_dir
+            )
+        return self._spark
+
+    @property
+    def workers(self) -> Workers:
+        return Workers(
+            self.config.instance.id,
+            # A task writes several destinations at a time, and keeps their sessions for the next cycle.
+            tasks=max(1, self._cores // 4),
+            max_open=self.config.pool.max_open,
+        )
+
+    # -- the main lane
+
+    def poll(self) -> bool:
+        """One cycle for the destinations that are well; whether there was anything to do."""
+        self.status.polls += 1
+        self.status.moved_at = time.time()
+        try:
+            latest = self._look([t for t in self.tenants if t.well])
+            self._look_for_destinations(latest)
+        except _FATAL:
+            raise
+        except AqueduckError as exc:
+            self._source_failed(exc)
+            return False
+        if self.status.source_error is not None:
+            log.info("source within reach again")
+        self.status.source_error = None
+        self.status.source_snapshot = latest
+        self._reseed_wanted()
+        self._lags(latest)
+        behind = [t for t in self.tenants if t.well and self._has_work(t, latest)]
+        end = latest
+        if not behind and self._to_count and time.monotonic() >= self._count_at:
+            behind = [t for t in self.tenants if t.well]
+            end = max((t.cursor or 0 for t in behind), default=latest)
+        if not behind:
+            return False
+        self._cycle(behind, end, lane="main")
+        self._lags(latest)
+        return True
+
+    def _look(self, tenants: Sequence[Tenant]) -> int:
+        """The source's newest lake snapshot; a destination whose cursor is of another history is to be seeded again."""
+        asked = {s for t in tenants for s in (t.cursor, t.reached) if s is not None}
+        latest, stamps = self.source.look(asked)
+        for tenant in tenants:
+            if tenant.cursor is None:
+                continue
+            if tenant.reached is not None and stamps.get(tenant.reached) != tenant.reached_stamp:
+                tenant.reached, tenant.reached_stamp = tenant.cursor, tenant.stamp
+            stamp = stamps.get(tenant.cursor)
+            if tenant.cursor > latest or (stamp is not None and tenant.stamp not in (None, stamp)):
+                why = "the source lake was put back: its lake snapshot {} is not the one that was read"
+                self._seed_again(tenant, SourceDivergedError(why.format(tenant.cursor)))
+            elif tenant.stamp is None:
+                tenant.stamp = stamp  # an earlier version did not keep it
+        self._pass_by(tenants, latest, stamps.get(latest))
+        return latest
+
+    def _has_work(self, tenant: Tenant, latest: int) -> bool:
+        return tenant.reached != latest or tenant.settles(len(self.tenants))
+
+    def _pass_by(self, tenants: Sequence[Tenant], latest: int, stamp: int | None) -> None:
+        """Lake snapshots that did not touch the table are no news for those that have read what came before."""
+        behind = [t for t in tenants if t.reached not in (None, latest)]
+        since = min((t.reached for t in behind if t.reached is not None), default=latest)
+        if since == latest or latest - since > self.config.poll.max_snapshots:
+            return
+        last = self.source.last_touch(since, latest)
+        for tenant in behind:
+            if tenant.reached is not None and tenant.reached >= last:
+                tenant.reach(latest, stamp)
+
+    def _cycle(self, tenants: Sequence[Tenant], latest: int, *, lane: str) -> None:
+        """Bring destinations that have a cursor to `latest`, or as far as one cycle goes."""
+        start = min(t.reached for t in tenants if t.reached is not None)
+        main = lane == "main"
+        end = min(latest, start + self.config.poll.max_snapshots)
+        try:
+            plan = self._plan(tenants, start, end, latest)
+            self._look(tenants)  # the plan may be of another history than the look before it
+        except _FATAL:
+            raise
+        except AqueduckError as exc:
+            self._source_failed(exc, () if main else tenants)
+            return
+        if plan is None:
+            return
+        tenants = [t for t in tenants if t.cursor is not None and (t.cursor < end or start == end)]
+        count = main and bool(plan.keys) and time.monotonic() >= self._count_at
+        plan = replace(plan, counted=plan.counted or count)
+        everyone = len(tenants) == sum(t.well for t in self.tenants)
+        result = self._run(
+            plan, tenants, lane,
+            parts=1 if plan.reads and end - start < 50 else self._cores,
+            count_after=max(start, self._counted) if main else None,
+        )  # fmt: skip
+        if result is not None:
+            self._note(tenants, result)
+            if count:
+                self._count_at = time.monotonic() + COUNT_SHARE * result.seconds
+            if main:
+                self._to_count = bool(plan.keys) and not (count and everyone)
+                self._counted = max(self._counted, end)
+                if result.report.unknown:
+                    self._discover(result.report.unknown)
+
+    def _plan(self, tenants: Sequence[Tenant], start: int, end: int, latest: int) -> ReadPlan | None:
+        """How to read a range; None if destinations are to be seeded again, because it cannot be read any more."""
+        try:
+            return self.source.plan(start, end)
+        except SourceExpiredError as exc:
+            first = self.source.readable_from(latest)
+            lost = [t for t in tenants if t.reached is not None and not first <= t.reached <= latest]
+            why: AqueduckError = exc
+        except (LakeTableMissingError, RoutingError, ReservedColumnError) as exc:
+            if end == latest:
+                raise
+            lost = [t for t in tenants if t.cursor is not None and t.cursor < end]
+            why = exc
+        for tenant in lost:
+            self._seed_again(tenant, why)
+        return None
+
+    @property
+    def places(self) -> list[LakePlace]:
+        """The lakes of the source and of all destinations, as far as this instance knows."""
+        return [self.source.place, *(tenant.destination.place for tenant in self.tenants)]
+
+    @property
+    def _cores(self) -> int:
+        return int(self.spark.sparkContext.defaultParallelism)
+
+    def _run(
+        self,
+        plan: ReadPlan,
+        tenants: Sequence[Tenant],
+        lane: str,
+        *,
+        parts: int = 1,
+        count_after: int | None = None,
+    ) -> CycleResult | None:
+        """Run the job; a job that fails as a whole leaves what destinations committed, so all are asked again."""
+        workers, hanging = self._watched(lane)
+        mine = {t.destination.id: t.destination for t in tenants}
+        others = [t.destination.value for t in self.tenants if t.destination.id not in mine]
+        try:
+            return run_cycle(
+                self.spark, plan, list(mine.values()), workers,
+                elsewhere=[*others, *self.tenants.elsewhere.values()] if count_after is not None else (),
+                parts=parts, count_after=count_after,
+                want_unknown=self.config.dynamic is not None and count_after is not None, lane=lane,
+                hanging=hanging,
+            )  # fmt: skip
+        except _FATAL:
+            raise
+        except MergedChangesError as exc:
+            for tenant in tenants:
+                self._seed_again(tenant, exc)
+            return None
+        except AqueduckError as exc:
+            log.warning("cycle failed", lane=lane, error=str(exc))
+            self.tenants.failed(tenants, str(exc))
+            for tenant in tenants:
+                tenant.known, tenant.alone = False, tenant.status.failures > 1
+            return None
+
+    def _watched(self, lane: str) -> tuple[Workers, Callable[[], bool]]:
+        """Workers that show their progress in this lane, and whether they have stopped to."""
+        progress = self.progress[lane]
+        progress.restart()
+        workers = replace(self.workers, progress_file=str(progress.path))
+        return workers, lambda: progress.idle_seconds() > HANG_SECONDS
+
+    def _reseed_wanted(self) -> None:
+        """Only this lane touches destinations that are well."""
+        for tenant in [t for t in self.tenants if t.well and t.destination.id in self.reseed_wanted]:
+            self.reseed_wanted.discard(tenant.destination.id)
+            self._seed_again(tenant, VerifyDifferenceError("it differs from the source"))
+
+    def _seed_again(self, tenant: Tenant, why: AqueduckError) -> None:
+        """It gets the rows of now; its cursor leads nowhere."""
+        log.warning("destination is seeded again", destination=tenant.status.id, reason=str(why))
+        tenant.at(None)
+        tenant.again = True
+        tenant.status.state, tenant.status.last_error = "pending", str(why)
+        self.status.reseeds += 1
+        metrics.count_destination_error(FLOW, tenant.status.id, why.code)
+
+    # -- the side lane
+
+    def help_others(self) -> bool:
+        """One round for destinations that the main lane does not serve; whether there was anything to do."""
+        now = time.time()
+        waiting = [t for t in self.tenants if not t.well and t.due(now)]
+        unknown = [t for t in waiting if not t.known]
+        if unknown:
+            self._ask(unknown)
+            return True
+        new = [t for t in waiting if t.cursor is None][:SEED_WAVE]
+        if new:
+            self._seed(new)
+            return True
+        if waiting:
+            self._try_again(waiting)
+            return True
+        return False
+
+    def _ask(self, tenants: Sequence[Tenant]) -> None:
+        """Ask lakes for their cursors; one that belongs to another table or value counts as none."""
+        try:
+            plan = self.source.plan_scan()
+        except _FATAL:
+            raise
+        except AqueduckError as exc:
+            self._source_failed(exc, tenants)
+            return
+        try:
+            workers, hanging = self._watched("side")
+            mine = [t.destination for t in tenants]
+            found = find_cursors(self.spark, plan, mine, workers, lane="side", hanging=hanging)
+        except _FATAL:
+            raise
+        except AqueduckError as exc:
+            self.tenants.failed(tenants, str(exc))
+            return
+        by_id = {t.destination.id: t for t in tenants}
+        for each in found:
+            tenant = by_id[each.id]
+            if each.error is not None:
+                self.tenants.failed([tenant], each.error)
+                continue
+            tenant.at(None if tenant.again else each.cursor, each.stamp)
+            tenant.status.rows_before = each.rows - tenant.status.rows_here
+            tenant.status.last_change_at = each.changed_at
+            tenant.asked()
+        self.status.moved_at = time.time()
+
+    def _seed(self, tenants: Sequence[Tenant]) -> None:
+        """Give new destinations their rows as of now; the lake snapshot is pinned before anything is read."""
+        again = [t for t in tenants if t.again]
+        tenants = again or tenants
+        try:
+            plan = self.source.plan_scan() if again else self.source.plan_seed(self.config.poll.max_snapshots)
+            self.status.seed = (len(tenants), self.source.rows(plan), time.time())
+        except _FATAL:
+            raise
+        except AqueduckError as exc:
+            self._source_failed(exc, tenants)
+            return
+        for tenant in tenants:
+            tenant.status.state = "seeding"
+        # Also what the pattern is about to make: nothing else tells of it once its rows are gone from the source.
+        self.write_state()
+        log.info("seeding", destinations=len(tenants), lake_snapshot=plan.end)
+        first = self._counted < 0 and bool(plan.reads)
+        try:
+            result = self._run(plan, tenants, "side", count_after=-1 if first else None)
+        finally:
+            self.status.seed = None
+        if result is not None:
+            if first:
+                self._counted = max(self._counted, plan.end)
+                self._unknown.extend(result.report.unknown)
+            self._note(tenants, result)
+            log.info(
+                "seeded", destinations=len(tenants), rows=result.report.rows, seconds=round(result.seconds, 3)
+            )
+
+    def _try_again(self, tenants: Sequence[Tenant]) -> None:
+        try:
+            latest = self._look(tenants)
+        except AqueduckError as exc:
+            self._source_failed(exc, tenants)
+            return
+        behind = [t for t in tenants if t.reached is not None and self._has_work(t, latest)]
+        for tenant in [t for t in tenants if t.reached is not None and t not in behind]:
+            tenant.recovered()
+        if behind:
+            self._cycle([t for t in behind if t.alone][:1] or behind, latest, lane="side")
+
+    def _note(self, tenants: Sequence[Tenant], result: CycleResult) -> None:
+        self.tenants.note(tenants, result)
+        self.status.moved_at = time.time()
+        self.write_state()
+
+    def _source_failed(self, exc: AqueduckError, waiting: Sequence[Tenant] = ()) -> None:
+        """Destinations of the side lane wait until the main lane looks again, too; it is no failure of theirs."""
+        if self.status.source_error != str(exc):
+            log.warning("source out of reach", error=str(exc))
+        self.status.source_error = str(exc)
+        metrics.count_error(exc.code, flow=FLOW)
+        for tenant in waiting:
+            tenant.status.retry_at = time.time() + self.config.poll.interval_seconds
+
+    def _lags(self, latest: int) -> None:
+        behind = [t for t in self.tenants if t.reached is not None and t.reached < latest]
+        since: dict[int, float] = {}
+        if behind:
+            with contextlib.suppress(AqueduckError):
+                since = self.source.seconds_since(sorted({(t.reached or 0) + 1 for t in behind}))
+        for tenant in self.tenants:
+            cursor = latest if tenant.reached is None else tenant.reached
+            tenant.status.lag_snapshots = max(0, latest - cursor)
+            tenant.status.lag_seconds = since.get(cursor + 1, 0.0)
+
+    def write_state(self) -> None:
+        """What `aqueduck status` shows, and what the pattern made, if it changed."""
+        for name, status in list(self.status.destinations.items()):
+            status.verified = self.verdicts[name]
+        self.state_file.remember(self._made or Made())
+        self.state_file.write(self.status)
+
+    def stop(self) -> None:
+        """End Spark and the sessions; what is committed is committed."""
+        with contextlib.suppress(OSError, AqueduckError):
+            self.write_state()
+        if self._spark is not None and self._own_spark:
+            # A Spark that is gone already cannot be stopped.
+            with contextlib.suppress(OSError, Py4JError):
+                self._spark.stop()
+            self._spark = None
+        self.source.close()

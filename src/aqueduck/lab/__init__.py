@@ -1,0 +1,1 @@
+"""The demo, the benchmarks and their embedded PostgreSQL server; only the command line imports it."""

@@ -1,0 +1,48 @@
+"""
+Benchmarks: each starts its own PostgreSQL and measures the limit and us in the same run.
+
+`run_bench` finds the bench and prints its result; the benches are in `sync_benches`, `table_benches`,
+`events_bench` and `fanout_bench`, what they share (server, load, limit, meters) in `workbench`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+
+from aqueduck.model.errors import ConfigError
+
+__all__ = ["run_bench"]
+
+CAPTURES_OF = ("big", "drain", "events", "mixed")
+
+
+def run_bench(name: str, *, as_json: bool, rows: int | None, capture: str | None = None) -> None:
+    from aqueduck.lab.bench import events_bench, fanout_bench, sync_benches, table_benches
+
+    benches: dict[str, Callable[..., dict[str, Any]]] = {
+        "drain": sync_benches.bench_drain,
+        "mixed": sync_benches.bench_mixed,
+        "big": sync_benches.bench_big,
+        "copy": table_benches.bench_copy,
+        "freshness": table_benches.bench_freshness,
+        "events": events_bench.bench_events,
+        "fanout": fanout_bench.bench_fanout,
+        "tenants": fanout_bench.bench_tenants,
+    }
+    if name not in benches:
+        raise ConfigError(f"there is no bench {name}", hint=f"choose one of: {', '.join(sorted(benches))}")
+    console = Console(stderr=True)
+    if capture is not None and name not in CAPTURES_OF:
+        raise ConfigError(
+            f"the bench {name} has no captures", hint=f"those that do: {', '.join(CAPTURES_OF)}"
+        )
+    result = benches[name](console, rows, **({"capture": capture} if capture is not None else {}))
+    if as_json:
+        print(json.dumps(result))
+        return
+    for key, value in result.items():
+        console.print(f"{key:>22}  {value}", highlight=False)

@@ -1,0 +1,177 @@
+"""
+Land a table: its copy, then what was parked meanwhile, inside one lake transaction.
+
+A copy that was interrupted has files of several *sessions*, each read under a snapshot of its own.  To
+get from one snapshot to the next, rows whose key was touched in between are removed, and what the next
+session read takes their place: it read every row that has come or changed since, wherever it lies now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from aqueduck.lake.commit.commit import RunPlan, apply_run
+from aqueduck.lake.commit.copy_commit_modes import SessionFiles, copied_keys, make_way
+from aqueduck.lake.fold.projected import change_view
+from aqueduck.lake.fold.segments import Scans, columns_of, read_batches
+from aqueduck.lake.ledger.parking import forget_parked
+from aqueduck.lake.ledger.table_states import TableState
+from aqueduck.lake.session.catalog import LakeSession
+from aqueduck.lake.session.failures import lake_errors
+from aqueduck.lake.target.apply import add_files, delete_keys, empty_target, make_target
+from aqueduck.lake.target.evolve import same_columns
+from aqueduck.lake.target.inlined import inlining
+from aqueduck.lake.target.mode_rows import own_rows
+from aqueduck.lake.target.places import check_place
+from aqueduck.model.batches import plan_runs
+from aqueduck.model.changes import SegmentRef
+from aqueduck.model.errors import CopyDisturbedError, LakeBusyError
+from aqueduck.model.schema import TableName, TableSchema
+from aqueduck.model.typemap import cast_sql
+from aqueduck.model.visibility import Moment
+
+__all__ = ["is_shown", "land_copy", "replay_parked"]
+
+
+def land_copy(
+    session: LakeSession,
+    group: str,
+    ready: TableState,
+    schema: TableSchema,
+    sessions: Sequence[SessionFiles],
+    parked: Sequence[SegmentRef],
+    *,
+    target_uuid: str | None = None,
+) -> TableState:
+    """
+    Inside a transaction: fill the target; returns the state that is to be written then.
+
+    `target_uuid` is that which the target must have if it is there now: see `check_place`.
+    The lake must have (parked) every change that was committed before the last session's position,
+    if there are several, or if that moment is more than a position.
+    """
+    moment = sessions[-1].moment
+    for segment in parked:
+        known = columns_of(segment)
+        if not same_columns(schema, known) and _has_unseen(segment, moment):
+            raise CopyDisturbedError(
+                "the table's columns changed while it was copied", table=schema.qualified
+            )
+    name = TableName(schema.schema, schema.name)
+    there = check_place(session, ready.target, target_uuid, name, may_be_missing=True)
+    landed = replace(ready, schema=schema, target_uuid=target_uuid if there else None)
+    with inlining(session, landed.target, schema):
+        make_target(session, landed.target, schema, landed.mode)
+        if landed.mode.plain:
+            if empty_target(session, landed.target, schema):
+                landed = replace(landed, target_uuid=None)
+        elif not make_way(session, group, landed, parked, sessions):
+            return replay_parked(session, group, landed, parked, moment=moment)
+        for before, now in zip([None, *sessions], sessions, strict=False):
+            if before is not None:
+                between = [s for s in parked if not is_shown(s, before.moment)]
+                _remove_touched(session, landed, schema, between, before.moment, now.moment)
+                _remove_read(session, landed, schema, now.paths)
+            add_files(session, landed.target, now.paths, landed.mode)
+        return replay_parked(session, group, landed, parked, moment=moment)
+
+
+def replay_parked(
+    session: LakeSession,
+    group: str,
+    ready: TableState,
+    parked: Sequence[SegmentRef],
+    *,
+    moment: Moment | None = None,
+) -> TableState:
+    """
+    Inside a transaction: apply what was parked after the copy.
+
+    `moment` is what the copy shows, by default everything before its position.  Returns the state that is to be
+    written then, with the columns that the target has.
+    """
+    current = ready.schema
+    shown = moment or Moment(ready.copy_position)
+    left = [segment for segment in parked if not is_shown(segment, shown)]
+    for run in plan_runs(left, keeping=[ready.oid] if ready.mode.keeps else ()):
+        plan = RunPlan(columns_of(run.segments[0]), run.segments)
+        current = apply_run(
+            session,
+            ready.target,
+            plan,
+            current=current,
+            skip_before=shown,
+            group=group,
+            mode=ready.mode,
+        )
+    if parked:
+        forget_parked(session, group, ready.oid)
+    return replace(ready, schema=current)
+
+
+def is_shown(segment: SegmentRef, moment: Moment) -> bool:
+    """Whether a copy surely has all of a segment's changes."""
+    if segment.kind == "truncate" and segment.commit_lsn:
+        return moment.shows(segment.commit_lsn, segment.xid)
+    return moment.xmax is None and segment.last_lsn < moment.position
+
+
+def _has_unseen(segment: SegmentRef, moment: Moment) -> bool:
+    """Whether a segment has changes that a copy does not have."""
+    if is_shown(segment, moment):
+        return False
+    if segment.kind == "truncate" or moment.xmax is None:
+        return True
+    return any(batch.num_rows for batch in read_batches([segment.path], ["_lsn"], moment))
+
+
+def _remove_touched(
+    session: LakeSession,
+    state: TableState,
+    schema: TableSchema,
+    segments: Sequence[SegmentRef],
+    since: Moment,
+    before: Moment,
+) -> None:
+    """Rows whose key, old or new, appears in a change that was committed in between."""
+    rows = [s for s in segments if s.kind == "rows"]
+    if not rows:
+        return
+    if any(_keys_differ(columns_of(s), schema) for s in rows):
+        # A journal is void after DDL; this one was made before the change was seen.
+        raise LakeBusyError("the table's key changed while it was copied", table=state.target.qualified)
+    for version in dict.fromkeys(s.schema_json for s in rows):
+        same = [s for s in rows if s.schema_json == version]
+        view = change_view(session.con, columns_of(same[0]), same, all_keys=True)
+        scans = Scans(session.con, same, since, before, view)
+        try:
+            _note_touched(session, state, schema, scans)
+        finally:
+            scans.close()
+        delete_keys(session, state.target, schema, "aqueduck_touched", own_rows(state.mode))
+
+
+def _note_touched(session: LakeSession, state: TableState, schema: TableSchema, scans: Scans) -> None:
+    key, columns = schema.key_indexes, schema.columns
+    images = []
+    with lake_errors("landing a copy", table=state.target.qualified):
+        for image in "no":
+            scan = scans.scan([f"{image}{k}" for k in key])
+            typed = (f"{cast_sql(columns[k], f'{image}{k}')} as k{i}" for i, k in enumerate(key))
+            known = " and ".join(f"{image}{k} is not null" for k in key)
+            images.append(f"select {', '.join(typed)} from {scan} where {known}")
+        session.con.execute(f"create or replace temp table aqueduck_touched as {' union '.join(images)}")
+
+
+def _keys_differ(one: TableSchema, other: TableSchema) -> bool:
+    return [(i, one.columns[i]) for i in one.key_indexes] != [
+        (i, other.columns[i]) for i in other.key_indexes
+    ]
+
+
+def _remove_read(session: LakeSession, state: TableState, schema: TableSchema, paths: Sequence[str]) -> None:
+    """Rows that the next session read again: what it has is newer, or the same."""
+    if not paths:
+        return
+    delete_keys(session, state.target, schema, copied_keys(schema, paths), own_rows(state.mode))

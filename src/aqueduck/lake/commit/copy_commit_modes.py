@@ -1,0 +1,187 @@
+"""
+Landing a copy where the target keeps more than that: what it has of the source makes way, or stays.
+
+A first copy is landed as files, in every mode.  A later one of the same table meets rows that must not be lost:
+`append` tells of it and goes on, `history` ends only versions that the copy does not confirm, `soft_delete` marks
+rows that the copy does not have.  Inside the transaction of `landing`; `prepare_copy` and `can_go_on` come before the copy is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aqueduck.lake.commit.commit import RunPlan, apply_run
+from aqueduck.lake.fold.fold_modes import TIME
+from aqueduck.lake.fold.segments import columns_of
+from aqueduck.lake.ledger.table_states import TableState
+from aqueduck.lake.session.catalog import LakeSession
+from aqueduck.lake.session.sql import ident, lake_table, string_list
+from aqueduck.lake.target.apply import check_target, delete_keys, insert_rows, make_target
+from aqueduck.lake.target.inlined import inlining
+from aqueduck.lake.target.kept_columns import fit_columns
+from aqueduck.lake.target.mode_rows import current_rows, end_rows, has_rows, own_rows, tell_of_resync
+from aqueduck.model.batches import plan_runs
+from aqueduck.model.changes import SegmentRef
+from aqueduck.model.errors import CopyDisturbedError, SchemaChangeError
+from aqueduck.model.projection import other_rules
+from aqueduck.model.schema import Column, TableSchema
+from aqueduck.model.visibility import Moment
+
+__all__ = ["SessionFiles", "can_go_on", "copied_keys", "make_way", "prepare_copy"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFiles:
+    """What was read under one snapshot, and what the snapshot shows."""
+
+    moment: Moment
+    paths: tuple[str, ...]
+    time_us: int = 0
+    """The server's time right before the snapshot was taken; 0 where nobody needs it."""
+
+    @property
+    def position(self) -> int:
+        return self.moment.position
+
+
+def prepare_copy(session: LakeSession, state: TableState, schema: TableSchema) -> None:
+    """Inside a transaction: make the target, or fit it to these columns."""
+    make_target(session, state.target, schema, state.mode)
+    if not state.mode.plain:
+        with inlining(session, state.target, schema):
+            fit_columns(session, state.target, schema, state.mode)
+
+
+def can_go_on(session: LakeSession, state: TableState, schema: TableSchema, *, missing: bool = False) -> bool:
+    """
+    Whether chunks of an earlier session can be used; `missing` says that there is no target yet.
+
+    They are put together by key, in place of the rows that the target has: not where rows of an earlier copy stay.
+    """
+    if state.mode.plain:
+        return True
+    if missing or not state.mode.keeps:
+        return bool(schema.key)
+    return bool(schema.key) and not has_rows(session, state.target, state.mode)
+
+
+def make_way(
+    session: LakeSession,
+    group: str,
+    state: TableState,
+    parked: Sequence[SegmentRef],
+    sessions: Sequence[SessionFiles],
+) -> bool:
+    """What the target has of the source, dealt with by mode; whether the copy's files are to be added."""
+    target, schema, mode = state.target, state.schema, state.mode
+    assert schema is not None
+    check_target(session, target, schema, mode)
+    if not mode.keeps:
+        session.execute(
+            f"delete from {lake_table(target)} as t where {own_rows(mode)}", table=target.qualified
+        )
+        return True
+    if not has_rows(session, target, mode):
+        return True
+    if len(sessions) > 1:
+        raise CopyDisturbedError("the table has rows of an earlier copy", table=schema.qualified)
+    copy = sessions[-1]
+    if mode.name == "append":
+        _write_parked(session, group, state, parked, copy.moment)
+        tell_of_resync(session, target, mode, copy.position, copy.time_us)
+    elif mode.name == "soft_delete":
+        _end_missing(session, state, schema, copy, [schema.columns[k] for k in schema.key_indexes])
+        delete_keys(session, target, schema, copied_keys(schema, copy.paths), own_rows(mode))
+    else:
+        _land_versions(session, group, state, schema, copy)
+        return False
+    return True
+
+
+def copied_keys(schema: TableSchema, paths: Sequence[str]) -> str:
+    """A relation of the keys (k0, …) that a copy read."""
+    keys = ", ".join(f"{ident(schema.columns[k].name)} as k{i}" for i, k in enumerate(schema.key_indexes))
+    return f"(select {keys} from {_rows(schema, paths)})"
+
+
+def _rows(schema: TableSchema, paths: Sequence[str]) -> str:
+    """A relation of the rows that a copy read; there is no file where there were no rows."""
+    if paths:
+        return f"read_parquet({string_list(paths)})"
+    nothing = ", ".join(f"null as {ident(c.name)}" for c in schema.columns)
+    return f"(select {nothing} where false)"
+
+
+def _write_parked(
+    session: LakeSession, group: str, state: TableState, parked: Sequence[SegmentRef], copy: Moment
+) -> None:
+    """
+    Changes from before the copy that the log does not have: it goes on without a gap.
+
+    Where their columns do not fit the target any more, the copy alone has their effect.
+    """
+    [[copied]] = session.execute(
+        f"select coalesce(max(_commit_lsn), 0) from {lake_table(state.target)} as t"
+        f" where {own_rows(state.mode)} and _op in ('copy', 'resync')"
+    )
+    for run in plan_runs(parked, keeping=[state.oid]):
+        plan = RunPlan(columns_of(run.segments[0]), run.segments)
+        if state.schema is not None and other_rules(state.schema, plan.schema):
+            continue  # it came under other options, which may have shown more
+        try:
+            check_target(session, state.target, plan.schema, state.mode)
+        except SchemaChangeError:
+            continue
+        apply_run(
+            session,
+            state.target,
+            plan,
+            skip_before=copied,
+            skip_from=copy,
+            group=group,
+            mode=state.mode,
+        )
+
+
+def _end_missing(
+    session: LakeSession,
+    state: TableState,
+    schema: TableSchema,
+    copy: SessionFiles,
+    columns: Sequence[Column],
+) -> None:
+    """Rows of the target end when the copy was taken, if it has none that is the same in these columns."""
+    cells = ", ".join(f"t.{ident(c.name)} as k{i}" for i, c in enumerate(columns))
+    session.execute(
+        f"create or replace temp table aqueduck_ends as select {cells}, {TIME.format(copy.time_us)} as ended_at"
+        f" from {lake_table(state.target)} as t anti join {_rows(schema, copy.paths)} as c on {_same(columns, 'c')}"
+        f" where {current_rows(state.mode)}",
+        doing="landing a copy",
+        table=schema.qualified,
+    )
+    same = " and ".join(f"t.{ident(c.name)} is not distinct from k.k{i}" for i, c in enumerate(columns))
+    end_rows(session, state.target, same, state.mode, "aqueduck_ends")
+
+
+def _same(columns: Sequence[Column], other: str) -> str:
+    # For joins: in a subquery, a column of the inner table that is called like the outer one would be taken for it.
+    return " and ".join(f"t.{ident(c.name)} is not distinct from {other}.{ident(c.name)}" for c in columns)
+
+
+def _land_versions(
+    session: LakeSession, group: str, state: TableState, schema: TableSchema, copy: SessionFiles
+) -> None:
+    """
+    Only rows that are not what an open version says become versions; open ones that are gone, or others, end.
+
+    By all of their cells: a key may have two open versions, if a partition was emptied and filled again and only the filling was told.
+    """
+    session.execute(
+        f"create or replace temp table aqueduck_copied as select c.* from {_rows(schema, copy.paths)} as c"
+        f" anti join {lake_table(state.target)} as t on {current_rows(state.mode)} and {_same(schema.columns, 'c')}",
+        doing="landing a copy",
+        table=schema.qualified,
+    )
+    _end_missing(session, state, schema, copy, schema.columns)
+    insert_rows(session, state.target, "aqueduck_copied", group=group)

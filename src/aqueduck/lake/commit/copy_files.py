@@ -1,0 +1,98 @@
+"""
+Files of an initial copy: what a Spark task writes of one chunk, and how all of them become a table.
+
+A column comes either as the lake's values or as PostgreSQL's text, which goes through the same casts as
+the stream's.  Where nothing is to be cast, Arrow writes the file; otherwise DuckDB does both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+
+import pyarrow as pa
+
+from aqueduck.lake.commit.arrow_files import write_arrow
+from aqueduck.lake.fold.fold_tasks import TASK_MEMORY, task_engine
+from aqueduck.lake.fold.projected import project_rows
+from aqueduck.lake.session.engine import is_remote
+from aqueduck.lake.session.files import write_files
+from aqueduck.lake.session.sql import ident
+from aqueduck.model.projection import copies_cells
+from aqueduck.model.schema import TableSchema
+from aqueduck.model.typemap import cast_sql
+
+__all__ = ["ChunkFile", "write_chunk"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFile:
+    """A chunk's rows in the lake's data path; `path` is None when it had none."""
+
+    chunk: int
+    path: str | None
+    rows: int
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ChunkFile:
+        return cls(**json.loads(text))
+
+
+def write_chunk(
+    batches: Iterable[pa.RecordBatch],
+    schema: TableSchema,
+    *,
+    data_path: str,
+    directory: str,
+    name: str,
+    chunk: int,
+    alone: AbstractContextManager[object],
+    more: str = "",
+    task_memory: int = TASK_MEMORY,
+) -> ChunkFile:
+    """
+    Cast and write the rows of one chunk, a batch at a time; `more` are columns that all of them have besides.
+
+    `alone` is what those share who share the task's memory: one of them has DuckDB at a time.
+    """
+    first, rest = _peek(batches)
+    if first is None:
+        return ChunkFile(chunk, None, 0)
+    cells = [
+        cast_sql(c, f"n{i}") if _is_text(first, schema, i) else f"n{i}" for i, c in enumerate(schema.columns)
+    ]
+    if cells == first.schema.names and not more and not is_remote(data_path) and copies_cells(schema):
+        names = [c.name for c in schema.columns]
+        file = write_arrow(rest, names, directory, f"{name}.parquet", table=schema.qualified)
+        return ChunkFile(chunk, file.path, file.rows)
+    typed = ", ".join(f"{cell} as {ident(c.name)}" for cell, c in zip(cells, schema.columns, strict=True))
+    with alone, task_engine(data_path, len(schema.columns), task_memory) as con:
+        con.register("aqueduck_chunk", pa.RecordBatchReader.from_batches(first.schema, rest))
+        query = f"select {typed}{more} from {project_rows(con, schema, 'aqueduck_chunk')}"
+        files = write_files(
+            con, query, directory, f"{name}.parquet", columns=len(schema.columns), table=schema.qualified
+        )
+    if not files:  # a row filter may leave none
+        return ChunkFile(chunk, None, 0)
+    return ChunkFile(chunk, files[0].path, files[0].rows)
+
+
+def _is_text(batch: pa.RecordBatch, schema: TableSchema, index: int) -> bool:
+    return not copies_cells(schema) or pa.types.is_string(batch.schema.field(index).type)
+
+
+def _peek(batches: Iterable[pa.RecordBatch]) -> tuple[pa.RecordBatch | None, Iterator[pa.RecordBatch]]:
+    iterator = iter(batches)
+    first = next(iterator, None)
+
+    def all_of_them() -> Iterator[pa.RecordBatch]:
+        if first is not None:
+            yield first
+        yield from iterator
+
+    return first, all_of_them()

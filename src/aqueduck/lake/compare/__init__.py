@@ -1,0 +1,1 @@
+"""Digests of rows: how two sides of a comparison are read."""

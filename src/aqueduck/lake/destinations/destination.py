@@ -1,0 +1,506 @@
+"""
+Apply a cycle to destinations: each in one transaction of its own lake, together with its cursor.
+
+`load` puts what came for some destinations into the pool's engine, `fold` reduces it to the net effect per
+key, `apply_changes` and `seed` write one destination.  The cursor is a row of `aqueduck.fanout_state` in the
+destination's lake and is moved from exactly where the caller believes it to be: a second writer, or a
+repeated cycle, changes nothing.
+
+Whether a row of the batch is at the destination is never guessed: every key of which the source lost a row
+is deleted, then what the last change of a key left is inserted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+import duckdb
+import pyarrow as pa
+
+from aqueduck import faults
+from aqueduck.lake.destinations.destination_table import (
+    evolve_table,
+    find_table,
+    make_table,
+    may_seed,
+    missing,
+    replaced,
+)
+from aqueduck.lake.session.catalog import OWN_SCHEMA
+from aqueduck.lake.session.failures import lake_errors
+from aqueduck.lake.session.pool import LakePool, PooledLake
+from aqueduck.lake.session.sql import equal, ident, idents, literal
+from aqueduck.lake.source.source_lake import ReadPlan
+from aqueduck.lake.upkeep.statistics import settle_statistics
+from aqueduck.lake.values.kept_types import one_key, received, unkept, unkept_error
+from aqueduck.lake.values.not_inlined import keep_out_of_catalog
+from aqueduck.model.routing import Applied, Destination, SourceColumn, SourceTable, evolution
+from aqueduck.model.schema import TableName
+
+__all__ = [
+    "STATE",
+    "Net",
+    "State",
+    "Terms",
+    "apply_changes",
+    "check_target",
+    "fold",
+    "load",
+    "make_tables",
+    "read_state",
+    "refuse_unkept",
+    "seed",
+]
+
+STATE = TableName(OWN_SCHEMA, "fanout_state")
+_STATE_COLUMNS = """
+    destination_id varchar, instance_id varchar, source_table varchar, last_snapshot_id bigint,
+    rows_replicated bigint, last_error varchar, last_change_at timestamp with time zone,
+    updated_at timestamp with time zone, routing_value varchar, source_columns varchar
+"""
+NOT_SEEDED = -1
+"""The cursor of a destination whose seed has begun: a row for two seeds to conflict on."""
+STATE_UPDATES_MAX = 2000
+"""Updates of the cursor after which its dead rows are moved out of the catalog."""
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How rows come to a destination: into which table, by which column, matched by which; columns by their ids."""
+
+    target: str
+    field: int
+    keys: tuple[int, ...]
+
+    @classmethod
+    def of(cls, destination: Destination, plan: ReadPlan) -> Terms:
+        columns = plan.source.columns
+        keys = tuple(sorted(columns[key].id for key in plan.keys))
+        return cls(str(destination.target.folded), columns[plan.field].id, keys)
+
+    @classmethod
+    def from_json(cls, text: str) -> Terms | None:
+        """Those that a state tells; None in one of an earlier version."""
+        values = json.loads(text)
+        return cls(values["target"], values["field"], tuple(values["keys"])) if "target" in values else None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a destination's lake says about itself."""
+
+    cursor: int
+    source: SourceTable
+    value: str
+    """The routing value whose rows it has."""
+    rows: int = 0
+    """Rows replicated, ever."""
+    changed_at: float | None = None
+    """When a row last changed, in seconds since the Unix epoch."""
+    terms: Terms | None = None
+    """None: an earlier version wrote it, which did not tell."""
+    stamp: int | None = None
+    """When the source made the lake snapshot of the cursor; None: an earlier version did not tell."""
+    table: str | None = None
+    """DuckLake's uuid of the table that has the rows; None: an earlier version did not tell."""
+
+    def fits(self, destination: Destination, plan: ReadPlan) -> bool:
+        """Whether the cursor is one of this source table and routing value, on these terms."""
+        return (
+            self.source.uuid == plan.source.uuid
+            and self.value == destination.value
+            and self.terms in (None, Terms.of(destination, plan))
+        )
+
+    def is_about(self, destination: Destination) -> bool:
+        """Whether the destination's table is the one that was written."""
+        return self.terms is None or self.terms.target == str(destination.target.folded)
+
+
+@dataclass(frozen=True, slots=True)
+class Net:
+    """The net effect of a batch, for all destinations that one task serves: a relation of the pool's engine."""
+
+    name: str
+    counts: dict[int, dict[str, int]]
+    """
+    By destination: rows to write, keys to delete, of those that it has by then the ones that are gone (`lost`) and all of
+    them (`known`), changes that a later one overrode, keys that have NULLs.
+    """
+
+    def of(self, index: int) -> dict[str, int]:
+        return self.counts.get(index, {})
+
+
+class CursorMovedError(Exception):
+    """The destination's cursor is not where it was believed to be."""
+
+
+class SeedNeededError(CursorMovedError):
+    """Only a seed helps: the source's columns changed too much, or the destination's table is another (then it says so)."""
+
+
+class MiscountError(SeedNeededError):
+    """What the changes lead to is not what the source has."""
+
+
+def load(pool: LakePool, chunks: Iterable[bytes], plan: ReadPlan) -> str | None:
+    """What came for the destinations, as one relation; None if nothing did."""
+    name = f"changes_{next(_numbers)}"
+    con = pool.con.cursor()
+    made = False
+    cells = ", ".join(f"{received(c.type, f'c{i}')} as c{i}" for i, c in enumerate(plan.source.columns))
+    arrived = f"select d, s, r, op, bad, {cells} from arrived"
+    with lake_errors("taking in changes"):
+        for chunk in chunks:
+            con.register("arrived", pa.ipc.open_stream(pa.BufferReader(chunk)).read_all())
+            con.execute(f"insert into {name} {arrived}" if made else f"create table {name} as {arrived}")
+            con.unregister("arrived")
+            made = True
+    return name if made else None
+
+
+def fold(pool: LakePool, changes: str | None, plan: ReadPlan) -> Net:
+    """The net effect per destination and key; replaces the relation `changes`."""
+    if changes is None:
+        return Net("", {})
+    con = pool.con.cursor()
+    cells = ", ".join(("bad", *(f"c{i}" for i in range(len(plan.source.columns)))))
+    with lake_errors("folding changes"):
+        [[removes]] = con.execute(f"select bool_or(not op) from {changes}").fetchall()
+        if not removes and not plan.strict:
+            rows = con.execute(f"select d, count(*) from {changes} group by d").fetchall()
+            con.execute(f"alter table {changes} add column gone boolean default false")
+            return Net(changes, {d: {"rows": n} for d, n in rows})
+        keys = ", ".join(one_key(plan.source.columns[k].type, f"c{k}") for k in plan.keys)
+        name = f"net_{next(_numbers)}"
+        # A destination that lost nothing needs no fold: its rows are new.
+        gone = "true" if plan.strict else f"bool_or(not op) over (partition by d, {keys})"
+        losing = f"select distinct d from {changes} where {'true' if plan.strict else 'not op'}"
+        con.execute(
+            f"create table {name} as with losing as ({losing}),"
+            f" ranked as (select *, row_number() over (partition by d, {keys} order by s desc, op desc, r desc) as n,"
+            f" {gone} as gone, max(s) over (partition by d, {keys}) as last,"
+            # Its first change of the range removed it, so the destination has it.
+            f" min(s) filter (not op) over (partition by d, {keys}) = min(s) over (partition by d, {keys}) as was"
+            f" from {changes} where d in (from losing)),"
+            " overridden as (select d, count(*) as overridden from ranked where s < last group by d)"
+            f" select d, op, gone, coalesce(was, false) as was, coalesce(overridden, 0) as overridden, {cells} from ranked"
+            " left join overridden using (d) where n = 1 union all"
+            f" select d, op, false, false, 0, {cells} from {changes} where d not in (from losing) order by d"
+        )
+        con.execute(f"drop table {changes}")
+        some_null = " or ".join(f"c{k} is null" for k in plan.keys)
+        counted = con.execute(
+            "select d, count(*) filter (op), count(*) filter (gone), count(*) filter (was and not op),"
+            f" count(*) filter (was), max(overridden), count(*) filter (gone and ({some_null})) from {name} group by d"
+        ).fetchall()
+    names = ("rows", "keys", "lost", "known", "conflicts", "nulls")
+    return Net(name, {d: dict(zip(names, counts, strict=True)) for d, *counts in counted})
+
+
+def refuse_unkept(pool: LakePool, net: Net, index: int, plan: ReadPlan) -> None:
+    """Raise if a row for the destination has a value that its lake would not keep."""
+    if net.name and unkept(plan.source.columns):
+        query = f"select min(bad) from {net.name} where d = {index} and op"
+        [[bad]] = pool.con.cursor().execute(query).fetchall()
+        if bad is not None:
+            raise unkept_error(plan.source.columns[bad], plan.table.qualified)
+
+
+def drop(pool: LakePool, name: str) -> None:
+    """Forget a relation of the pool's engine."""
+    if name:
+        pool.con.cursor().execute(f"drop table if exists {name}")
+
+
+def read_state(lake: PooledLake, destination_id: str) -> State | None:
+    """The destination's cursor; None if it was never seeded."""
+    try:
+        rows = lake.con.execute(
+            "select last_snapshot_id, source_columns, routing_value, rows_replicated, epoch(last_change_at)"
+            f" from {lake.table(STATE)} where destination_id = ?",
+            [destination_id],
+        ).fetchall()
+    except duckdb.CatalogException:
+        return None
+    except duckdb.Error:
+        with lake_errors("reading the cursor"):
+            raise
+    if not rows:
+        return None
+    cursor, source, value, count, changed = rows[0]
+    if cursor == NOT_SEEDED:
+        return None
+    told = json.loads(source)
+    return State(
+        int(cursor), SourceTable.from_json(source), value, int(count), changed, Terms.from_json(source),
+        told.get("stamp"), told.get("table"),
+    )  # fmt: skip
+
+
+def apply_changes(
+    lake: PooledLake,
+    destination: Destination,
+    index: int,
+    net: Net,
+    plan: ReadPlan,
+    instance: str,
+    expected: int | None = None,
+) -> Applied:
+    """
+    Bring one destination to the end of the plan; the result has no cursor if it has to be seeded instead.
+
+    `expected` is how many rows it has to have then, where they are counted.
+    """
+    began = time.monotonic()
+    counts = net.of(index)
+    rows = counts.get("rows", 0)
+    settle_statistics(lake, [destination.target], lake.settled)
+    try:
+        with lake.transaction():
+            table = find_table(lake, destination.target)
+            if table is None:
+                raise SeedNeededError(missing(destination.target))
+            checked = plan.source, Terms.of(destination, plan), table
+            if lake.memory.get(destination.id) != checked:
+                _check_and_evolve(lake, destination, plan, table)
+            matched = _delete(lake, destination, index, counts, net, plan) if counts.get("keys") else 0
+            deleted = min(matched, counts.get("lost", 0))
+            if rows:
+                _insert(lake, destination, index, net, plan)
+            # A cycle that only counts writes nothing.
+            if plan.end != plan.start and not _move_cursor(
+                lake, destination, plan, instance, table, changed=rows + deleted
+            ):
+                raise CursorMovedError
+            if plan.counted and _count(lake, destination, plan) != expected:
+                raise MiscountError
+            faults.point("fanout.before_commit")
+    except SeedNeededError as why:
+        reason = str(why.args[0]) if why.args else None
+        return Applied(destination.id, None, miscounted=isinstance(why, MiscountError), reason=reason)
+    except CursorMovedError:
+        lake.memory.pop(destination.id, None)
+        state = read_state(lake, destination.id)
+        fits = state is not None and state.fits(destination, plan)
+        if state is None or not fits:
+            return Applied(destination.id, None)
+        return Applied(destination.id, state.cursor, stamp=state.stamp)
+    faults.point("fanout.after_commit")
+    settle_statistics(lake, [destination.target], lake.settled)
+    lake.memory[destination.id] = checked
+    _tidy(lake)
+    return Applied(
+        destination.id,
+        plan.end,
+        stamp=plan.stamp,
+        rows={
+            "written" if not plan.keys else "upserted": rows,
+            "deleted": deleted,
+            "matched": matched - deleted,
+            "conflicts": counts.get("conflicts", 0),
+            "orphans": max(counts.get("known", 0) - matched, 0),
+        },
+        seconds=time.monotonic() - began,
+    )
+
+
+def seed(
+    lake: PooledLake, destination: Destination, index: int, net: Net, plan: ReadPlan, instance: str
+) -> Applied:
+    """Give a destination all its rows as of the plan's end, in place of what it has of them."""
+    began = time.monotonic()
+    rows = net.of(index).get("rows", 0)
+    # Tables are made before: DuckLake loses inlined rows of a table that is made by the same transaction.
+    state = make_tables(lake, destination, plan, instance)
+    keep_out_of_catalog(lake, destination.target, plan.source.types)
+    with lake.transaction():
+        routed = _routed(destination, plan, state)
+        lake.execute(
+            f"delete from {lake.table(destination.target)} where "
+            + " or ".join(
+                equal(column.type, ident(column.name), f"try_cast(? as {column.type})")
+                for column, _ in routed
+            ),
+            [value for _, value in routed],
+            doing="emptying a destination",
+        )
+        if rows:
+            _insert(lake, destination, index, net, plan)
+        table = find_table(lake, destination.target)
+        _write_state(lake, destination, plan, instance, table, cursor=plan.end, rows=rows)
+        faults.point("fanout.before_seed")
+    faults.point("fanout.after_seed")
+    settle_statistics(lake, [destination.target], lake.settled)
+    lake.memory[destination.id] = plan.source, Terms.of(destination, plan), table
+    return Applied(
+        destination.id, plan.end, seeded=True, stamp=plan.stamp, rows={"written": rows},
+        seconds=time.monotonic() - began,
+    )  # fmt: skip
+
+
+def _routed(destination: Destination, plan: ReadPlan, state: State | None) -> list[tuple[SourceColumn, str]]:
+    """By which column and value rows are the destination's: those of now, and those by which it got what it has."""
+    field = plan.source.columns[plan.field]
+    routed = [(field, destination.value)]
+    if state is not None and state.is_about(destination):
+        before = field.id if state.terms is None else state.terms.field
+        routed += [(column, state.value) for column in plan.source.columns if column.id == before]
+    return routed
+
+
+def make_tables(lake: PooledLake, destination: Destination, plan: ReadPlan, instance: str) -> State | None:
+    """The destination's tables and its row of the state, where they are missing; what the state was."""
+    lake.memory.pop(destination.id, None)
+    lake.settled.discard(destination.target)
+    with lake.transaction():
+        state = read_state(lake, destination.id)
+        if state is None:
+            lake.execute(f"create schema if not exists {ident(lake.alias)}.{ident(OWN_SCHEMA)}")
+            lake.execute(f"create table if not exists {lake.table(STATE)} ({_STATE_COLUMNS})")
+        made = make_table(lake, destination.target, plan.source, *_made_for(destination, state))
+        if made and state is not None:
+            lake.execute(f"delete from {lake.table(STATE)} where destination_id = ?", (destination.id,))
+        rows = lake.execute(
+            f"select count(*) from {lake.table(STATE)} where destination_id = ?", (destination.id,)
+        )
+        if rows == [(0,)]:
+            _write_state(lake, destination, plan, instance, None, cursor=NOT_SEEDED, rows=0)
+    return state
+
+
+def check_target(lake: PooledLake, destination: Destination, plan: ReadPlan, state: State | None) -> None:
+    """Raise if `make_tables` would, for what has the name of the destination's table."""
+    may_seed(lake, destination.target, plan.source, *_made_for(destination, state))
+
+
+def _made_for(destination: Destination, state: State | None) -> tuple[SourceTable | None, str | None]:
+    """The columns for which the destination's table was made, and which table that is; None before there is one."""
+    if state is None or not state.is_about(destination):
+        return None, None
+    return state.source, state.table
+
+
+def _write_state(
+    lake: PooledLake,
+    destination: Destination,
+    plan: ReadPlan,
+    instance: str,
+    table: str | None,
+    *,
+    cursor: int,
+    rows: int,
+) -> None:
+    """Replace the destination's row; two who do it at the same time conflict, because both remove the old one."""
+    lake.execute(f"delete from {lake.table(STATE)} where destination_id = ?", (destination.id,))
+    lake.execute(
+        f"insert into {lake.table(STATE)} values (?, ?, ?, {cursor}, {rows}, null, now(), now(), ?, ?)",
+        (
+            destination.id,
+            instance,
+            plan.table.qualified,
+            destination.value,
+            _described(destination, plan, table),
+        ),
+        doing="writing the cursor",
+    )
+
+
+def _described(destination: Destination, plan: ReadPlan, table: str | None) -> str:
+    """The source's columns, the terms, the cursor's stamp and which table it is, as the state keeps them."""
+    told = asdict(plan.source) | asdict(Terms.of(destination, plan)) | {"stamp": plan.stamp, "table": table}
+    return json.dumps(told, separators=(",", ":"))
+
+
+def _check_and_evolve(lake: PooledLake, destination: Destination, plan: ReadPlan, table: str) -> None:
+    """The state is what we believe, and the table is ours and has the source's columns."""
+    state = read_state(lake, destination.id)
+    if state is None or state.cursor != destination.cursor or not state.fits(destination, plan):
+        raise CursorMovedError
+    if state.table not in (None, table):
+        raise SeedNeededError(replaced(destination.target))
+    keep_out_of_catalog(lake, destination.target, plan.source.types)
+    if state.source.columns == plan.source.columns and state.terms is not None:
+        return
+    steps = evolution(state.source.columns, plan.source.columns)
+    if steps is None:
+        raise SeedNeededError
+    for step in steps:
+        evolve_table(lake, destination.target, step)
+
+
+def _delete(
+    lake: PooledLake, destination: Destination, index: int, counts: dict[str, int], net: Net, plan: ReadPlan
+) -> int:
+    columns = plan.source.columns
+    same = " and ".join(
+        f"t.{ident(columns[k].name)} is not distinct from k.c{k}"
+        if counts.get("nulls")
+        else equal(columns[k].type, f"t.{ident(columns[k].name)}", f"k.c{k}")
+        for k in plan.keys
+    )
+    keys = ", ".join(f"c{k}" for k in plan.keys)
+    [[count]] = lake.execute(
+        f"delete from {lake.table(destination.target)} as t"
+        # A key that the lake would not keep, it does not have: it may have one that is equal to it.
+        f" using (select {keys} from memory.main.{net.name} where d = {index} and gone and bad is null) as k where {same}",
+        doing="deleting rows of a destination",
+    )
+    return int(count)
+
+
+def _insert(lake: PooledLake, destination: Destination, index: int, net: Net, plan: ReadPlan) -> None:
+    names: Sequence[str] = [column.name for column in plan.source.columns]
+    cells = ", ".join(f"c{i}" for i in range(len(names)))
+    lake.execute(
+        f"insert into {lake.table(destination.target)} ({idents(names)})"
+        f" select {cells} from memory.main.{net.name} where d = {index} and op",
+        doing="writing rows of a destination",
+    )
+
+
+def _move_cursor(
+    lake: PooledLake, destination: Destination, plan: ReadPlan, instance: str, table: str, *, changed: int
+) -> bool:
+    last_change = ", last_change_at = now()" if changed else ""
+    try:
+        rows = lake.execute(
+            f"update {lake.table(STATE)} set last_snapshot_id = {plan.end}, instance_id = {literal(instance)},"
+            f" rows_replicated = rows_replicated + {changed}, last_error = null, updated_at = now(){last_change},"
+            f" source_columns = {literal(_described(destination, plan, table))}"
+            f" where destination_id = {literal(destination.id)} and last_snapshot_id = {destination.cursor}",
+            doing="writing the cursor",
+        )
+    finally:
+        lake.memory["updates"] = lake.memory.get("updates", 0) + 1
+    return bool(rows[0][0])
+
+
+def _count(lake: PooledLake, destination: Destination, plan: ReadPlan) -> int:
+    field = plan.source.columns[plan.field]
+    [[count]] = lake.execute(
+        f"select count(*) from {lake.table(destination.target)}"
+        f" where {ident(field.name)} = cast(? as {field.type})",
+        (destination.value,),
+        doing="counting rows of a destination",
+    )
+    return int(count)
+
+
+def _tidy(lake: PooledLake) -> None:
+    """Now and then: the cursor's old versions leave the catalog."""
+    if lake.memory.get("updates", 0) < STATE_UPDATES_MAX:
+        return
+    lake.memory["updates"] = 0
+    lake.execute(
+        f"call ducklake_flush_inlined_data({literal(lake.alias)}, schema_name => {literal(STATE.schema)},"
+        f" table_name => {literal(STATE.name)})",
+        doing="flushing inlined rows",
+    )

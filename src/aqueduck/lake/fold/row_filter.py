@@ -1,0 +1,189 @@
+"""
+Read a table's row filter: DuckDB parses it, we allow what means the same for a row wherever and whenever it is asked.
+
+`compile_filter` gives the condition over f0, f1, … and the source columns that these stand for.  Names are replaced in
+the parsed expression, not in its text, so a column may be called like anything.  Where it is used is in `projected`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import duckdb
+
+from aqueduck.lake.session.engine import new_connection
+from aqueduck.lake.session.sql import literal
+from aqueduck.model.errors import ConfigError
+from aqueduck.model.projection import Projection
+from aqueduck.model.schema import Column, TableSchema
+from aqueduck.model.typemap import cast_sql, lake_type
+
+__all__ = ["check_constants", "compile_filter"]
+
+_REFUSED = {
+    "SUBQUERY": "a subquery",
+    "LAMBDA": "a lambda",
+    "WINDOW": "a window function",
+    "STAR": "a star",
+    "PARAMETER": "a parameter",
+    "POSITIONAL_REFERENCE": "a position",
+}
+# Constant for one connection, but not the same in every process.
+_ELSEWHERE = {"current_setting", "getvariable", "getenv"}
+
+
+def compile_filter(table: TableSchema, wanted: Projection) -> Projection:
+    """The projection with the condition and what it reads; raises `ConfigError` that says what is wrong."""
+    if not wanted.where:
+        return wanted
+    con = new_connection(threads=1)
+    try:
+        condition = _parsed(con, table, wanted.where)
+        _refuse_what_changes(con, table, condition)
+        reads = _replace_columns(table, wanted, condition)
+        sql = _sql(con, condition)
+        _check_type(con, table, sql, [_column(table, wanted, name) for name in reads])
+    finally:
+        con.close()
+    return replace(wanted, condition=sql, reads=tuple(reads))
+
+
+def check_constants(table: TableSchema, wanted: Projection) -> None:
+    """A constant has to be a value of its column's type."""
+    con = new_connection(threads=1)
+    try:
+        for name, mask in wanted.masks:
+            column = next((c for c in table.columns if c.name == name), None)
+            if mask.kind != "constant" or column is None:
+                continue
+            try:
+                con.execute(
+                    f"select {cast_sql(column, 'x')} from (select {literal(mask.value)} as x)"
+                ).fetchall()
+            except duckdb.Error:
+                raise ConfigError(
+                    f"the constant for {name} of {table.qualified} is no {lake_type(column)}",
+                    hint="write a value of the column's type under mask",
+                    table=table.qualified,
+                ) from None
+    finally:
+        con.close()
+
+
+def _parsed(con: duckdb.DuckDBPyConnection, table: TableSchema, where: str) -> dict[str, Any]:
+    """The expression's tree, if the text is one expression and nothing else."""
+    [(text,)] = con.execute("select json_serialize_sql(?)", [f"select 1 where ({where}\n)"]).fetchall()
+    tree = json.loads(text)
+    if tree["error"]:
+        raise _wrong(
+            table, f"cannot be read: {str(tree.get('error_message', 'no reason given')).splitlines()[0]}"
+        )
+    node = tree["statements"][0]["node"] if len(tree["statements"]) == 1 else {}
+    plain = (
+        node.get("type") == "SELECT_NODE" and node["from_table"]["type"] == "EMPTY" and not node["modifiers"]
+    )
+    others = ("having", "qualify", "sample", "group_expressions")
+    if not plain or node["where_clause"] is None or any(node.get(name) for name in others):
+        raise _wrong(table, "is more than one expression")
+    condition: dict[str, Any] = node
+    return condition
+
+
+def _refuse_what_changes(con: duckdb.DuckDBPyConnection, table: TableSchema, node: dict[str, Any]) -> None:
+    for part in _parts(node["where_clause"]):
+        if part.get("class") in _REFUSED:
+            raise _wrong(table, f"has {_REFUSED[part['class']]}, which is not possible here")
+        if part.get("class") == "FUNCTION":
+            name = str(part["function_name"])
+            kinds = {
+                kind
+                for (kind,) in con.execute(
+                    "select stability from duckdb_functions() where function_name = ?", [name.lower()]
+                ).fetchall()
+            }
+            moves = _reads_the_clock(name.lower(), len(part["children"]))
+            if kinds - {"CONSISTENT", None} or name.lower() in _ELSEWHERE or moves:
+                raise _wrong(table, f"calls {name}, which does not always give the same for a row")
+
+
+def _reads_the_clock(name: str, arguments: int) -> bool:
+    """
+    Whether a function gives something of its own, which DuckDB does not always admit.
+
+    Without arguments it can only be a constant, or what time it is, who asks or where: `current_localtime()`.
+    """
+    return (arguments == 0 and name != "pi") or (name == "age" and arguments == 1)
+
+
+def _replace_columns(table: TableSchema, wanted: Projection, node: dict[str, Any]) -> list[str]:
+    """Names become f0, f1, …; returned is what they stand for."""
+    reads: list[str] = []
+    for part in _parts(node["where_clause"]):
+        if part.get("class") != "COLUMN_REF":
+            continue
+        # Of dotted names the last one counts: `orders.country`.
+        name = _name(table, wanted, str(part["column_names"][-1]))
+        if name not in reads:
+            reads.append(name)
+        part["column_names"] = [f"f{reads.index(name)}"]
+    return reads
+
+
+def _name(table: TableSchema, wanted: Projection, written: str) -> str:
+    """A column as it is called, or as people called it when they named it; letters' case as SQL sees it."""
+    names = [c.name for c in table.columns] + [name for name, _ in wanted.numbers]
+    if written in names:
+        return written
+    if written.lower() in names:
+        return written.lower()
+    raise _wrong(table, f"reads the column {written}, which the table does not have")
+
+
+def _column(table: TableSchema, wanted: Projection, name: str) -> Column:
+    number = dict(wanted.numbers).get(name, 0)
+    by_number = [c for c in table.columns if number and c.number == number]
+    found = by_number or [c for c in table.columns if c.name == name]
+    if not found:
+        raise _wrong(table, f"reads the column {name}, which the table does not have any more")
+    return found[0]
+
+
+def _sql(con: duckdb.DuckDBPyConnection, node: dict[str, Any]) -> str:
+    tree = {"error": False, "statements": [{"node": node, "named_param_map": []}]}
+    [(text,)] = con.execute("select json_deserialize_sql(?::json)", [json.dumps(tree)]).fetchall()
+    return str(text).partition(" WHERE ")[2]
+
+
+def _check_type(
+    con: duckdb.DuckDBPyConnection, table: TableSchema, condition: str, columns: list[Column]
+) -> None:
+    cells = ", ".join(f"cast(null as {lake_type(c)}) as f{i}" for i, c in enumerate(columns)) or "1 as none"
+    try:
+        con.execute(f"select 1 from (select {cells}) where {condition}").fetchall()
+        [(kind,)] = con.execute(f"select typeof({condition}) from (select {cells})").fetchall()
+    except duckdb.Error as exc:
+        raise _wrong(table, f"cannot be used: {str(exc).splitlines()[0]}") from None
+    if kind != "BOOLEAN":
+        raise _wrong(table, f"is {kind}, not true or false")
+
+
+def _parts(value: Any) -> Iterator[dict[str, Any]]:
+    """Every object of a tree."""
+    if isinstance(value, dict):
+        yield value
+        for inner in value.values():
+            yield from _parts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _parts(inner)
+
+
+def _wrong(table: TableSchema, what: str) -> ConfigError:
+    return ConfigError(
+        f"the row filter of {table.qualified} {what}",
+        hint="where takes an expression over the table's columns, such as country = 'DE'",
+        table=table.qualified,
+    )

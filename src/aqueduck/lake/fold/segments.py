@@ -1,0 +1,128 @@
+"""
+Reading staged segments into DuckDB, a batch of rows at a time.
+
+A segment is an Arrow IPC file as `postgres.capture.stage` writes it.  `scan` gives DuckDB a stream over
+several of them, only of the columns that are asked for; what is in memory is one batch.
+A stream can be read once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.ipc
+
+from aqueduck.lake.fold.projected import ChangeView
+from aqueduck.lake.session.storage import open_input
+from aqueduck.model.changes import SegmentRef
+from aqueduck.model.errors import LakeWriteError
+from aqueduck.model.schema import TableSchema
+from aqueduck.model.visibility import Moment, moment_of
+
+__all__ = ["Scans", "columns_of", "read_batches"]
+
+_numbers = itertools.count(1)
+
+
+def columns_of(segment: SegmentRef) -> TableSchema:
+    """The table as the lake has it, in the version of a segment."""
+    return TableSchema.from_json(segment.schema_json).in_lake
+
+
+class Scans:
+    """Streams over the same segments, under names that SQL can use; one name is one pass."""
+
+    def __init__(
+        self,
+        con: duckdb.DuckDBPyConnection,
+        segments: Sequence[SegmentRef],
+        skip_before: int | Moment = 0,
+        skip_from: int | Moment | None = None,
+        view: ChangeView | None = None,
+    ) -> None:
+        """With a `view`, what is scanned is what it makes of the segments."""
+        self._con = con
+        self._view = view
+        self._segments = segments
+        self._range = (skip_before, skip_from)
+        self._paths = tuple(s.path for s in segments if s.kind == "rows")
+        self._names: list[str] = []
+
+    def scan(self, columns: Sequence[str], *, as_it_is: bool = False) -> str:
+        """A new stream with these columns, as SQL has it after `from`; `as_it_is` leaves the view out."""
+        name = f"aqueduck_scan_{next(_numbers)}"
+        view = None if as_it_is else self._view
+        read = columns if view is None else view.columns(columns)
+        self._con.register(name, read_batches(self._paths, read, *self._range))
+        self._names.append(name)
+        return name if view is None else view.query(columns, name)
+
+    @property
+    def empty(self) -> bool:
+        return not self._paths
+
+    def some(self, part: slice) -> Scans:
+        """Streams over some of the segments."""
+        return Scans(self._con, self._segments[part], *self._range, self._view)
+
+    def close(self) -> None:
+        """Forget the streams."""
+        for name in self._names:
+            with contextlib.suppress(duckdb.Error):  # gone with a rollback, or with the connection
+                self._con.unregister(name)
+        self._names.clear()
+
+
+def read_batches(
+    paths: Sequence[str],
+    columns: Sequence[str],
+    skip_before: int | Moment = 0,
+    skip_from: int | Moment | None = None,
+) -> pa.RecordBatchReader:
+    """
+    One stream over the files, opened one after the other.
+
+    Changes whose transaction committed before `skip_before`, or that this moment shows, are left out: the table's copy
+    has them.  So are those from `skip_from` on, where it is given.
+    """
+    if not paths:
+        raise ValueError("a run has at least one segment")
+    with _opened(paths[0]) as file:
+        schema = pa.schema([pa.ipc.open_file(file).schema.field(name) for name in columns])
+    return pa.RecordBatchReader.from_batches(schema, _batches(paths, columns, skip_before, skip_from))
+
+
+def _batches(
+    paths: Sequence[str], columns: Sequence[str], skip_before: int | Moment, skip_from: int | Moment | None
+) -> Iterator[pa.RecordBatch]:
+    positions = ["_lsn", "_xid"] if skip_before or skip_from is not None else []
+    for path in paths:
+        with _opened(path) as file:
+            schema = pa.ipc.open_file(file).schema
+            fields = [schema.get_field_index(name) for name in {*columns, *positions}]
+            file.seek(0)
+            reader = pa.ipc.open_file(
+                file, options=pa.ipc.IpcReadOptions(included_fields=sorted(fields), use_threads=False)
+            )
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                if skip_before:
+                    batch = batch.filter(pc.invert(moment_of(skip_before).mask(batch)))
+                if skip_from is not None:
+                    batch = batch.filter(moment_of(skip_from).mask(batch))
+                yield batch.select(list(columns))
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[pa.NativeFile]:
+    try:
+        file = open_input(path)
+    except OSError as exc:
+        raise LakeWriteError("a staged segment is gone") from exc
+    with file:
+        yield file

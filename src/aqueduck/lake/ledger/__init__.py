@@ -1,0 +1,1 @@
+"""What we record in the lake about our work: positions, table states, parked changes, marks."""

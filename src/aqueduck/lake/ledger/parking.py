@@ -1,0 +1,149 @@
+"""
+Parked changes: segments of tables that are not ready, kept in the lake until they are.
+
+The files go into the lake's data path first, their references into `aqueduck.parked` in the same
+transaction that moves the group's position.  Replaying them is an ordinary fold; a file without a
+reference is an orphan and is removed at the next start.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from aqueduck.lake.session.catalog import OWN_SCHEMA, LakeSession
+from aqueduck.lake.session.engine import is_remote
+from aqueduck.lake.session.sql import LAKE, qualified
+from aqueduck.lake.session.storage import (
+    copy_file,
+    discard_file,
+    join,
+    list_files,
+    make_directory,
+    remove_file,
+)
+from aqueduck.model.changes import SegmentRef
+
+__all__ = [
+    "copy_to_parking",
+    "ensure_parking",
+    "forget_parked",
+    "ord_after_parked",
+    "parked_segments",
+    "parked_totals",
+    "record_parked",
+    "remove_parked_files",
+    "remove_parking_orphans",
+]
+
+TABLE = qualified(LAKE, OWN_SCHEMA, "parked")
+
+
+def ensure_parking(session: LakeSession) -> None:
+    session.execute(
+        f"create table if not exists {TABLE} (group_name varchar, source_oid ubigint, position ubigint, number integer,"
+        " rows bigint, bytes bigint, segment varchar, parked_at timestamptz)",
+        doing="preparing the lake",
+    )
+
+
+def parking_directory(data_path: str, group: str) -> str:
+    return join(data_path, f"{OWN_SCHEMA}/parked/{group}")
+
+
+def copy_to_parking(
+    data_path: str, group: str, run_id: str, segments: Iterable[SegmentRef]
+) -> list[SegmentRef]:
+    """Durable copies of staged segments, before the transaction that records them."""
+    directory = parking_directory(data_path, group)
+    make_directory(directory)
+    kept = []
+    for segment in segments:
+        path = ""
+        if segment.kind == "rows":
+            path = join(directory, f"{run_id}-{segment.table_oid}-{segment.first_ord}.arrow")
+            if is_remote(path):
+                copy_file(segment.path, path)
+            else:
+                shutil.copyfile(segment.path, path)
+        kept.append(replace(segment, path=path))
+    return kept
+
+
+def record_parked(session: LakeSession, group: str, position: int, segments: Sequence[SegmentRef]) -> None:
+    """Inside the transaction that moves the group's position to `position`."""
+    for number, segment in enumerate(segments):
+        session.execute(
+            f"insert into {TABLE} values (?, ?, ?, ?, ?, ?, ?, now())",
+            [
+                group,
+                segment.table_oid,
+                position,
+                number,
+                segment.rows,
+                segment.bytes,
+                json.dumps(segment.to_dict()),
+            ],
+            doing="parking changes",
+        )
+
+
+def parked_segments(session: LakeSession, group: str, oids: Iterable[int]) -> dict[int, list[SegmentRef]]:
+    """The parked segments of each of these tables, in order."""
+    parked: dict[int, list[SegmentRef]] = {oid: [] for oid in oids}
+    rows, _ = session.query(
+        f"select source_oid, segment from {TABLE} where group_name = ? and source_oid in (select unnest(?))"
+        " order by position, number",
+        [group, list(parked)],
+    )
+    for oid, text in rows:
+        parked[oid].append(SegmentRef.from_dict(json.loads(text)))
+    return parked
+
+
+def parked_totals(session: LakeSession, group: str) -> dict[int, tuple[int, int, datetime]]:
+    """Rows, bytes and the time of the oldest, by table."""
+    rows, _ = session.query(
+        f"select source_oid, sum(rows)::bigint, sum(bytes)::bigint, epoch_us(min(parked_at)) from {TABLE}"
+        " where group_name = ? group by source_oid",
+        [group],
+    )
+    return {oid: (n, size, datetime.fromtimestamp(us / 1e6, UTC)) for oid, n, size, us in rows}
+
+
+def ord_after_parked(session: LakeSession, group: str) -> int:
+    """Where the numbers of changes go on after those of everything that is parked; 0 where nothing is."""
+    rows, _ = session.query(
+        f"select max((segment::json->>'last_ord')::bigint) + 1 from {TABLE} where group_name = ?", [group]
+    )
+    return int(rows[0][0] or 0)
+
+
+def forget_parked(session: LakeSession, group: str, *oids: int) -> None:
+    """Inside the transaction that replays them, or that makes them void."""
+    session.execute(
+        f"delete from {TABLE} where group_name = ? and source_oid in (select unnest(?))", [group, list(oids)]
+    )
+
+
+def remove_parked_files(segments: Iterable[SegmentRef]) -> None:
+    """After that transaction."""
+    for segment in segments:
+        if segment.path:
+            discard_file(segment.path)
+
+
+def remove_parking_orphans(session: LakeSession, group: str) -> list[str]:
+    """Files that no row knows: a crash came between the copy and the commit."""
+    rows, _ = session.query(f"select segment from {TABLE} where group_name = ?", [group])
+    known = {Path(json.loads(text)["path"]).name for (text,) in rows}
+    removed = []
+    for file in list_files(parking_directory(session.config.data_path, group), ""):
+        if Path(file).name not in known:
+            remove_file(file)
+            removed.append(file)
+    return removed

@@ -1,0 +1,1 @@
+"""Sessions with a lake: the engine, its extensions, errors, quoting, files and storage."""

@@ -1,0 +1,381 @@
+"""
+Sessions with a lake: opening it, running statements, transactions.
+
+`open_lake` leaves nothing half-made behind: the data path is tried first, and a catalog file
+or directory that did not exist before a failure does not exist after it.  What our own tables
+hold is in `progress`; what happens to target tables is in `apply`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from aqueduck.config.sync import LakeConfig
+from aqueduck.lake.session.encryption import refuse_encrypted
+from aqueduck.lake.session.engine import (
+    is_remote,
+    load_extension,
+    new_connection,
+    open_store,
+    trust_no_statistics,
+)
+from aqueduck.lake.session.failures import classify_attach, lake_errors
+from aqueduck.lake.session.object_stores import know_store
+from aqueduck.lake.session.sql import LAKE, ident, literal
+from aqueduck.model.errors import (
+    CatalogUnreachableError,
+    ConfigError,
+    DataPathError,
+    LakeWriteError,
+    system_reason,
+)
+from aqueduck.model.keepalive import CLIENT_END
+from aqueduck.model.modes import TableMode
+from aqueduck.model.password_guard import login_demands
+from aqueduck.model.schema import TableName, TableSchema
+from aqueduck.model.session_guards import with_search_path
+
+if TYPE_CHECKING:  # it asks through a session
+    from aqueduck.lake.target.places import Place
+
+__all__ = [
+    "METADATA",
+    "OWN_SCHEMA",
+    "LakeSession",
+    "SessionMemory",
+    "access_options",
+    "attach",
+    "catalog_file",
+    "catalog_kind",
+    "catalog_place",
+    "catalog_settings",
+    "extensions_for",
+    "open_lake",
+]
+
+OWN_SCHEMA = "aqueduck"
+"""The lake schema of our own tables."""
+METADATA = f"__ducklake_metadata_{LAKE}"
+"""The name under which DuckLake attaches the catalog database."""
+
+_SCANNERS = {"postgres": "postgres_scanner", "sqlite": "sqlite_scanner"}
+
+
+@dataclass
+class SessionMemory:
+    """What a session knows about the lake without asking again; a new connection starts empty."""
+
+    targets: dict[TableName, tuple[TableSchema, TableMode]] = field(default_factory=dict)
+    """Target tables that were compared with this schema and mode."""
+    places: dict[TableName, Place | None] = field(default_factory=dict)
+    """What the lake has under the names of targets, see `places`."""
+    schema_version: int | None = None
+    """DuckLake's count of changes of tables when `targets` and `places` were asked for."""
+    inlined_rows: dict[TableName, int] = field(default_factory=dict)
+    """Rows, also dead ones, that the catalog itself holds of a table."""
+    knows_own_targets: bool = False
+    """Whether the lake surely has the book of targets that are ours."""
+    settled: set[TableName] = field(default_factory=set)
+    """Tables whose statistics stay right, see `settle_statistics`."""
+    positions: dict[str, int] = field(default_factory=dict)
+    """Where this session's last batch of a group ended; the next one moves the position from there, or finds that another did."""
+
+
+@dataclass
+class LakeSession:
+    """
+    One connection to a lake, attached as `lake`.
+
+    Safe to share between threads: a transaction keeps the others out until it ends.
+    """
+
+    config: LakeConfig
+    threads: int | None = None
+    memory_limit: str | None = None
+    read_only: bool = False
+    memory: SessionMemory = field(default_factory=SessionMemory, repr=False)
+    limits: dict[TableName, int] = field(default_factory=dict, repr=False)
+    """How many rows may be inlined, of target tables where that is not what the configuration says."""
+    inline_rows: int = field(default=0, init=False, repr=False)
+    """How many rows of a statement DuckLake inlines right now; see `inlining`."""
+    _con: duckdb.DuckDBPyConnection | None = field(default=None, repr=False)
+    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    _readings: int = field(default=0, repr=False)
+    alias: str = field(default=LAKE, init=False, repr=False)
+    metadata: str = field(default=METADATA, init=False, repr=False)
+
+    @property
+    def con(self) -> duckdb.DuckDBPyConnection:
+        """DuckDB's connection; whoever uses it wraps the use in `lake_errors`."""
+        if self._con is None:
+            raise LakeWriteError("the session with the lake is closed")
+        return self._con
+
+    @property
+    def kind(self) -> str:
+        """What the catalog is: postgres, sqlite or duckdb."""
+        return catalog_kind(self.config.catalog)
+
+    def execute(
+        self,
+        statement: str,
+        parameters: Sequence[Any] = (),
+        *,
+        doing: str = "a lake statement",
+        table: str | None = None,
+    ) -> list[tuple[Any, ...]]:
+        """Run one statement and fetch what it gives; `doing` and `table` are for its error."""
+        with self._lock, lake_errors(doing, table=table):
+            return self.con.execute(statement, list(parameters) or None).fetchall()
+
+    def query(
+        self, statement: str, parameters: Sequence[Any] = ()
+    ) -> tuple[list[tuple[Any, ...]], list[str]]:
+        """Rows and column names."""
+        with self._lock, lake_errors("a lake query"):
+            result = self.con.execute(statement, list(parameters) or None)
+            return result.fetchall(), [column[0] for column in result.description or ()]
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Everything inside becomes one lake snapshot, or nothing does."""
+        with self._lock:
+            self.inline(self.config.inline_rows)  # one that failed may have left another limit
+            self.execute("begin", doing="starting a lake transaction")
+            try:
+                yield
+                self.execute("commit", doing="the lake's commit")
+            except BaseException:
+                # A failed commit has ended the transaction already, and so has a lost connection.
+                with contextlib.suppress(duckdb.Error):
+                    self.con.execute("rollback")
+                raise
+
+    def inline(self, rows: int) -> None:
+        """From now on DuckLake inlines inserts, updates and deletes of at most so many rows."""
+        if rows != self.inline_rows:
+            self.execute(_inline_statement(rows), doing="setting the limit of inlining")
+            self.inline_rows = rows
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A second connection to the same lake: long reads on it keep no commit waiting."""
+        with self._lock:
+            con = self.con.cursor()
+            self._readings += 1
+        try:
+            con.execute("set TimeZone = 'UTC'")
+            yield con
+        finally:
+            con.close()
+            with self._lock:
+                self._readings -= 1
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Keep other threads out; false if one of them is reading on a connection of its own."""
+        with self._lock:
+            yield self._readings == 0
+
+    def renew(self) -> None:
+        """A new connection that knows what the old one knew; inside `alone`."""
+        known = self.memory
+        self.reopen()
+        self.memory = known
+
+    def reopen(self) -> None:
+        """Replace the connection by a new one, whatever state the old one is in."""
+        with self._lock:
+            self.close()
+            self.memory = SessionMemory()
+            self._con = _attached(self)
+            self.inline_rows = self.config.inline_rows
+
+    def close(self) -> None:
+        """End the session; closing it twice is fine."""
+        with self._lock:
+            if self._con is not None:
+                # Detaching lets go of a catalog file at once, other cursors or not.
+                with contextlib.suppress(duckdb.Error):
+                    self._con.execute(f"detach {ident(LAKE)}")
+                self._con.close()
+                self._con = None
+
+    def __enter__(self) -> LakeSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_lake(
+    cfg: LakeConfig, *, threads: int | None = None, memory_limit: str | None = None, read_only: bool = False
+) -> LakeSession:
+    """Attach the lake, making it first unless it exists or `read_only` is asked for; an encrypted one can only be read."""
+    session = LakeSession(cfg, threads, memory_limit, read_only)
+    if read_only:
+        session.reopen()
+        return session
+    with _removing_what_is_new(cfg):
+        _check_data_path(cfg.data_path)
+        session.reopen()
+        try:
+            session.execute(
+                f"create schema if not exists {ident(LAKE)}.{ident(OWN_SCHEMA)}", doing="preparing the lake"
+            )
+        except BaseException:
+            session.close()
+            raise
+    return session
+
+
+def _attached(session: LakeSession) -> duckdb.DuckDBPyConnection:
+    con = new_connection(threads=session.threads, memory_limit=session.memory_limit)
+    trust_no_statistics(con)
+    kind = session.kind
+    try:
+        for name in extensions_for(kind):
+            load_extension(con, name)
+        if is_remote(session.config.data_path):
+            know_store(session.config.data_path, session.config.properties)
+            open_store(con, session.config.data_path)
+        attach(con.execute, session.config.catalog, _attach_statement(session.config, session.read_only))
+        con.execute(_inline_statement(session.config.inline_rows))
+        if not session.read_only:
+            refuse_encrypted(con, session.metadata)
+    except duckdb.Error as exc:
+        con.close()
+        raise classify_attach(exc, kind) from None  # the original quotes the connection string
+    except BaseException:
+        con.close()
+        raise
+    return con
+
+
+def _attach_statement(cfg: LakeConfig, read_only: bool) -> Callable[[str], str]:
+    options = [
+        f"data_path {literal(cfg.data_path)}",
+        *access_options(catalog_kind(cfg.catalog), read_only=read_only),
+    ]
+    return lambda place: f"attach {literal(f'ducklake:{place}')} as {ident(LAKE)} ({', '.join(options)})"
+
+
+def attach(execute: Callable[[str], object], catalog: str, statement: Callable[[str], str]) -> None:
+    """
+    Attach a lake by a `statement` about its catalog's place, so that a catalog in PostgreSQL runs nobody's functions.
+
+    A pooler that refuses to set the search path has to have it from the role, or goes without.
+    """
+    try:
+        execute(statement(catalog_place(catalog, guarded=True)))
+    except duckdb.Error as exc:
+        if "startup parameter" not in str(exc):
+            raise
+        execute(statement(catalog_place(catalog)))
+
+
+def access_options(kind: str, *, read_only: bool) -> list[str]:
+    """Options with which DuckLake attaches a catalog of this kind."""
+    options = ["read_only"] if read_only else []
+    if kind == "sqlite":
+        # With the write-ahead log, people who read the lake do not block commits.
+        options += [] if read_only else ["meta_journal_mode 'WAL'"]
+        options.append("meta_busy_timeout 5000")
+    return options
+
+
+def _inline_statement(rows: int) -> str:
+    # Not as an option of the attachment: that would hold until the end of the session.
+    return f"set ducklake_default_data_inlining_row_limit = {rows}"
+
+
+def catalog_kind(catalog: str) -> str:
+    """What a catalog is: postgres, sqlite or duckdb."""
+    if catalog.startswith(("postgres:", "postgresql:")):
+        return "postgres"
+    return "sqlite" if catalog.startswith("sqlite:") else "duckdb"
+
+
+def extensions_for(kind: str) -> list[str]:
+    """What DuckDB has to load for a lake with a catalog of this kind."""
+    return ["ducklake", *([_SCANNERS[kind]] if kind in _SCANNERS else [])]
+
+
+def catalog_place(catalog: str, *, guarded: bool = False) -> str:
+    """The catalog as DuckLake wants to see it; `guarded` finds no functions but the server's own."""
+    if catalog_kind(catalog) != "postgres":
+        return catalog
+    parts = catalog_settings(catalog)
+    guard = {"options": with_search_path(parts.get("options"))} if guarded else {}
+    return "postgres:" + make_conninfo("", **{**CLIENT_END, **login_demands(parts), **parts, **guard})
+
+
+def catalog_settings(catalog: str, key: str = "lake.catalog") -> dict[str, Any]:
+    """The settings of a catalog in PostgreSQL, as libpq understands them."""
+    uri = catalog.startswith(("postgres://", "postgresql://"))
+    try:
+        return conninfo_to_dict(catalog if uri else catalog.partition(":")[2])
+    except psycopg.ProgrammingError:
+        raise ConfigError(f"{key} has no valid PostgreSQL connection string after postgres:") from None
+
+
+def catalog_file(catalog: str) -> Path | None:
+    """The file that a catalog is in; None for one in PostgreSQL."""
+    return None if catalog_kind(catalog) == "postgres" else Path(catalog.removeprefix("sqlite:"))
+
+
+@contextlib.contextmanager
+def _removing_what_is_new(cfg: LakeConfig) -> Iterator[None]:
+    """After a failure, neither the catalog's file nor directories stay that were not there before."""
+    file = catalog_file(cfg.catalog)
+    new_file = file if file is not None and not file.exists() else None
+    paths = [] if file is None else [file.parent]
+    paths += [] if is_remote(cfg.data_path) else [Path(cfg.data_path)]
+    new_directories = [d for path in paths for d in (path, *path.parents) if not d.exists()]
+    try:
+        if file is not None:
+            _make_directory(file.parent)
+        yield
+    except BaseException:
+        if new_file is not None:
+            for suffix in ("", "-wal", "-shm", "-journal", ".wal"):
+                new_file.with_name(new_file.name + suffix).unlink(missing_ok=True)
+        for directory in sorted(set(new_directories), key=lambda d: len(d.parts), reverse=True):
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+        raise
+
+
+def _make_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        hint = "check the path in lake.catalog and the rights on it"
+        raise CatalogUnreachableError(
+            f"the directory of lake.catalog cannot be made: {system_reason(exc)}", hint=hint
+        ) from exc
+
+
+def _check_data_path(data_path: str) -> None:
+    """Refuse a local path that cannot be written before anything exists in the catalog."""
+    if is_remote(data_path):
+        return
+    directory = Path(data_path)
+    probe = directory / f".aqueduck-{uuid.uuid4().hex}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as exc:
+        hint = f"make {directory} a directory that this user may write, or set another lake.data_path"
+        raise DataPathError(f"lake.data_path cannot be written: {system_reason(exc)}", hint=hint) from exc

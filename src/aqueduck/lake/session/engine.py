@@ -1,0 +1,104 @@
+"""
+DuckDB as an engine: connections with fixed settings, and extensions that are never downloaded.
+
+The extensions come as Python wheels beside DuckDB's own, signed, and are loaded from there by
+path.  `open_kernel` is the engine that Spark tasks use to fold and to write files; the lake
+itself is attached in `catalog`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import tempfile
+from pathlib import Path
+
+import duckdb
+
+from aqueduck.lake.session.object_stores import create_secret, store_of, tune_uploads
+from aqueduck.lake.session.sql import literal
+from aqueduck.model.errors import CatalogUnreachableError
+from aqueduck.state_files.private_files import private_directory
+
+__all__ = [
+    "is_remote",
+    "load_extension",
+    "new_connection",
+    "open_kernel",
+    "open_store",
+    "trust_no_statistics",
+]
+
+_numbers = itertools.count(1)
+
+
+def new_connection(
+    *, threads: int | None = None, memory_limit: str | None = None
+) -> duckdb.DuckDBPyConnection:
+    """An in-memory database that fetches nothing, spills to its own directory and prints UTC."""
+    settings: dict[str, str | bool | int | float | list[str]] = {
+        "autoinstall_known_extensions": "false",
+        "autoload_known_extensions": "false",
+        "preserve_insertion_order": "false",
+        "temp_directory": _spill_directory(),
+    }
+    if threads is not None:
+        settings["threads"] = str(threads)
+    if memory_limit is not None:
+        settings["memory_limit"] = memory_limit
+    con = duckdb.connect(":memory:", config=settings)
+    con.execute("set TimeZone = 'UTC'")
+    return con
+
+
+def trust_no_statistics(con: duckdb.DuckDBPyConnection) -> None:
+    """From now on the engine takes nothing from what a lake says of a whole table's values, which may be wrong (ADR 66)."""
+    con.execute("set disabled_optimizers = 'statistics_propagation'")
+
+
+def open_kernel(
+    data_path: str, *, threads: int | None = None, memory_limit: str | None = None
+) -> duckdb.DuckDBPyConnection:
+    """An engine that folds and writes files under `data_path`, without a lake."""
+    con = new_connection(threads=threads, memory_limit=memory_limit)
+    if is_remote(data_path):
+        open_store(con, data_path)
+    return con
+
+
+def open_store(con: duckdb.DuckDBPyConnection, data_path: str) -> None:
+    """Let an engine read and write files of an object store that this process knows."""
+    load_extension(con, "httpfs")
+    tune_uploads(con)
+    if store := store_of(data_path):
+        create_secret(con, data_path, store)
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path names an object store rather than this machine's files."""
+    return "://" in path
+
+
+def load_extension(con: duckdb.DuckDBPyConnection, name: str) -> None:
+    """Load an extension from its wheel."""
+    con.execute(f"load {literal(str(_extension_file(name)))}")
+
+
+def _extension_file(name: str) -> Path:
+    spec = importlib.util.find_spec(f"duckdb_extension_{name}")
+    places = spec.submodule_search_locations if spec else None
+    for place in places or ():
+        file = Path(place) / "extensions" / f"v{duckdb.__version__}" / f"{name}.duckdb_extension"
+        if file.is_file():
+            return file
+    wheel = f"duckdb-extension-{name.replace('_', '-')}=={duckdb.__version__}"
+    raise CatalogUnreachableError(
+        f"the extension {name} of DuckDB {duckdb.__version__} is not installed", hint=f"pip install {wheel}"
+    )
+
+
+def _spill_directory() -> str:
+    # DuckDB makes it when a query outgrows its memory, and removes it at the end.
+    home = private_directory(Path(tempfile.gettempdir()) / f"aqueduck-{os.geteuid()}")
+    return str(home / f"spill-{os.getpid()}-{next(_numbers)}")

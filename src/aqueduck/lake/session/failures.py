@@ -1,0 +1,160 @@
+"""
+What DuckDB's errors mean: the one boundary where they become ours.
+
+DuckDB quotes values, file names and whole connection strings in its messages.  We show the
+part before the first quotation mark, and leave the original out of the traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import duckdb
+
+from aqueduck.model.errors import (
+    AqueduckError,
+    CatalogUnreachableError,
+    DataPathError,
+    LakeBusyError,
+    LakeWriteError,
+    ValueCastError,
+)
+from aqueduck.model.password_guard import LET_SCRAM
+
+__all__ = ["classify", "classify_attach", "lake_errors"]
+
+_CONFLICT = (
+    "transaction conflict",
+    "write-write conflict",
+    "database is locked",
+    "could not serialize",
+    "deadlock",
+    "maximum retry count",
+)
+_LOST = (
+    "unable to connect",
+    "server closed the connection",
+    "terminating connection",
+    "connection already closed",
+    "no connection to the server",
+    "ssl connection has been closed",
+    "the database system is",
+    "could not receive data",
+    "could not send data",
+)
+_STORAGE = (
+    "permission denied",
+    "no space left",
+    "read-only file system",
+    "input/output error",
+    "failed to create directory",
+    "could not write",
+    "disk quota",
+)
+_GONE = ("no such file or directory", "no files found that match", "404 (not found)")
+_VALUES = (duckdb.ConversionException, duckdb.OutOfRangeException)
+_KNOWN_PATH = re.compile(r'data path in the catalog "([^"]+)"')
+_OTHER_VERSION = re.compile(r"catalog version is (\S+), but the extension requires version ([\d.]+\d)")
+_COLUMN_CAST = re.compile(
+    r'failed to cast column "((?:[^"]|"")+)" from type .+? to ([A-Z][A-Z_ ]*(?:\([\d,]+\))?)'
+)
+_OWN = re.compile(r"^Invalid Input Error: aqueduck: (.*)")
+_SHOWN = re.compile(r"^[^'\"\n`$]*")
+
+_REASONS = (
+    ("authentication method requirement", "the server asks for the password in a form that others could use"),
+    ("connection refused", "nothing listens there (connection refused)"),
+    ("password authentication failed", "the password was refused"),
+    ("no password supplied", "the server wants a password"),
+    ("no pg_hba.conf entry", "the server's pg_hba.conf has no entry for us"),
+    ("could not translate host name", "the host name is unknown"),
+    ("timeout expired", "the server did not answer in time"),
+    ("no route to host", "there is no route to the host"),
+    ("no such file or directory", "no such file or directory"),
+    ("permission denied", "permission denied"),
+    ("file is not a database", "the file is not a SQLite database"),
+    ("not a valid duckdb database file", "the file is not a DuckDB database"),
+    ("unable to open database file", "the file cannot be opened"),
+    ("database does not exist", "there is no lake yet"),
+    ("conflicting lock", "another process has the file open"),
+    ("already attached by database", "this process has the file open already"),
+    ("file handle conflict", "this process has the file open already"),
+    ("too many connections", "the server has no free connection"),
+    ("does not exist", "the database, the role or the lake in it does not exist"),
+)
+_DUCKDB_FILE_HINT = (
+    "a DuckDB file is for one process at a time: stop the other, or use a postgres: or sqlite: catalog"
+)
+
+
+@contextlib.contextmanager
+def lake_errors(doing: str, *, table: str | None = None) -> Iterator[None]:
+    """Errors of DuckDB inside this block become ours; `doing` completes "… failed"."""
+    try:
+        yield
+    except duckdb.Error as exc:
+        # `from None`: the original quotes cell values and connection strings.
+        raise classify(exc, doing, table=table) from None
+
+
+def classify(exc: duckdb.Error, doing: str, *, table: str | None = None) -> AqueduckError:
+    """The error of ours that stands for one of DuckDB's."""
+    text = str(exc).lower()
+    if any(words in text for words in _CONFLICT):
+        return LakeBusyError(f"{doing} lost a race with another writer of the lake", table=table)
+    if any(words in text for words in _LOST):
+        return LakeWriteError(f"{doing} lost the connection to the lake's catalog", table=table)
+    if own := _OWN.search(str(exc)):
+        return ValueCastError(
+            own[1], hint="cast the column to a type that holds the value (docs/types.md)", table=table
+        )
+    if isinstance(exc, _VALUES):
+        hint = "see docs/types.md for what each type can hold, and resync the table"
+        found = _COLUMN_CAST.search(str(exc))
+        where = f" in the column {found[1]}, which is {found[2].strip()}" if found else ""
+        message = f"{doing} met a value that its lake type cannot hold{where}"
+        return ValueCastError(message, hint=hint, table=table)
+    if isinstance(exc, duckdb.IOException | duckdb.HTTPException) and any(
+        words in text for words in _STORAGE
+    ):
+        hint = "check free space and the rights on lake.data_path"
+        return DataPathError(f"{doing} could not write to the lake's storage", hint=hint, table=table)
+    if isinstance(exc, duckdb.IOException) and any(words in text for words in _GONE):
+        hint = (
+            "put the files below lake.data_path back; if they are lost, copy the table into a new one:"
+            " aqueduck tables remove -c FILE TABLE --drop-target, then tables add"
+        )
+        return LakeWriteError(f"{doing} did not find a file of the lake", hint=hint, table=table)
+    if isinstance(exc, duckdb.OutOfMemoryException):
+        hint = "give the group a larger task_memory, or the machine more memory"
+        return LakeWriteError(f"{doing} ran out of memory", hint=hint, table=table)
+    return LakeWriteError(f"{doing} failed: {type(exc).__name__}: {_shown(exc)}", table=table)
+
+
+def classify_attach(exc: duckdb.Error, kind: str) -> AqueduckError:
+    """Why a lake could not be attached; `kind` is postgres, sqlite or duckdb."""
+    text = str(exc).lower()
+    if "data_path parameter" in text:
+        known = _KNOWN_PATH.search(str(exc))
+        hint = f"set lake.data_path to the path with which this lake was created{f', {known[1]}' if known else ''}"
+        return DataPathError("lake.data_path is not the one that the lake's catalog knows", hint=hint)
+    if other := _OTHER_VERSION.search(str(exc)):
+        return CatalogUnreachableError(
+            f"the lake's catalog is of DuckLake {other[1]}, and this is DuckLake {other[2]}",
+            hint="a newer catalog needs a newer Aqueduck; an older one is brought up to date by DuckDB:"
+            " attach it once with the option automatic_migration",
+        )
+    reason = next((reason for words, reason in _REASONS if words in text), type(exc).__name__)
+    hint = "check lake.catalog"
+    if kind == "duckdb" and "open" in reason:
+        hint = _DUCKDB_FILE_HINT
+    if "authentication method requirement" in text:
+        hint = LET_SCRAM
+    return CatalogUnreachableError(f"the lake's {kind} catalog cannot be opened: {reason}", hint=hint)
+
+
+def _shown(exc: duckdb.Error) -> str:
+    found = _SHOWN.match(str(exc))
+    return (found[0].strip(" :-(") if found else "")[:200] or "no reason given"

@@ -1,0 +1,135 @@
+"""
+Which lakes the rows of `destinations_table` may name: the file decides, not the people who write the table (ADR 65).
+
+Paths are compared part by part, connection strings by their settings, variables by name.  `{value}` in a pattern stands
+for any text within one part or setting.  A file that says nothing in `destinations_allow` allows what lies beside its own
+destinations, what its pattern makes, and the variables that both name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from aqueduck.config.fanout import PLACEHOLDER, DestinationConfig, FanoutConfig
+from aqueduck.config.lake_place import LakeKeys
+from aqueduck.lake.session.catalog import catalog_kind, catalog_settings
+from aqueduck.model.errors import ConfigError
+
+__all__ = ["AllowedPlaces"]
+
+_PART = r"[^/*?\[\]\x00-\x1f\x7f]+"
+"""No globs, because DuckLake looks for files by them, and no parameters of a URL, which can name another endpoint."""
+_PLAIN = re.compile(rf"(?!\.\.?$){_PART}")
+_SETTING = r"[A-Za-z0-9_-]+"
+
+
+@dataclass(frozen=True)
+class _Path:
+    """A directory, a file or a prefix of an object store, as its kind or scheme and its parts."""
+
+    parts: tuple[str, ...]
+    alone: bool = False
+    """Whether nothing beneath it is meant."""
+
+    def allows(self, place: _Path) -> bool:
+        here, beneath = place.parts[: len(self.parts)], place.parts[len(self.parts) :]
+        if len(here) < len(self.parts) or (self.alone and beneath):
+            return False
+        fits = all(_fits(p, part, _PART) for p, part in zip(self.parts, here, strict=True))
+        return fits and all(map(_PLAIN.fullmatch, beneath)) and not {".", ".."} & set(place.parts)
+
+    def beside(self) -> _Path:
+        """It and what lies in the same directory; a bucket, or what lies in the root directory, stands alone."""
+        if any(PLACEHOLDER in part for part in self.parts):
+            return self
+        return (
+            _Path((*self.parts[:-1], PLACEHOLDER)) if len(self.parts) > 2 else _Path(self.parts, alone=True)
+        )
+
+
+class AllowedPlaces:
+    """What a file allows."""
+
+    def __init__(self, config: FanoutConfig) -> None:
+        allow = config.destinations_allow
+        own: list[LakeKeys] = [*config.destinations, *([config.dynamic] if config.dynamic else [])]
+        files = [lake.catalog for lake in own if lake.catalog and catalog_kind(lake.catalog) != "postgres"]
+        postgres = [p for p in allow.catalogs or () if catalog_kind(p) == "postgres"]
+        self._files = _patterns(
+            [p for p in allow.catalogs or () if p not in postgres], allow.catalogs is None, files
+        )
+        self._databases = [_settings(p, "destinations_allow.catalogs") for p in postgres]
+        self._data_paths = _patterns(
+            allow.data_paths or (), allow.data_paths is None, (d.data_path for d in own)
+        )
+        named = {v for lake in own for v in (lake.catalog_env, lake.postgres_uri_env) if v is not None}
+        self._variables = named if allow.env is None else set(allow.env)
+
+    def refuse(self, row: DestinationConfig) -> None:
+        """Raise if the row names what the file does not allow; nothing has been contacted or read for it before."""
+        variable = row.catalog_env or row.postgres_uri_env
+        if variable is not None and variable not in self._variables:
+            raise ConfigError(
+                f"the file does not allow the variable {variable} in destinations_table",
+                hint="name the variable of one of the file's own destinations, or add it to destinations_allow.env",
+            )
+        if row.catalog is not None:
+            self._refuse_catalog(row.catalog)
+        if not _any(self._data_paths, row.data_path):
+            raise ConfigError(
+                "the file does not allow this data_path in destinations_table",
+                hint="choose one beside those of the file's own destinations, or add its directory to"
+                " destinations_allow.data_paths",
+            )
+
+    def _refuse_catalog(self, catalog: str) -> None:
+        if catalog_kind(catalog) != "postgres":
+            if not _any(self._files, catalog):
+                raise ConfigError(
+                    "the file does not allow this catalog in destinations_table",
+                    hint="choose one beside those of the file's own destinations, or add its directory to"
+                    " destinations_allow.catalogs",
+                )
+            return
+        given = _settings(catalog, "catalog")
+        if not any(_same_settings(allowed, given) for allowed in self._databases):
+            raise ConfigError(
+                "the file does not allow this PostgreSQL catalog in destinations_table",
+                hint="name a variable of destinations_allow.env in catalog_env, or add the connection string to"
+                " destinations_allow.catalogs",
+            )
+
+
+def _patterns(given: Iterable[str], derive: bool, own: Iterable[str]) -> list[_Path]:
+    return [_path(p).beside() for p in own] if derive else [_path(p) for p in given]
+
+
+def _any(patterns: Iterable[_Path], place: str) -> bool:
+    found = _path(place)
+    return any(pattern.allows(found) for pattern in patterns)
+
+
+def _path(place: str) -> _Path:
+    """An absolute path or a URL; the empty parts of a URL count, because keys of an object store may have them."""
+    kind, path = ("sqlite:", place[7:]) if place.startswith("sqlite:") else ("", place)
+    scheme, separator, rest = path.partition("://")
+    if separator:
+        return _Path((f"{kind}{scheme}://", *rest.rstrip("/").split("/")))
+    return _Path((kind, *(part for part in path.split("/") if part)))
+
+
+def _fits(pattern: str, part: str, value: str) -> bool:
+    if PLACEHOLDER not in pattern:
+        return pattern == part
+    return re.fullmatch(value.join(map(re.escape, pattern.split(PLACEHOLDER))), part) is not None
+
+
+def _settings(catalog: str, key: str) -> dict[str, str]:
+    return {name: str(value) for name, value in catalog_settings(catalog, key).items()}
+
+
+def _same_settings(allowed: dict[str, str], given: dict[str, str]) -> bool:
+    """Neither more settings nor fewer: `hostaddr`, `service`, `options` and others lead elsewhere, too."""
+    return allowed.keys() == given.keys() and all(_fits(allowed[k], given[k], _SETTING) for k in allowed)

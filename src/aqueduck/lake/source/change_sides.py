@@ -1,0 +1,126 @@
+"""
+Both sides of a run of lake snapshots, what was inserted and what was deleted, each row with its lake snapshot.
+
+DuckLake 1.5.5 dates a row that was deleted from a merged file by its *insertion* (`tests/lake/conformance/test_ducklake.py`).
+The set of rows that it gives for a range is right, though, so a range of one lake snapshot needs no date from it:
+`dated` divides a run into such ranges as soon as the table has a merged file.
+"""
+
+from __future__ import annotations
+
+from aqueduck.lake.session.pool import PooledLake
+from aqueduck.lake.session.sql import literal
+from aqueduck.model.errors import MergedChangesError
+from aqueduck.model.routing import Run
+from aqueduck.model.schema import TableName
+
+__all__ = ["dated", "has_merged_files", "refuse_merged_updates", "side", "sides"]
+
+ONCE = (
+    " qualify coalesce(filename not like '%.parquet', true)"
+    " or row_number() over (partition by filename, file_row_number) = 1"
+)
+"""A file that one transaction takes rows from, and then the rest, has its rows reported twice as deleted."""
+
+
+def dated(lake: PooledLake, table_id: int, run: Run) -> list[Run]:
+    """
+    The run as runs of which every change can be dated, in order.
+
+    A merge may come at any time: ask in the transaction that reads.
+    """
+    if not run.removes:
+        return [run]
+    return list(run.one_by_one()) if has_merged_files(lake, table_id) else [run]
+
+
+def has_merged_files(lake: PooledLake, table_id: int) -> bool:
+    """Whether a file of the table has rows of several lake snapshots."""
+    merged = (
+        f"from {lake.metadata}.ducklake_data_file where table_id = {table_id} and partial_max is not null"
+    )
+    [[any_merged]] = lake.execute(f"select exists ({merged})", doing="looking for merged files")
+    return bool(any_merged)
+
+
+def refuse_merged_updates(lake: PooledLake, table: TableName, table_id: int, run: Run) -> None:
+    """
+    Raise if updates of a dated run cannot be told from insertions.
+
+    Both sides of an update have one row id, until the file with its new row is merged: then that row has another one.
+    """
+    if not run.removes or run.first != run.last:
+        return  # nothing was removed, or no file of the table was merged
+    s = run.first
+    merged = (
+        f"from {lake.metadata}.ducklake_data_file where table_id = {table_id}"
+        f" and partial_max is not null and begin_snapshot <= {s} and partial_max >= {s}"
+    )
+    added, removed = (side(lake, table, kind, run, "") for kind in ("insertions", "deletions"))
+    [[unclear]] = lake.execute(
+        f"select exists ({merged}) and exists ({added}) and exists ({removed})",
+        doing="looking for merged updates",
+    )
+    if unclear:
+        raise MergedChangesError(
+            f"the files with the changes of lake snapshot {s} were merged before these were read, so that updates look like new rows",
+            hint="set routing.key_columns, or merge the source's files less often than the slowest reader reads",
+            table=table.qualified,
+        )
+
+
+def side(lake: PooledLake, table: TableName, kind: str, run: Run, cells: str) -> str:
+    """Select the insertions or deletions of a dated run: lake snapshot, row id and cells."""
+    name = ", ".join(map(literal, (lake.alias, table.schema, table.name)))
+    snapshot = str(run.first) if run.first == run.last else "snapshot_id"
+    return (
+        f"select {snapshot}::bigint as aqueduck_s, rowid as aqueduck_r{cells}"
+        f" from ducklake_table_{kind}({name}, {run.first}, {run.last})"
+    )
+
+
+def _were_there(lake: PooledLake, table_id: int, run: Run) -> str:
+    """
+    A condition on deletions from merged files: the row was there before.
+
+    A row that one transaction wrote and removed again, and whose file was merged later, is reported as deleted in every later
+    lake snapshot, too.
+    """
+    before = run.first - 1
+    alive = f"begin_snapshot <= {before} and (end_snapshot is null or end_snapshot > {before})"
+    names = lake.execute(
+        f"select (select schema_name from {lake.metadata}.ducklake_schema s where s.schema_id = t.schema_id and {alive}),"
+        f" table_name from {lake.metadata}.ducklake_table t where table_id = {table_id} and {alive}",
+        doing="reading the source's catalog",
+    )
+    if not names:
+        return f" where snapshot_id = {run.first}"
+    earlier = f"{lake.table(TableName(*names[0]))} at (version => {before})"
+    return (
+        f" where snapshot_id = {run.first}"
+        f" or (filename, file_row_number) in (select (filename, file_row_number) from {earlier})"
+    )
+
+
+def sides(lake: PooledLake, table: TableName, table_id: int, run: Run, added: str, removed: str) -> str:
+    """
+    A `with` that names both sides of a dated run, `added` and `removed`, with these cells.
+
+    What both sides have is left out: a row that one transaction wrote to a file and removed again.  Inlined rows are
+    never on both sides for that reason; theirs have no place in a file to be compared by.
+    """
+    place = ", filename as aqueduck_f, file_row_number as aqueduck_n"
+    kept = (
+        "select x.* exclude (aqueduck_f, aqueduck_n) from {} x where not exists (select 1 from {} z"
+        " where z.aqueduck_s = x.aqueduck_s and z.aqueduck_f = x.aqueduck_f and z.aqueduck_n = x.aqueduck_n"
+        " and z.aqueduck_f like '%.parquet')"
+    )
+    insertions = side(lake, table, "insertions", run, place + added)
+    known = run.first == run.last and has_merged_files(lake, table_id)
+    there = _were_there(lake, table_id, run) if known else ""
+    deletions = side(lake, table, "deletions", run, place + removed) + there + ONCE
+    return (
+        f"with aqueduck_a as materialized ({insertions}), aqueduck_d as materialized ({deletions}),"
+        f" added as ({kept.format('aqueduck_a', 'aqueduck_d')}),"
+        f" removed as ({kept.format('aqueduck_d', 'aqueduck_a')})"
+    )

@@ -1,0 +1,253 @@
+"""
+A lake table for other people's queries: its rows at a lake snapshot, or its changes, as Arrow batches.
+
+Behind the Spark formats `ducklake` and `ducklake_changes` (`spark.formats.lake_source`).  Columns have types that Spark
+can hold (`spark_cells`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import duckdb
+import pyarrow as pa
+
+from aqueduck.config.lake_place import LakePlace
+from aqueduck.lake.session.failures import lake_errors
+from aqueduck.lake.session.pool import LakePool, PooledLake
+from aqueduck.lake.session.sql import ident, literal
+from aqueduck.lake.source.change_sides import dated, side, sides
+from aqueduck.lake.source.source_lake import RunRead, SourceLake
+from aqueduck.lake.values.spark_cells import mark_variants, marked, spark_type, to_spark
+from aqueduck.model.errors import ConfigError, LakeWriteError, ReservedColumnError, SchemaChangeError
+from aqueduck.model.routing import PLACES, Run, SourceColumn, SourceTable
+from aqueduck.model.schema import TableName
+
+__all__ = ["Feed", "FeedPart", "read_part"]
+
+BATCH_ROWS = 8192
+SCAN_BYTES = 8 << 20
+"""Files of less are read by one task."""
+META_COLUMNS = ("_change_type", "_lake_snapshot_id", "_rowid")
+
+
+@dataclass(frozen=True, slots=True)
+class FeedPart:
+    """What one task reads; a run of lake snapshots, or the table as it was at one."""
+
+    table: TableName
+    cells: tuple[tuple[str, str], ...]
+    """Name and expression of each column."""
+    run: Run
+    table_id: int
+    scan: bool = False
+    condition: str = "true"
+    files: str = "true"
+    """Of a scan: the condition that picks its files."""
+    variants: frozenset[str] = frozenset()
+
+
+class Feed:
+    """The catalog's side: what there is, and how to read it."""
+
+    def __init__(self, lake: PooledLake, table: TableName) -> None:
+        self._lake = lake
+        self._table = table
+        self.source = SourceLake(lake, table)
+
+    def schema(self, at: int, *, changes: bool) -> pa.Schema:
+        """The columns as Spark gets them, those of the change among them where it is about changes."""
+        with lake_errors("describing the table"):
+            schema = self._lake.con.execute(self._no_rows(at, changes=changes)).to_arrow_table().schema
+        return mark_variants(schema, _variants(self.source.table_at(at)[2].columns))
+
+    def check_condition(self, condition: str, at: int, *, changes: bool) -> None:
+        """Refuse what is no condition on these columns."""
+        try:
+            self._lake.con.execute(f"select 1 from ({self._no_rows(at, changes=changes)}) where {condition}")
+        except duckdb.Error as exc:
+            reason = str(exc).splitlines()[0]
+            raise ConfigError(
+                f"the option where cannot be used: {reason}", table=self._table.qualified
+            ) from None
+
+    def _no_rows(self, at: int, *, changes: bool) -> str:
+        _, _, source = self.source.table_at(at)
+        if changes:
+            source.refuse_reserved_names()
+        cells = ", ".join(f"cast(null as {spark_type(c.type)}) as {ident(c.name)}" for c in source.columns)
+        meta = ", null::varchar as _change_type, null::bigint as _lake_snapshot_id, null::bigint as _rowid"
+        return f"select {cells}{meta if changes else ''} limit 0"
+
+    def first(self) -> int:
+        """The lake snapshot before the table was made."""
+        return max(self.source.table_at(self.source.latest())[1] - 1, 0)
+
+    def at_time(self, time: str) -> int:
+        """The newest lake snapshot at a point in time."""
+        rows = self._lake.execute(
+            f"select max(snapshot_id) from {self._lake.metadata}.ducklake_snapshot"
+            " where snapshot_time::timestamptz <= ?::timestamptz",
+            (time,),
+            doing="looking for a lake snapshot by its time",
+        )
+        return int(rows[0][0]) if rows[0][0] is not None else 0
+
+    def scan(self, at: int, names: Sequence[str], parts: int) -> list[FeedPart]:
+        """The whole table at a lake snapshot, its files shared out to so many parts."""
+        table_id, _, source = self.source.table_at(at)
+        by_name = {column.name: column for column in source.columns}
+        cells = tuple(_shown(by_name[n]) for n in names)
+        variants = _variants(by_name[n] for n in names)
+        whole = FeedPart(self._table, cells, Run(at, at), table_id, scan=True, variants=variants)
+        if any(column.name.lower() == "filename" for column in source.columns):
+            return [whole]  # a column of this name hides DuckLake's own
+        groups = self._file_groups(at, parts)
+        if len(groups) < 2:
+            return [whole]
+        known = ", ".join(literal(file) for group in groups for file in group)
+        conditions = [f"filename in ({', '.join(map(literal, group))})" for group in groups]
+        # What is in no file is inlined in the catalog.
+        return [replace(whole, files=files) for files in (*conditions, f"filename not in ({known})")]
+
+    def _file_groups(self, at: int, parts: int) -> list[list[str]]:
+        """Files of about the same size together; few small ones are not worth more than one part."""
+        rows = self._lake.execute(
+            f"select data_file, data_file_size_bytes from ducklake_list_files({literal(self._lake.alias)},"
+            f" {literal(self._table.name)}, schema => {literal(self._table.schema)}, snapshot_version => {at})",
+            doing="listing the table's files",
+        )
+        total = sum(size for _, size in rows)
+        wanted = max(1, min(len(rows), parts, -(-total // SCAN_BYTES)))
+        groups: list[list[str]] = [[] for _ in range(wanted)]
+        filled = [0] * wanted
+        for file, size in sorted(rows, key=lambda row: -row[1]):
+            least = filled.index(min(filled))
+            groups[least].append(file)
+            filled[least] += size
+        return [group for group in groups if group]
+
+    def changes(self, start: int, end: int, names: Sequence[str], parts: int) -> list[FeedPart]:
+        """The changes after `start` up to and with `end`, in as many parts as there are runs, or tasks."""
+        table_id, made, now = self.source.table_at(end)
+        wanted = self._columns(now, names)
+        reads, _ = self.source.reads(table_id, made, SourceTable(now.uuid, wanted), start, end)
+        if any(read.run.removes and not read.placed for read in reads):
+            raise ReservedColumnError(
+                f"the table has a column named {' or '.join(PLACES)}, which hides what tells its changes apart",
+                hint="rename the column; inserts alone can be read as they are",
+                table=self._table.qualified,
+            )
+        return [piece for read in reads for piece in _pieces(read, wanted, parts)]
+
+    def _columns(self, now: SourceTable, names: Sequence[str]) -> tuple[SourceColumn, ...]:
+        by_name = {column.name: column for column in now.columns}
+        missing = [name for name in names if name not in by_name and name not in META_COLUMNS]
+        if missing:
+            raise SchemaChangeError(
+                f"the table no longer has the column {missing[0]}",
+                hint="start the query again to read the table as it is now",
+                table=self._table.qualified,
+            )
+        return tuple(by_name[name] for name in names if name not in META_COLUMNS)
+
+    def rows_by_snapshot(self, start: int, end: int) -> list[tuple[int, int]]:
+        """How many changes each lake snapshot of the range has."""
+        found: dict[int, int] = {}
+        for part in self.changes(start, end, [], 1):
+            for run in dated(self._lake, part.table_id, part.run):
+                for kind in ("insertions", "deletions") if run.removes else ("insertions",):
+                    rows = side(self._lake, part.table, kind, run, "")
+                    for snapshot, count in self._lake.execute(
+                        f"select aqueduck_s, count(*) from ({rows}) group by 1"
+                    ):
+                        found[snapshot] = found.get(snapshot, 0) + count
+        return sorted(found.items())
+
+
+def read_part(pool: LakePool, place: LakePlace, part: FeedPart) -> Iterator[pa.RecordBatch]:
+    """
+    The rows of a part.
+
+    A session that was attached before inlined rows were flushed may look for them where they were: what fails
+    before any row is read is tried once more with a new one.
+    """
+    first = None
+    try:
+        rows = _read_part(pool, place, part)
+        first = next(rows, None)
+    except LakeWriteError:
+        rows = _read_part(pool, place, part)
+    if first is not None:
+        yield first
+    yield from rows
+
+
+def _read_part(pool: LakePool, place: LakePlace, part: FeedPart) -> Iterator[pa.RecordBatch]:
+    with pool.use(place, read_only=True) as lake, lake_errors("reading the lake"):
+        names = ", ".join(ident(name) for name, _ in part.cells)
+        if part.scan:
+            source = f"select {_cells(part)} from {lake.table(part.table)} at (version => {part.run.last}) where {part.files}"
+            yield from _batches(lake, part, f"select {names} from ({source}) where {part.condition}")
+            return
+        # Names that a user's table cannot have been given, so that conditions mean its columns.
+        meta = 'change_type_ as "_change_type", aqueduck_s as "_lake_snapshot_id", aqueduck_r as "_rowid"'
+        columns = f"{names}, " if names else ""
+        with lake.transaction():  # nobody merges files between the question for merged ones and the reads
+            for run in dated(lake, part.table_id, part.run):
+                yield from _batches(
+                    lake,
+                    part,
+                    f"select * from (select {columns}{meta} from ({_typed(lake, part, run)})) where {part.condition}"
+                    ' order by "_lake_snapshot_id", "_rowid", "_change_type" desc',
+                )
+
+
+def _batches(lake: PooledLake, part: FeedPart, query: str) -> Iterator[pa.RecordBatch]:
+    reader = lake.con.execute(query).to_arrow_reader(BATCH_ROWS)
+    schema = mark_variants(reader.schema, part.variants)
+    for batch in reader:
+        yield marked(batch, schema) if part.variants else batch
+
+
+def _shown(column: SourceColumn, cell: str | None = None) -> tuple[str, str]:
+    cell = ident(column.name) if cell is None else cell
+    return column.name, to_spark(column.name, column.type, cell)
+
+
+def _variants(columns: Iterable[SourceColumn]) -> frozenset[str]:
+    return frozenset(column.name for column in columns if column.type == "VARIANT")
+
+
+def _pieces(read: RunRead, columns: Sequence[SourceColumn], parts: int) -> Iterator[FeedPart]:
+    cells = tuple(_shown(column, cell) for column, cell in zip(columns, read.cells, strict=True))
+    for run in _split(read.run, parts):
+        yield FeedPart(read.table, cells, run, read.table_id, variants=_variants(columns))
+
+
+def _split(run: Run, parts: int) -> Iterator[Run]:
+    length = run.last - run.first + 1
+    step = -(-length // max(1, min(parts, length)))
+    for first in range(run.first, run.last + 1, step):
+        yield run.within(first, min(first + step - 1, run.last))
+
+
+def _cells(part: FeedPart) -> str:
+    return ", ".join(f"{cell} as {ident(name)}" for name, cell in part.cells)
+
+
+def _typed(lake: PooledLake, part: FeedPart, run: Run) -> str:
+    """Both sides of each change with its kind: an update is a row that was removed and added under one row id."""
+    cells = f", {_cells(part)}" if part.cells else ""
+    if not run.removes:
+        return f"select 'insert' as change_type_, * from ({side(lake, part.table, 'insertions', run, cells)})"
+    kind = (
+        "select case when exists (select 1 from {} o where o.aqueduck_s = x.aqueduck_s and o.aqueduck_r = x.aqueduck_r)"
+        " then '{}' else '{}' end as change_type_, x.* from {} x"
+    )
+    return (
+        f"{sides(lake, part.table, part.table_id, run, cells, cells)}"
+        f" {kind.format('removed', 'update_postimage', 'insert', 'added')} union all"
+        f" {kind.format('added', 'update_preimage', 'delete', 'removed')}"
+    )

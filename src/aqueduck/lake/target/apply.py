@@ -1,0 +1,284 @@
+"""
+What is done to one target table inside an open lake transaction.
+
+Small pieces, in the order in which `commit` calls them: make or check the target, empty it, fetch
+cells that only it has, delete keys, insert rows or add files.  Few rows are inlined in the catalog;
+many go into a file under our own name, so that a crash leaves nothing that `orphans` does not know.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+from aqueduck.lake.fold.fold import Fold
+from aqueduck.lake.fold.keyless import delete_rows
+from aqueduck.lake.fold.projected import lost_value
+from aqueduck.lake.ledger.own_targets import note_target, refuse_foreign_target
+from aqueduck.lake.session.catalog import LakeSession
+from aqueduck.lake.session.directories import table_directory
+from aqueduck.lake.session.failures import lake_errors
+from aqueduck.lake.session.files import file_name, write_files
+from aqueduck.lake.session.sql import LAKE, equal, ident, lake_table, literal, string_list
+from aqueduck.lake.session.storage import no_glob
+from aqueduck.lake.target.evolve import holds, stored_columns
+from aqueduck.lake.target.inlined import inlining
+from aqueduck.lake.target.mode_rows import current_rows, end_rows, own_rows, source_tag
+from aqueduck.model.errors import SchemaChangeError
+from aqueduck.model.modes import MODES, UPSERT, TableMode
+from aqueduck.model.projection import filters_rows
+from aqueduck.model.schema import Column, TableName, TableSchema
+from aqueduck.model.typemap import lake_type
+
+__all__ = [
+    "add_files",
+    "apply_files",
+    "apply_fold",
+    "check_target",
+    "delete_keys",
+    "empty_target",
+    "ensure_target",
+    "make_target",
+    "refuse_names",
+]
+
+
+def ensure_target(
+    session: LakeSession, target: TableName, schema: TableSchema, mode: TableMode = UPSERT
+) -> None:
+    """Make the target if it is missing; refuse one that has other columns."""
+    make_target(session, target, schema, mode)
+    check_target(session, target, schema, mode)
+
+
+def make_target(
+    session: LakeSession, target: TableName, schema: TableSchema, mode: TableMode = UPSERT
+) -> None:
+    """Make the target if it is missing; refuse a table of others."""
+    refuse_names(target, schema, mode)
+    if refuse_foreign_target(session, target):
+        return
+    wanted = [*((c.name, lake_type(c)) for c in schema.columns), *mode.columns]
+    columns = ", ".join(f"{ident(name)} {kind}" for name, kind in wanted)
+    doing = "making the target"
+    session.execute(f"create schema if not exists {ident(LAKE)}.{ident(target.schema)}", doing=doing)
+    with inlining(session, target, schema):
+        session.execute(
+            f"create table if not exists {lake_table(target)} ({columns})",
+            doing=doing,
+            table=target.qualified,
+        )
+    note_target(session, target)
+
+
+def check_target(
+    session: LakeSession, target: TableName, schema: TableSchema, mode: TableMode = UPSERT
+) -> None:
+    """
+    Raise if the target's columns are not the source's and the mode's; asked once per session and schema.
+
+    They may be wider: types become so before the batch that calls for it.  Where more is kept than the source has, or by several
+    sources, there may be others.
+    """
+    if session.memory.targets.get(target) == (schema, mode):
+        return
+    stored = stored_columns(session, target)
+    expected = _expected(schema, mode)
+    differing = [n for n in expected if n not in stored or not holds(stored[n], expected[n])]
+    if mode.plain:
+        differing = sorted([*differing, *(stored.keys() - expected.keys())])
+    if differing:
+        raise SchemaChangeError(
+            f"the columns of {schema.qualified} do not fit the lake table: {', '.join(differing)}",
+            hint=f"undo the change in the lake, or rename or drop {target.qualified} there; then:"
+            f" aqueduck tables resync -c FILE {TableName(schema.schema, schema.name)}",
+            table=target.qualified,
+        )
+    session.memory.targets[target] = (schema, mode)
+
+
+def _expected(schema: TableSchema, mode: TableMode) -> dict[str, str]:
+    """Types of the target's columns, by their names in lower case."""
+    own = {name.lower(): kind for name, kind in mode.columns}
+    return {c.name.lower(): lake_type(c) for c in schema.columns} | own
+
+
+def refuse_names(target: TableName, schema: TableSchema, mode: TableMode = UPSERT) -> None:
+    """Raise if a column has a name that the target cannot have."""
+    _refuse_names_that_differ_by_case(target, schema)
+    _refuse_names_of_the_mode(target, schema, mode)
+
+
+def _refuse_names_of_the_mode(target: TableName, schema: TableSchema, mode: TableMode) -> None:
+    own = {name.lower() for name, _ in mode.columns}
+    for column in schema.columns:
+        if column.name.lower() in own:
+            raise SchemaChangeError(
+                f"the column {column.name} of {schema.qualified} has a name that the mode {mode.name} needs",
+                hint="rename the column, or choose another mode or source_column",
+                table=target.qualified,
+            )
+
+
+def _refuse_names_that_differ_by_case(target: TableName, schema: TableSchema) -> None:
+    seen: dict[str, str] = {}
+    for column in schema.columns:
+        other = seen.setdefault(column.name.lower(), column.name)
+        if other != column.name:
+            raise SchemaChangeError(
+                f"the columns {other} and {column.name} of {schema.qualified} differ by case only,"
+                " which a lake cannot hold",
+                hint="rename one of them",
+                table=target.qualified,
+            )
+
+
+def empty_target(session: LakeSession, target: TableName, schema: TableSchema) -> bool:
+    """The target without rows and with these columns, for a new copy; whether it was made anew, as its columns were others."""
+    if stored_columns(session, target) != _expected(schema, UPSERT):
+        session.execute(f"drop table {lake_table(target)}", doing="making the target", table=target.qualified)
+        session.memory.targets.pop(target, None)
+        ensure_target(session, target, schema)
+        return True
+    session.execute(f"delete from {lake_table(target)}", doing="emptying the target", table=target.qualified)
+    return False
+
+
+def apply_fold(
+    session: LakeSession,
+    target: TableName,
+    schema: TableSchema,
+    fold: Fold,
+    *,
+    group: str | None = None,
+    mode: TableMode = UPSERT,
+) -> None:
+    """The net effect of a run that was folded on this session's connection."""
+    with lake_errors("folding a batch", table=target.qualified):
+        session.con.execute(f"create or replace temp table aqueduck_rows as {fold.upserts}")
+        if fold.deletes is not None:
+            session.con.execute(f"create or replace temp table aqueduck_keys as {fold.deletes}")
+        if fold.patches is not None:
+            session.con.execute(f"create or replace temp table aqueduck_patches as {fold.patches}")
+            fetch_patches(session, target, schema, "aqueduck_patches", mode)
+            session.con.execute("insert into aqueduck_rows by name from aqueduck_patched")
+        if fold.ends is not None:
+            session.con.execute(f"create or replace temp table aqueduck_ends as {fold.ends}")
+    if fold.deletes is not None:
+        delete_keys(session, target, schema, "aqueduck_keys", own_rows(mode))
+    if fold.ends is not None:
+        end_rows(session, target, _same_key(schema, "k.k"), mode, "aqueduck_ends")
+    insert_rows(session, target, "aqueduck_rows", group=group)
+
+
+def apply_files(
+    session: LakeSession,
+    target: TableName,
+    schema: TableSchema,
+    *,
+    data: Sequence[str],
+    deletes: Sequence[str],
+    patches: Sequence[str],
+    ends: Sequence[str] = (),
+    group: str | None = None,
+    mode: TableMode = UPSERT,
+) -> None:
+    """The net effect of a run that Spark tasks folded into files."""
+    if patches:
+        fetch_patches(session, target, schema, f"read_parquet({string_list(patches)})", mode)
+    if deletes:
+        delete_keys(session, target, schema, f"read_parquet({string_list(deletes)})", own_rows(mode))
+    if ends:
+        end_rows(session, target, _same_key(schema, "k.k"), mode, f"read_parquet({string_list(ends)})")
+    add_files(session, target, data, mode)
+    if patches:
+        insert_rows(session, target, "aqueduck_patched", group=group)
+
+
+def fetch_patches(
+    session: LakeSession, target: TableName, schema: TableSchema, patches: str, mode: TableMode = UPSERT
+) -> None:
+    """Rows whose missing cells are read from the target, kept aside until the old rows are gone."""
+    if filters_rows(schema):
+        [[lost]] = session.execute(
+            f"select count(*) from {patches} p anti join {lake_table(target)} t"
+            f" on {_same_key(schema, 'p.t')} and {current_rows(mode)}"
+        )
+        if lost:
+            raise lost_value(schema)
+    cells = ", ".join(
+        f"case when p.u{i} then t.{ident(c.name)} else p.v{i} end as {ident(c.name)}"
+        for i, c in enumerate(schema.columns)
+    )
+    cells += "".join(f", p.{ident(name)}" for name, _ in MODES[mode.name])
+    cells += source_tag(mode)
+    session.execute(
+        f"create or replace temp table aqueduck_patched as select {cells} from {patches} p"
+        f" left join {lake_table(target)} t on {_same_key(schema, 'p.t')} and {current_rows(mode)}",
+        doing="reading unchanged values",
+        table=target.qualified,
+    )
+
+
+def delete_keys(
+    session: LakeSession, target: TableName, schema: TableSchema, keys: str, among: str = "true"
+) -> None:
+    """Remove the rows whose key is in the relation `keys` (k0, k1, …), of those for which `among` holds."""
+    if not schema.key:
+        delete_rows(session, target, schema, keys, among)
+        return
+    session.execute(
+        f"delete from {lake_table(target)} as t using {keys} as k"
+        f" where {_same_key(schema, 'k.k')} and {among}",
+        doing="deleting rows",
+        table=target.qualified,
+    )
+
+
+def insert_rows(session: LakeSession, target: TableName, rows: str, *, group: str | None = None) -> None:
+    """Insert a table's rows, by the names of its columns."""
+    [[count]] = session.execute(f"select count(*) from {rows}")
+    if count == 0:
+        return
+    if group is None or count <= session.inline_rows:
+        session.execute(
+            f"insert into {lake_table(target)} by name from {rows}",
+            doing="inserting rows",
+            table=target.qualified,
+        )
+        session.memory.inlined_rows[target] = session.memory.inlined_rows.get(target, 0) + count
+        return
+    name = file_name(group, uuid.uuid4().hex[:8], "direct", 0)
+    files = write_files(
+        session.con, f"from {rows}", table_directory(session, target), name, table=target.qualified
+    )
+    add_files(session, target, [file.path for file in files])
+
+
+def add_files(
+    session: LakeSession, target: TableName, paths: Sequence[str], mode: TableMode = UPSERT
+) -> None:
+    """Make Parquet files that are in place part of the table."""
+    if not paths:
+        return
+    missing = "" if mode.plain else ", allow_missing => true"
+    session.execute(
+        f"call ducklake_add_data_files({literal(LAKE)}, {literal(target.name)},"
+        f" {string_list(map(no_glob, paths))}, schema => {literal(target.schema)}{missing})",
+        doing="adding data files",
+        table=target.qualified,
+    )
+
+
+def _same_key(schema: TableSchema, other: str) -> str:
+    """Whether a row `t` has the key in `other`0, `other`1, …."""
+    return " and ".join(
+        _same_value(schema.columns[k], f"t.{ident(schema.columns[k].name)}", f"{other}{i}")
+        for i, k in enumerate(schema.key_indexes)
+    )
+
+
+def _same_value(column: Column, one: str, other: str) -> str:
+    kind = lake_type(column)
+    # A NaN in a numeric key is NULL in the lake, and must be found again.
+    return f"{one} is not distinct from {other}" if kind.startswith("DECIMAL") else equal(kind, one, other)

@@ -1,0 +1,294 @@
+"""
+Change a target's columns as the source's changed: what to do, and doing it.
+
+`plan_changes` is pure: from the columns that a target was made for, and those that the next run of changes
+has, to a list of steps.  A column is told from another by its number in the source's catalog, which survives a
+rename, where it is known; the stream itself only has names.  Steps run inside the transaction that applies the run,
+but for wider types: see `widen`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from aqueduck.lake.session.catalog import LakeSession
+from aqueduck.lake.session.sql import ident, lake_table, literal
+from aqueduck.model.column_numbers import UNCLEAR
+from aqueduck.model.errors import ResyncNeededError, SchemaChangeError
+from aqueduck.model.schema import Column, TableName, TableSchema
+from aqueduck.model.typemap import cast_sql, keeps_values, lake_type
+
+__all__ = [
+    "Step",
+    "alter",
+    "evolve",
+    "holds",
+    "literal_value",
+    "plan_changes",
+    "same_columns",
+    "stored_columns",
+    "widen",
+    "wider_columns",
+]
+
+_WIDER = {
+    "SMALLINT": {"INTEGER", "BIGINT"},
+    "INTEGER": {"BIGINT"},
+    "FLOAT": {"DOUBLE"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One change of one column."""
+
+    kind: Literal["add", "drop", "rename", "widen"]
+    column: Column
+    before: str = ""
+    """The name before a rename; for a wider type, the name that the target has when the batch begins."""
+
+
+def same_columns(one: TableSchema, other: TableSchema) -> bool:
+    """
+    Whether a target made for the one fits the other, which is later, with the rows that it has.
+
+    Order does not matter, numbers do where both are known.
+    """
+    if len(one.columns) != len(other.columns):
+        return False
+    theirs = {c.name: c for c in other.columns}
+    return all(c.name in theirs and _same(c, theirs[c.name]) for c in one.columns)
+
+
+def _same(one: Column, other: Column) -> bool:
+    same_type = lake_type(one) == lake_type(other) and keeps_values(one, other)
+    return same_type and _maybe_same_number(one, other)
+
+
+def _maybe_same_number(one: Column, other: Column) -> bool:
+    return not one.number or not other.number or one.number == other.number
+
+
+def plan_changes(old: TableSchema, new: TableSchema) -> list[Step]:
+    """
+    Steps from the columns of `old` to those of `new`; raises where only a new copy helps.
+
+    Drops come first, then renames, then what is new: a name may be free only after the step before.
+    """
+    if not new.columns:
+        raise SchemaChangeError(
+            "the source table has no columns any more",
+            hint=f"add columns, then: aqueduck tables resync -c FILE {TableName(new.schema, new.name)}",
+            table=new.qualified,
+        )
+    if any(c.number == UNCLEAR for c in new.columns):
+        raise ResyncNeededError(
+            "columns went and others came in their place, and it is not clear any more which of them these changes are about",
+            table=new.qualified,
+        )
+    kept, renamed = _matched(old, new)
+    gone = [c for c in old.columns if c.name not in kept and c.name not in renamed]
+    came_from = {**{name: name for name in kept}, **{after: name for name, after in renamed.items()}}
+    before = {c.name: c for c in old.columns}
+    after = {c.name: c for c in new.columns}
+    steps = [Step("drop", c) for c in gone]
+    steps += _renames({name: after[new_name] for name, new_name in renamed.items()})
+    for column in new.columns:
+        if column.name not in came_from:
+            steps.append(Step("add", _addable(new, column)))
+        else:
+            was = before[came_from[column.name]]
+            if lake_type(was) != lake_type(column):
+                _refuse_narrowing(new, was, column)
+                steps.append(Step("widen", column, was.name))
+            elif not keeps_values(was, column):
+                raise ResyncNeededError(
+                    f"the type of {column.name} changed, and its values may have changed with it",
+                    table=new.qualified,
+                )
+    return steps
+
+
+def _matched(old: TableSchema, new: TableSchema) -> tuple[set[str], dict[str, str]]:
+    """Columns of `old` that keep their name, and those that get another one."""
+    after = {c.name: c for c in new.columns}
+    kept = {c.name for c in old.columns if c.name in after and _maybe_same_number(c, after[c.name])}
+    lost = [c for c in old.columns if c.name not in kept]
+    found = [c for c in new.columns if c.name not in kept]
+    renamed: dict[str, str] = {}
+    for column in lost:
+        same = [c for c in found if column.number and c.number == column.number]
+        if same:
+            renamed[column.name] = same[0].name
+    for column in lost:
+        # A name that the catalog does not know any more: the same place and type is a rename, as a new column comes last.
+        place = old.columns.index(column)
+        other = new.columns[place] if len(new.columns) == len(old.columns) else None
+        if column.name in renamed or other is None or other not in found or other.name in renamed.values():
+            continue
+        if not other.number and lake_type(other) == lake_type(column):
+            renamed[column.name] = other.name
+    return kept, renamed
+
+
+def _renames(wanted: dict[str, Column]) -> list[Step]:
+    """In an order in which each new name is free; where names are swapped, by way of another one."""
+    steps: list[Step] = []
+    left = dict(wanted)
+    while left:
+        free = [name for name, column in left.items() if column.name not in left]
+        if not free:
+            name, column = left.popitem()
+            aside = f"{column.name}_aqueduck"
+            steps.append(Step("rename", replace(column, name=aside), name))
+            left[aside] = column
+            continue
+        steps += [Step("rename", left.pop(name), name) for name in free]
+    return steps
+
+
+def _addable(table: TableSchema, column: Column) -> Column:
+    if column.computed:
+        raise ResyncNeededError(
+            f"rows that were there before have values in the new column {column.name} that the stream does not bring",
+            table=table.qualified,
+        )
+    return column
+
+
+def holds(stored: str, kind: str) -> bool:
+    """Whether a column of type `stored` takes any value of type `kind` as it is."""
+    return stored == kind or stored in _WIDER.get(kind, ()) or _wider_decimal(kind, stored)
+
+
+def _refuse_narrowing(table: TableSchema, was: Column, now: Column) -> None:
+    one, other = lake_type(was), lake_type(now)
+    if holds(other, one):
+        return
+    raise ResyncNeededError(
+        f"the type of {now.name} changed from {one} to {other}, which is not a wider one",
+        table=table.qualified,
+    )
+
+
+def _wider_decimal(one: str, other: str) -> bool:
+    sizes = [_decimal(t) for t in (one, other)]
+    if None in sizes:
+        return False
+    (p, s), (q, t) = sizes  # type: ignore[misc]
+    return bool(t == s and q >= p)
+
+
+def _decimal(kind: str) -> tuple[int, int] | None:
+    if not kind.startswith("DECIMAL("):
+        return None
+    precision, scale = kind.removeprefix("DECIMAL(").removesuffix(")").split(",")
+    return int(precision), int(scale)
+
+
+def wider_columns(old: TableSchema, versions: Sequence[TableSchema]) -> tuple[TableSchema, list[TableSchema]]:
+    """
+    `old` with the types that its columns get on the way through the versions, where those are wider.
+
+    The versions come back with them as well: a value that fits the narrower type fits the wider one.
+    """
+    names = [{c.name: c.name for c in old.columns}]  # of each version, and of `old`
+    wider: dict[str, Column] = {}
+    current = old
+    for version in versions:
+        steps = [] if same_columns(current, version) else plan_changes(current, version)
+        renames = [(s.before, s.column.name) for s in steps if s.kind == "rename"]
+        for step in steps:
+            if step.kind == "widen" and step.before in names[-1]:
+                wider[names[-1][step.before]] = step.column
+        gone = {s.column.name for s in steps if s.kind == "drop"}
+        names.append({_last_name(renames, now): was for now, was in names[-1].items() if now not in gone})
+        current = version
+    all_of_them = [
+        _with_types(schema, {now: wider[was] for now, was in known.items() if was in wider})
+        for schema, known in zip([old, *versions], names, strict=True)
+    ]
+    return all_of_them[0], all_of_them[1:]
+
+
+def _with_types(schema: TableSchema, wider: Mapping[str, Column]) -> TableSchema:
+    columns = tuple(_with_type(c, wider[c.name]) if c.name in wider else c for c in schema.columns)
+    return replace(schema, columns=columns)
+
+
+def _with_type(column: Column, other: Column) -> Column:
+    """A column with the type of another, down to what lies below a domain."""
+    return replace(
+        other,
+        name=column.name,
+        not_null=column.not_null,
+        number=column.number,
+        missing=column.missing,
+        computed=column.computed,
+    )
+
+
+def _last_name(renames: Sequence[tuple[str, str]], name: str) -> str:
+    """After all of them, in their order: names that are swapped go round in a ring."""
+    for before, after in renames:
+        name = after if name == before else name
+    return name
+
+
+def stored_columns(session: LakeSession, target: TableName) -> dict[str, str]:
+    """Types of the target's columns, by their names in lower case."""
+    rows = session.execute(f"select column_name, column_type from (describe {lake_table(target)})")
+    return {str(name).lower(): str(kind) for name, kind in rows}
+
+
+def widen(session: LakeSession, target: TableName, old: TableSchema, wider: TableSchema) -> None:
+    """
+    Give columns wider types, in a transaction of their own that the caller has opened.
+
+    It changes no value, so the lake shows the same state before and after.  In one transaction with inserts,
+    DuckLake 1.5.5 forgets the column's statistics and then prunes rows by those of later inserts.
+    """
+    stored = stored_columns(session, target)
+    for before, after in zip(old.columns, wider.columns, strict=True):
+        kind = lake_type(after)
+        # Another source of the same target may have widened it before.
+        if lake_type(before) != kind and not holds(stored[before.name.lower()], kind):
+            alter(session, target, f"alter column {ident(before.name)} set data type {kind}")
+    session.memory.targets.pop(target, None)
+
+
+def evolve(session: LakeSession, target: TableName, steps: Sequence[Step]) -> None:
+    """All other steps, inside the transaction that applies what comes after them; wider types are there before."""
+    for step in steps:
+        if step.kind == "widen":
+            raise ResyncNeededError(
+                f"the type of {step.column.name} became wider right after the column had come",
+                table=target.qualified,
+            )
+        name = ident(step.column.name)
+        if step.kind == "add":
+            missing = step.column.missing
+            default = "" if missing is None else f" default {literal_value(session, step.column, missing)}"
+            alter(session, target, f"add column {name} {lake_type(step.column)}{default}")
+        elif step.kind == "drop":
+            alter(session, target, f"drop column {name}")
+        elif step.kind == "rename":
+            alter(session, target, f"rename column {ident(step.before)} to {name}")
+    session.memory.targets.pop(target, None)
+
+
+def literal_value(session: LakeSession, column: Column, text: str) -> str:
+    """The value that rows from before have, as a literal: DuckLake takes no expressions there."""
+    [[value]] = session.execute(
+        f"select {cast_sql(column, 'x')}::varchar from (select ? as x)", [text], doing="reading a default"
+    )
+    return literal(None if value is None else str(value))
+
+
+def alter(session: LakeSession, target: TableName, change: str) -> None:
+    """One change of the target's columns."""
+    session.execute(
+        f"alter table {lake_table(target)} {change}", doing="changing the columns", table=target.qualified
+    )

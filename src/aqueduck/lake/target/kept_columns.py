@@ -1,0 +1,113 @@
+"""
+Columns of targets that keep more than a copy of one source: nothing is dropped, and nothing is narrowed.
+
+A column that the source drops stays for the rows that have it.  If its name is taken again, or its type
+becomes one that it cannot hold, it is *set aside* under another name.  Where several sources share the target, a rename
+is a new column and a move of this source's values.  Steps come from `evolve.plan_changes`, as for every target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aqueduck.lake.session.catalog import LakeSession
+from aqueduck.lake.session.sql import ident, lake_table
+from aqueduck.lake.target.evolve import Step, alter, holds, literal_value, stored_columns
+from aqueduck.lake.target.mode_rows import own_rows
+from aqueduck.model.errors import ResyncNeededError, SchemaChangeError
+from aqueduck.model.modes import TableMode
+from aqueduck.model.schema import Column, TableName, TableSchema
+from aqueduck.model.typemap import lake_type
+
+__all__ = ["fit_columns", "keep_columns"]
+
+
+def keep_columns(session: LakeSession, target: TableName, steps: Sequence[Step], mode: TableMode) -> None:
+    """Follow the source's columns, inside the transaction that applies what comes after the change."""
+    for step in steps:
+        if step.kind == "add":
+            _add(session, target, step.column, mode)
+        elif step.kind == "rename":
+            _rename(session, target, step, mode)
+        elif step.kind == "widen":
+            raise ResyncNeededError(
+                f"the type of {step.column.name} became wider right after the column had come",
+                table=target.qualified,
+            )
+    session.memory.targets.pop(target, None)
+
+
+def fit_columns(session: LakeSession, target: TableName, schema: TableSchema, mode: TableMode) -> None:
+    """Inside a transaction: make room for a new copy with these columns; no row changes."""
+    stored = stored_columns(session, target)
+    for column in schema.columns:
+        kind, found = lake_type(column), stored.get(column.name.lower())
+        if found is None:
+            alter(session, target, f"add column {ident(column.name)} {kind}")
+        elif holds(kind, found) and kind != found:
+            alter(session, target, f"alter column {ident(column.name)} set data type {kind}")
+        elif not holds(found, kind):
+            _set_aside(session, target, column, mode)
+            alter(session, target, f"add column {ident(column.name)} {kind}")
+    session.memory.targets.pop(target, None)
+
+
+def _add(session: LakeSession, target: TableName, column: Column, mode: TableMode) -> None:
+    """A new column; rows from before have its default, but not those of other sources."""
+    name, kind = ident(column.name), lake_type(column)
+    found = stored_columns(session, target).get(column.name.lower())
+    value = "null" if column.missing is None else literal_value(session, column, column.missing)
+    if mode.source_column is None:
+        if found is not None:  # of a column that was dropped before
+            _set_aside(session, target, column, mode)
+        default = "" if column.missing is None else f" default {value}"
+        alter(session, target, f"add column {name} {kind}{default}")
+        return
+    if found is not None and not holds(found, kind):
+        raise _conflict(target, column, found)
+    if found is None:
+        alter(session, target, f"add column {name} {kind}")
+    _set(session, target, f"{name} = {value}", f"t.{name} is distinct from {value}", mode)
+
+
+def _rename(session: LakeSession, target: TableName, step: Step, mode: TableMode) -> None:
+    before, after = ident(step.before), ident(step.column.name)
+    found = stored_columns(session, target).get(step.column.name.lower())
+    if mode.source_column is None:
+        if found is not None and step.before.lower() != step.column.name.lower():
+            _set_aside(session, target, step.column, mode)
+        alter(session, target, f"rename column {before} to {after}")
+        return
+    kind = lake_type(step.column)
+    if found is not None and not holds(found, kind):
+        raise _conflict(target, step.column, found)
+    if found is None:
+        alter(session, target, f"add column {after} {kind}")
+    _set(session, target, f"{after} = t.{before}, {before} = null", f"t.{before} is not null", mode)
+
+
+def _set(session: LakeSession, target: TableName, values: str, where: str, mode: TableMode) -> None:
+    session.execute(
+        f"update {lake_table(target)} as t set {values} where {own_rows(mode)} and {where}",
+        doing="changing the columns",
+        table=target.qualified,
+    )
+
+
+def _set_aside(session: LakeSession, target: TableName, column: Column, mode: TableMode) -> None:
+    """Free the name of a column whose values stay."""
+    stored = stored_columns(session, target)
+    if mode.source_column is not None:
+        raise _conflict(target, column, stored[column.name.lower()])
+    number = 1
+    while f"{column.name}_{number}".lower() in stored:
+        number += 1
+    alter(session, target, f"rename column {ident(column.name)} to {ident(f'{column.name}_{number}')}")
+
+
+def _conflict(target: TableName, column: Column, found: str) -> SchemaChangeError:
+    return SchemaChangeError(
+        f"the column {column.name} is {lake_type(column)} here, and {found} in the target that other sources fill as well",
+        hint="make the types equal in all sources, or give this table a target of its own",
+        table=target.qualified,
+    )

@@ -1,0 +1,172 @@
+"""
+What the lake has where a target should be: people drop, rename, replace and partition tables.
+
+A table is known by DuckLake's uuid, which survives a rename and an ALTER, and not a drop: it tells the table that we
+made from another one of its name.  `notice_changes` finds out by one number whether anybody changed any table, so that nothing
+else is asked of the catalog while nobody did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+from aqueduck.lake.ledger.table_states import TableState
+from aqueduck.lake.session.catalog import LakeSession
+from aqueduck.lake.session.sql import lake_table
+from aqueduck.lake.upkeep.table_upkeep import Lake
+from aqueduck.model.errors import LakeTableMissingError, PartitionedTargetError, TargetReplacedError
+from aqueduck.model.schema import TableName
+
+__all__ = [
+    "OTHER",
+    "Place",
+    "check_place",
+    "is_ours",
+    "is_partitioned",
+    "know_places",
+    "notice_changes",
+    "read_places",
+    "with_places",
+]
+
+OTHER = "none"
+"""The uuid of no table: whichever is found is another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A table or a view of the lake."""
+
+    uuid: str
+    partitioned: bool = False
+    view: bool = False
+
+
+def read_places(lake: Lake, targets: Collection[TableName]) -> dict[TableName, Place]:
+    """What is committed under these names; by `folded` names."""
+    wanted = {target.folded for target in targets}
+    if not wanted:
+        return {}
+    m = lake.metadata
+    rows = lake.execute(
+        f"select s.schema_name, t.table_name, t.table_uuid::varchar, p.table_id is not null, false"
+        f" from {m}.ducklake_table t join {m}.ducklake_schema s using (schema_id)"
+        f" left join ({_partitioned(m)}) p on p.table_id = t.table_id"
+        " where t.end_snapshot is null and s.end_snapshot is null and list_contains(?, lower(t.table_name))"
+        " union all select s.schema_name, v.view_name, v.view_uuid::varchar, false, true"
+        f" from {m}.ducklake_view v join {m}.ducklake_schema s using (schema_id)"
+        " where v.end_snapshot is null and s.end_snapshot is null and list_contains(?, lower(v.view_name))",
+        [[t.name for t in wanted], [t.name for t in wanted]],
+        doing="looking at the targets",
+    )
+    found = {TableName(schema, name).folded: Place(*rest) for schema, name, *rest in rows}
+    return {target: place for target, place in found.items() if target in wanted}
+
+
+def _partitioned(metadata: str) -> str:
+    # A reset leaves a row without columns.
+    return (
+        f"select distinct i.table_id from {metadata}.ducklake_partition_info i"
+        f" join {metadata}.ducklake_partition_column c using (partition_id) where i.end_snapshot is null"
+    )
+
+
+def is_partitioned(lake: Lake, table: TableName) -> bool:
+    place = read_places(lake, [table]).get(table.folded)
+    return place is not None and place.partitioned
+
+
+def notice_changes(session: LakeSession) -> None:
+    """
+    Forget what the session knows of tables if anybody changed the columns, the layout or the name of one.
+
+    In a transaction this comes after its first statement: a change from after that makes the commit fail.
+    """
+    [[version]] = session.execute(
+        f"select schema_version from {session.metadata}.ducklake_snapshot order by snapshot_id desc limit 1",
+        doing="looking for changes of tables",
+    )
+    if version != session.memory.schema_version:
+        session.memory.schema_version = version
+        session.memory.targets.clear()
+        session.memory.places.clear()
+        session.memory.settled.clear()
+
+
+def _place(session: LakeSession, target: TableName) -> Place | None:
+    known = session.memory.places
+    if target.folded not in known:
+        know_places(session, [target])
+    return known[target.folded]
+
+
+def know_places(session: LakeSession, targets: Collection[TableName]) -> None:
+    """Ask for all of them at once."""
+    known = session.memory.places
+    new = [target for target in targets if target.folded not in known]
+    found = read_places(session, new)
+    known.update((target.folded, found.get(target.folded)) for target in new)
+
+
+def check_place(
+    session: LakeSession,
+    target: TableName,
+    uuid: str | None,
+    source: TableName | None = None,
+    *,
+    may_be_missing: bool = False,
+) -> bool:
+    """
+    Raise unless the target is the table that we know by `uuid`, and one that we can write; whether it is there.
+
+    Not for a target that the open transaction made: the catalog does not have it yet.
+    """
+    place = _place(session, target)
+    if place is None and may_be_missing:
+        return False
+    again = f"aqueduck tables resync -c FILE {source or 'TABLE'}"
+    name = target.qualified
+    if place is None:
+        raise LakeTableMissingError(
+            f"the lake has no table {name} any more: it was dropped or renamed",
+            hint=f"give it its name back, or copy the table again: {again}",
+            table=name,
+        )
+    if place.view:
+        raise TargetReplacedError(
+            f"a view has the name of the lake table {name}",
+            hint=f"drop the view or give it another name, then: {again}",
+            table=name,
+        )
+    if uuid is not None and place.uuid != uuid:
+        raise TargetReplacedError(
+            f"another table took the place of {name} in the lake, which is not written to",
+            hint=f"rename or drop it there, then: {again}",
+            table=name,
+        )
+    if place.partitioned:
+        raise PartitionedTargetError(
+            f"the lake table {name} is partitioned, which Aqueduck cannot write yet",
+            hint=f"alter table {lake_table(target)} reset partitioned by",
+            table=name,
+        )
+    return True
+
+
+def is_ours(session: LakeSession, target: TableName, uuid: str | None) -> bool:
+    """Whether nothing is known that speaks against it."""
+    notice_changes(session)
+    place = _place(session, target)
+    return place is None or (not place.view and uuid in (None, place.uuid))
+
+
+def with_places(session: LakeSession, states: Iterable[TableState]) -> list[TableState]:
+    """Those of the states that do not know which table is their target, completed; after a commit."""
+    unknown = [state for state in states if state.target_uuid is None]
+    if not unknown:
+        return []
+    notice_changes(session)
+    know_places(session, [state.target for state in unknown])
+    found = [(state, session.memory.places[state.target.folded]) for state in unknown]
+    return [replace(s, target_uuid=p.uuid) for s, p in found if p is not None and not p.view]

@@ -1,0 +1,1 @@
+"""Upkeep of a lake: flush, merge, expire, remove orphaned files, statistics, health."""

@@ -1,0 +1,266 @@
+"""
+A run of maintenance over one lake: tables first, then the past, then what nobody knows.
+
+Every step is short and takes the committer's place while it lasts (`LakeWork.exclusive`), so that batches go on between
+steps; a step that loses a race against another writer is given up, never the other way round.  A run ends when nothing is
+left to do or its time is up.  Who runs it is elsewhere: `maintenance_sync` and `maintenance_fanout`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+import structlog
+
+from aqueduck.config.sync import MaintenanceConfig
+from aqueduck.lake.upkeep.expiry import count_snapshots, expire_some, remove_some_files
+from aqueduck.lake.upkeep.statistics import settle_statistics, statistics_of_files, widen_statistics
+from aqueduck.lake.upkeep.table_upkeep import Lake, do_step, flush, read_files, table_id
+from aqueduck.model.errors import AqueduckError, LakeBusyError, own_error
+from aqueduck.model.schema import TableName
+from aqueduck.model.upkeep import ExpiryReport, MaintenanceReport, Rewrite, Step, TableUpkeep, next_step
+from aqueduck.overview import metrics
+
+__all__ = ["LakeWork", "Progress", "maintain"]
+
+log = structlog.get_logger()
+
+Kept = tuple[int | None, str | None]
+"""The first lake snapshot that has to stay, and for whom."""
+
+
+@dataclass
+class Progress:
+    """What runs over the same lake remember: where the last one stopped, and which tables were looked at before."""
+
+    next_table: int = 0
+    healed: set[TableName] = field(default_factory=set)
+
+
+@dataclass
+class LakeWork:
+    """A lake, and how this process works on it."""
+
+    name: str
+    flow: str
+    exclusive: Callable[[], contextlib.AbstractContextManager[Lake]]
+    """The lake while nobody else in this process, or any other that may write these tables, does."""
+    may_renew: Callable[[], bool]
+    """Inside `exclusive`: whether the session can be opened anew, which a rewrite needs."""
+    renew: Callable[[], Lake]
+    tables: Callable[[], list[TableName]]
+    keep: Callable[[], Kept] = lambda: (None, None)
+    """What readers still need; may take its time."""
+    remove_orphans: Callable[[Lake, datetime], int] = lambda lake, older_than: 0
+    flushed: Callable[[TableName], None] = lambda table: None
+    """Told after a table's inlined rows have become files."""
+    progress: Progress = field(default_factory=Progress)
+
+
+def maintain(
+    work: LakeWork, config: MaintenanceConfig, *, stopping: Callable[[], bool] = lambda: False
+) -> MaintenanceReport:
+    """One run; an error ends it, and is part of the report."""
+    run = _Run(work, config, stopping)
+    began = time.monotonic()
+    report = run.go()
+    report = replace(report, seconds=time.monotonic() - began, longest_hold_seconds=run.longest_hold)
+    total, expiry = report.totals, report.expiry
+    metrics.observe_maintenance(
+        work.flow,
+        seconds=report.seconds,
+        outcome="failed" if report.error else "complete" if report.complete else "partial",
+        files={
+            "merged": total.files_merged,
+            "rewritten": total.files_rewritten,
+            "removed": expiry.files_removed,
+            "orphaned": expiry.orphans_removed,
+        },
+        rows_flushed=total.rows_flushed,
+        snapshots_expired=expiry.snapshots_before - expiry.snapshots_after,
+    )
+    log.info(
+        "lake maintained", lake=report.lake, seconds=round(report.seconds, 3), complete=report.complete,
+        longest_hold_seconds=round(report.longest_hold_seconds, 3), rows_flushed=total.rows_flushed,
+        files_before=total.files_before, files_after=total.files_after,
+        bytes_before=total.bytes_before, bytes_after=total.bytes_after,
+        snapshots_before=expiry.snapshots_before, snapshots_after=expiry.snapshots_after,
+        files_removed=expiry.files_removed, orphans_removed=expiry.orphans_removed,
+    )  # fmt: skip
+    if report.error is not None:
+        log.warning("maintenance stopped", lake=report.lake, error=report.error)
+    return report
+
+
+class _Run:
+    def __init__(self, work: LakeWork, config: MaintenanceConfig, stopping: Callable[[], bool]) -> None:
+        self.work = work
+        self.config = config
+        self._stopping = stopping
+        self.longest_hold = 0.0
+        self._error: str | None = None
+        self._deadline = time.monotonic() + config.budget_seconds
+        self._now = datetime.now(UTC)
+
+    def go(self) -> MaintenanceReport:
+        tables, expiry = [], ExpiryReport()
+        try:
+            tables = list(self._tables())
+            expiry = self._past()
+        except Exception as exc:  # noqa: BLE001 - whatever it is, it is seen in the report, and the next run comes
+            self._note(exc)
+        return MaintenanceReport(
+            lake=self.work.name,
+            tables=tuple(tables),
+            expiry=expiry,
+            error=self._error,
+            complete=self._error is None and not self._time_is_up,
+        )
+
+    def _note(self, exc: Exception) -> None:
+        error = own_error(exc)
+        metrics.count_error(error.code, flow=self.work.flow)
+        self._error = self._error or str(error)
+
+    @property
+    def _time_is_up(self) -> bool:
+        return self._stopping() or time.monotonic() > self._deadline
+
+    @contextlib.contextmanager
+    def _hold(self) -> Iterator[Lake]:
+        with self.work.exclusive() as lake:
+            began = time.monotonic()
+            try:
+                yield lake
+            finally:
+                seconds = time.monotonic() - began
+                self.longest_hold = max(self.longest_hold, seconds)
+                metrics.observe_hold(self.work.flow, seconds)
+
+    # -- tables
+
+    def _tables(self) -> Iterator[TableUpkeep]:
+        """Beginning with the table that the last run had no time for."""
+        progress, tables = self.work.progress, self.work.tables()
+        start = progress.next_table % max(1, len(tables))
+        for offset in range(len(tables)):
+            place = (start + offset) % len(tables)
+            if self._time_is_up:
+                progress.next_table = place
+                return
+            done = self._table(tables[place])
+            if done is not None:
+                yield done
+
+    def _table(self, table: TableName) -> TableUpkeep | None:
+        report: TableUpkeep | None = None
+        without_effect: set[Step] = set()
+        more = True
+        while more and not self._time_is_up:
+            try:
+                with self._hold() as lake:
+                    report, more = self._step(lake, table, report, without_effect)
+            except LakeBusyError as exc:
+                log.info("upkeep gave way", lake=self.work.name, table=table.qualified, reason=str(exc))
+                more = False
+            except Exception as exc:  # noqa: BLE001 - the other tables have their turn
+                self._note(exc)
+                more = False
+        return report
+
+    def _step(
+        self, lake: Lake, table: TableName, report: TableUpkeep | None, without_effect: set[Step]
+    ) -> tuple[TableUpkeep | None, bool]:
+        """Flush, look, and do the next thing; whether there may be more."""
+        number = table_id(lake, table)
+        if number is None:
+            return report, False
+        lake = self._heal(lake, table, number)
+        if report is None:
+            files = read_files(lake, number)
+            report = TableUpkeep(
+                table=table.qualified,
+                files_before=len(files),
+                bytes_before=sum(file.bytes for file in files),
+                delete_files_before=sum(file.removed > 0 for file in files),
+            )
+        flushed = flush(lake, table)
+        self.work.flushed(table)
+        step = next_step(read_files(lake, number), delete_share=self.config.delete_share, done=without_effect)
+        if isinstance(step, Rewrite) and not self.work.may_renew():
+            step = None  # somebody reads through this session; the next run will do
+        count = 0
+        if step is not None:
+            count = do_step(lake, table, number, step)
+            if isinstance(step, Rewrite):
+                lake = self.work.renew()
+            if not count:
+                without_effect.add(step)
+        files = read_files(lake, number)
+        merged, rewritten = (0, count) if isinstance(step, Rewrite) else (count, 0)
+        report = replace(
+            report,
+            files_after=len(files),
+            bytes_after=sum(file.bytes for file in files),
+            delete_files_after=sum(file.removed > 0 for file in files),
+            rows_flushed=report.rows_flushed + flushed,
+            files_merged=report.files_merged + merged,
+            files_rewritten=report.files_rewritten + rewritten,
+        )
+        return report, step is not None
+
+    def _heal(self, lake: Lake, table: TableName, number: int) -> Lake:
+        """A process may have died between a rewrite and the statistics that belong to it: look once."""
+        healed = self.work.progress.healed
+        if table not in healed and self.work.may_renew():
+            settle_statistics(lake, [table], set())
+            if widen_statistics(lake, number, statistics_of_files(lake, number)):
+                log.info("statistics widened", lake=self.work.name, table=table.qualified)
+                lake = self.work.renew()
+            healed.add(table)
+        return lake
+
+    # -- the past
+
+    def _past(self) -> ExpiryReport:
+        with self._hold() as lake:
+            count = count_snapshots(lake)
+        report = ExpiryReport(snapshots_before=count, snapshots_after=count)
+        if self.config.retention_hours is not None:
+            report = self._expire(report, self.config.retention_hours)
+        report = replace(report, files_removed=self._remove_files())
+        if not self._time_is_up:
+            with self._hold() as lake:
+                older_than = self._now - timedelta(hours=self.config.orphan_hours)
+                report = replace(report, orphans_removed=self.work.remove_orphans(lake, older_than))
+        return report
+
+    def _expire(self, report: ExpiryReport, hours: float) -> ExpiryReport:
+        try:
+            keep_from, whom = self.work.keep()
+        except AqueduckError as exc:  # who cannot be asked may need all of it
+            log.warning("lake snapshots kept, a reader cannot be asked", lake=self.work.name, error=str(exc))
+            return replace(report, kept_for=str(exc))
+        older_than = self._now - timedelta(hours=hours)
+        while not self._time_is_up:
+            with self._hold() as lake:
+                gone = expire_some(lake, older_than=older_than, keep_from=keep_from)
+                report = replace(report, snapshots_after=count_snapshots(lake))
+            if not gone:
+                break
+        return replace(report, kept_for=whom)
+
+    def _remove_files(self) -> int:
+        older_than = self._now - timedelta(hours=self.config.grace_hours)
+        removed = 0
+        while not self._time_is_up:
+            with self._hold() as lake:
+                gone = remove_some_files(lake, older_than=older_than)
+            removed += gone
+            if not gone:
+                break
+        return removed

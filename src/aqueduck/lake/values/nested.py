@@ -1,0 +1,62 @@
+"""
+Values of nested columns with the fields that they have at another lake snapshot, as SQL.
+
+DuckDB casts structs by the names of their fields.  A field that was renamed, or dropped and added again under its
+name, is told by its id only, so the value is built anew, field by field.
+"""
+
+from __future__ import annotations
+
+from aqueduck.lake.session.sql import ident, literal
+from aqueduck.model.routing import SourceColumn
+
+__all__ = ["cell"]
+
+
+def cell(then: SourceColumn | None, now: SourceColumn) -> str:
+    """How a column of `now` is read where it was `then`; None where it did not exist."""
+    if then is None:
+        return f"cast({literal(now.default)} as {now.type})"
+    value = _built(ident(then.name), then, now, 0)
+    return value if (then.type, then.fields) == (now.type, now.fields) else f"cast({value} as {now.type})"
+
+
+def _built(value: str, then: SourceColumn, now: SourceColumn, depth: int) -> str:
+    """The value with the fields of `now`; a cast to its type does the rest."""
+    if then.fields == now.fields or _kind(then) != _kind(now):
+        return value
+    each = f"aqueduck_{depth}"
+    match _kind(now):
+        case "list":
+            element = _built(each, then.fields[0], now.fields[0], depth + 1)
+            return f"list_transform({value}, lambda {each}: {element})"
+        case "map":
+            parts = zip(("key", "value"), then.fields, now.fields, strict=True)
+            entry = ", ".join(
+                f"{part} := {_built(f'{each}.{part}', a, b, depth + 1)}" for part, a, b in parts
+            )
+            entries = f"list_transform(map_entries({value}), lambda {each}: struct_pack({entry}))"
+            return f"map_from_entries({entries})"
+        case _:
+            return f"case when {value} is not null then struct_pack({_fields(value, then, now, depth)}) end"
+
+
+def _fields(value: str, then: SourceColumn, now: SourceColumn, depth: int) -> str:
+    known = {field.id: field for field in then.fields}
+    return ", ".join(
+        f"{ident(field.name)} := "
+        + (
+            _built(f"{value}.{ident(known[field.id].name)}", known[field.id], field, depth + 1)
+            if field.id in known
+            else literal(field.default)
+        )
+        for field in now.fields
+    )
+
+
+def _kind(column: SourceColumn) -> str:
+    """list, map or struct, of a column with fields; DuckLake's own names of types and DuckDB's are told alike."""
+    kind = column.type.lower()
+    if kind.endswith("]"):
+        return "list"
+    return "map" if kind.startswith("map") else kind.partition("(")[0]

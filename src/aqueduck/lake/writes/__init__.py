@@ -1,0 +1,1 @@
+"""Rows of anyone's Spark query into a lake table."""

@@ -1,0 +1,116 @@
+"""
+The life of a synced table: its states, failures and when to try again.
+
+    PENDING ──▶ SNAPSHOT ──▶ CATCHUP ──▶ STREAMING     with a copy
+    PENDING ──────────────────────────▶ STREAMING     copy: false
+    STREAMING ──▶ CATCHUP                              parked changes are replayed after a pause
+    SNAPSHOT, CATCHUP, STREAMING, ERRORED ──▶ PENDING  a new copy was asked for
+    any ──▶ ERRORED ──▶ CATCHUP or STREAMING           tried again with success: the copy, or what was parked
+
+Pure functions over frozen values; the time is passed in.  Which state a table is in follows from what is known of it, see
+`sync.observe`; where it is stored is `postgres.registry.registry`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from aqueduck.model.errors import AqueduckError, Retry
+from aqueduck.model.retries import doubled
+
+__all__ = [
+    "ErrorClass",
+    "Failure",
+    "Lifecycle",
+    "TableState",
+    "classify",
+    "fail",
+    "retry_delay",
+    "retry_is_due",
+]
+
+FIRST_SECONDS, LONGEST_SECONDS = 30.0, 1800.0
+
+
+class TableState(enum.StrEnum):
+    """Where a table is, in the words that users see."""
+
+    PENDING = "PENDING"
+    """Known, and waits for its turn."""
+    SNAPSHOT = "SNAPSHOT"
+    """Is being copied; its changes are parked."""
+    CATCHUP = "CATCHUP"
+    """Is copied; what was parked is replayed."""
+    STREAMING = "STREAMING"
+    """Changes are applied as they come."""
+    ERRORED = "ERRORED"
+    """Failed; its changes are parked."""
+
+
+class ErrorClass(enum.StrEnum):
+    """What it takes to get over an error."""
+
+    TRANSIENT = "transient"
+    """Time: it is tried again by itself."""
+    CONFIGURATION = "configuration"
+    """A person who corrects something."""
+    RESOURCE = "resource"
+    """A person who makes room."""
+
+
+_RESOURCE_CODES = frozenset({"pg.slot_limit", "stage.full"})
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The last error of a table, as it is stored and shown."""
+
+    code: str
+    error_class: ErrorClass
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lifecycle:
+    """A table's state and its history of failures since it last streamed."""
+
+    state: TableState
+    since: datetime
+    failures: int = 0
+    """How often in a row; back to zero when the table streams."""
+    failure: Failure | None = None
+    """The last one; shown until the table streams again."""
+    retry_at: datetime | None = None
+    """Only while ERRORED; `None` waits for a person."""
+
+
+def fail(life: Lifecycle, error: AqueduckError, now: datetime) -> Lifecycle:
+    """The table after one more failure, with the time of the next try where time can help."""
+    error_class = classify(error)
+    wait = retry_delay(life.failures) if error_class is ErrorClass.TRANSIENT else None
+    return Lifecycle(
+        TableState.ERRORED,
+        life.since if life.state is TableState.ERRORED else now,
+        failures=life.failures + 1,
+        failure=Failure(error.code, error_class, str(error)),
+        retry_at=None if wait is None else now + wait,
+    )
+
+
+def retry_is_due(life: Lifecycle, now: datetime) -> bool:
+    """Whether an errored table is to be tried again by itself now."""
+    return life.state is TableState.ERRORED and life.retry_at is not None and life.retry_at <= now
+
+
+def retry_delay(failures: int) -> timedelta:
+    """The pause after a failure that had so many before it: 30 s, 1 min, 2 min … 30 min."""
+    return timedelta(seconds=doubled(FIRST_SECONDS, failures, LONGEST_SECONDS))
+
+
+def classify(error: AqueduckError) -> ErrorClass:
+    """What it takes to get over an error: what may pass by itself is transient."""
+    if error.retry is Retry.AUTO:
+        return ErrorClass.TRANSIENT
+    return ErrorClass.RESOURCE if error.code in _RESOURCE_CODES else ErrorClass.CONFIGURATION

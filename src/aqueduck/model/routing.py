@@ -1,0 +1,252 @@
+"""
+What the fan-out decides, as plain values: source tables over time, destinations, ranges, evolution.
+
+Nothing here touches a lake.  Reading the source is in `lake.source.lake_changes`, writing a destination in
+`lake.destinations.destination`, the work of one cycle in `spark.query.fanout_query`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aqueduck.config.lake_place import LakePlace
+from aqueduck.model.errors import ReservedColumnError
+from aqueduck.model.retries import doubled
+from aqueduck.model.schema import TableName
+
+__all__ = [
+    "Applied",
+    "Destination",
+    "Run",
+    "SourceColumn",
+    "SourceTable",
+    "backoff_seconds",
+    "evolution",
+    "had_upkeep",
+    "may_touch",
+    "readable_runs",
+]
+
+RESERVED = ("snapshot_id", "rowid", "change_type")
+"""Names that DuckLake's change functions use themselves; a user's column would take their place."""
+
+PLACES = ("filename", "file_row_number")
+"""Names under which DuckLake tells where a row is; a user's column hides that, and no more."""
+
+TRIES = 3
+"""Attempts in quick succession before a destination is left alone for longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceColumn:
+    """A column of the source table; its id outlives renames."""
+
+    id: int
+    name: str
+    type: str
+    default: str | None = None
+    """What rows have that are older than the column, as text."""
+    fields: tuple[SourceColumn, ...] = ()
+    """Of a struct its fields, of a list its element, of a map key and value; their types are DuckLake's names."""
+
+    @classmethod
+    def from_plain(cls, values: dict[str, Any]) -> SourceColumn:
+        """The reverse of `asdict`."""
+        return cls(**{**values, "fields": tuple(map(cls.from_plain, values.get("fields", ())))})
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTable:
+    """The source table as it was at one lake snapshot."""
+
+    uuid: str
+    """Tells a table that was dropped and made anew from the old one."""
+    columns: tuple[SourceColumn, ...]
+
+    @property
+    def types(self) -> dict[str, str]:
+        return {column.name: column.type for column in self.columns}
+
+    def refuse_reserved_names(self) -> None:
+        """Raise if a column has a name under which DuckLake reports something else."""
+        for column in self.columns:
+            if column.name.lower() in RESERVED:
+                raise ReservedColumnError(
+                    f"the source table has a column {column.name}, a name that DuckLake's change feed needs",
+                    hint="rename the column; the change feed would show its values in place of its own",
+                )
+
+    @classmethod
+    def from_json(cls, text: str) -> SourceTable:
+        """The reverse of `asdict`; other keys are others' business."""
+        values = json.loads(text)
+        return cls(values["uuid"], tuple(map(SourceColumn.from_plain, values["columns"])))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Lake snapshots in a row that can be read at once, both bounds included."""
+
+    first: int
+    last: int
+    removing: tuple[int, ...] = ()
+    """Those that removed rows."""
+
+    @property
+    def removes(self) -> bool:
+        return bool(self.removing)
+
+    def within(self, first: int, last: int) -> Run:
+        """The part of the run from one lake snapshot to another."""
+        return Run(first, last, tuple(s for s in self.removing if first <= s <= last))
+
+    def one_by_one(self) -> Iterator[Run]:
+        """The run in pieces: a lake snapshot that removed rows is one of its own."""
+        start = self.first
+        for snapshot in self.removing:
+            if start < snapshot:
+                yield Run(start, snapshot - 1)
+            yield Run(snapshot, snapshot, (snapshot,))
+            start = snapshot + 1
+        if start <= self.last:
+            yield Run(start, self.last)
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """One destination as workers see it."""
+
+    id: str
+    value: str
+    """Its routing value, as text."""
+    place: LakePlace
+    target: TableName
+    cursor: int | None
+    """The source lake snapshot up to which it is complete; None before it is seeded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of one destination in one cycle."""
+
+    id: str
+    cursor: int | None
+    """What the destination's lake says now; None if it has no cursor yet."""
+    error: str | None = None
+    seeded: bool = False
+    stamp: int | None = None
+    """The stamp of the cursor's lake snapshot."""
+    miscounted: bool = False
+    """It did not have as many rows as the source: it is to be seeded again."""
+    reason: str | None = None
+    """The error for which it is to be seeded again."""
+    rows: dict[str, int] = field(default_factory=dict)
+    """Counts: written, deleted, upserted, matched, conflicts, orphans."""
+    seconds: float = 0.0
+
+
+def readable_runs(
+    changes: Iterable[tuple[int, str]],
+    table_id: int,
+    deletes: Sequence[tuple[int, int]] = (),
+    altered: Container[int] = (),
+) -> list[Run]:
+    """
+    The parts of a range that hold changes of the table.
+
+    `changes` has, for each lake snapshot in order, what DuckLake says was done in it; `deletes` from when
+    to when files with removed rows belong to, because a transaction that removed rows it had just written
+    does not say so.  Snapshots that
+    rewrite or merge files are left out and end a run: the change functions report the rows that were
+    moved as changed, and a range across them shows wrong values of rows that are gone.  `altered` are those from
+    which on the table has another name or other columns: a run is read by the names of its end.
+    """
+    runs: list[Run] = []
+    open_run = False
+    for snapshot, text in changes:
+        done = {verb for verb, target in _ENTRY.findall(text) if target == str(table_id)}
+        open_run = open_run and snapshot not in altered
+        if done & _COMPACTIONS:
+            open_run = False
+        elif done & (_INSERTS | _DELETES):
+            removes = bool(done & _DELETES) or any(first <= snapshot <= last for first, last in deletes)
+            before = runs.pop() if open_run else Run(snapshot, snapshot)
+            runs.append(Run(before.first, snapshot, (*before.removing, *([snapshot] if removes else ()))))
+            open_run = True
+    return runs
+
+
+def may_touch(text: str, table_id: int, table: TableName) -> bool:
+    """Whether a lake snapshot, of which DuckLake says this, may have changed the table, its name or its columns."""
+    entries = _ENTRY.findall(text)
+    name = f'"{table.schema}"."{table.name}"'.lower()
+    return not entries or any(
+        target == str(table_id) or (verb == "created_table" and target.lower() == name)
+        for verb, target in entries
+    )
+
+
+def had_upkeep(changes: Iterable[tuple[int, str]], table_id: int) -> bool:
+    """Whether the table's files were rewritten, merged or made of inlined rows in one of the lake snapshots."""
+    return any(
+        verb in _UPKEEP and target == str(table_id)
+        for _, text in changes
+        for verb, target in _ENTRY.findall(text)
+    )
+
+
+_ENTRY = re.compile(r'(\w+):((?:"(?:[^"]|"")*"|[^,"])+)')
+_INSERTS = frozenset({"inserted_into_table", "inlined_insert"})
+_DELETES = frozenset({"deleted_from_table", "inlined_delete"})
+_COMPACTIONS = frozenset({"rewrite_delete", "merge_adjacent", "compacted_table"})
+_UPKEEP = _COMPACTIONS | {"inline_flush"}
+
+
+@dataclass(frozen=True, slots=True)
+class Evolve:
+    """One step that brings a destination's table to the source's columns."""
+
+    kind: str
+    """add, drop, rename or type."""
+    name: str
+    to: str = ""
+    """The new name or type."""
+    default: str | None = None
+
+
+def evolution(old: Sequence[SourceColumn], new: Sequence[SourceColumn]) -> list[Evolve] | None:
+    """The steps from old columns to new ones; None if the table has to be made anew."""
+    before = {column.id: column for column in old}
+    after = {column.id: column for column in new}
+    steps = [Evolve("drop", c.name) for c in old if c.id not in after]
+    renames = [(before[c.id], c) for c in new if c.id in before and before[c.id].name != c.name]
+    taken = {c.name.lower() for c in old if c.id in after}
+    if any(c.name.lower() in taken for _, c in renames) or not set(before) & set(after):
+        return None  # names were swapped: rare enough for a new table
+    steps += [Evolve("rename", was.name, c.name) for was, c in renames]
+    for column in new:
+        known = before.get(column.id)
+        if known is None:
+            steps.append(Evolve("add", column.name, column.type, column.default))
+        elif known.fields and known.fields != column.fields:
+            return None
+        elif known.type != column.type:
+            if _nested(known.type) or _nested(column.type):
+                return None
+            steps.append(Evolve("type", column.name, column.type))
+    return steps
+
+
+def _nested(kind: str) -> bool:
+    return ("(" in kind and not kind.startswith("DECIMAL")) or kind.endswith("]")
+
+
+def backoff_seconds(failures: int) -> float:
+    """How long a destination rests after so many failures in a row."""
+    if failures < TRIES:
+        return doubled(1.0, failures - 1, 30.0)
+    return doubled(30.0, failures - TRIES, 1800.0)

@@ -1,0 +1,70 @@
+"""
+The errors of one flow as an overview shows them: those that are there now, and the recent ones.
+
+The picture of a service is made once a second of error texts that mostly stay the same (`sync.overview`,
+`fanout.overview`, `events.status`): an error has the time at which it was seen first, and counts once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import UTC, datetime
+
+from aqueduck.model.errors import AqueduckError, VerifyDifferenceError
+from aqueduck.overview.values import Problem, VerifyOverview
+
+__all__ = ["Problems", "difference"]
+
+RECENT_MAX = 200
+
+
+def difference(verified: VerifyOverview, next_step: str) -> str | None:
+    """What the last comparison found wrong, as an error's text; None if it found nothing wrong."""
+    if verified.verdict != "different":
+        return None
+    about = f": {verified.note}" if verified.note else ""
+    return str(VerifyDifferenceError(f"it was found to differ from the source{about}", hint=next_step))
+
+
+class Problems:
+    """What is wrong with a flow, its groups, tables and destinations; for one thread."""
+
+    def __init__(self, flow: str) -> None:
+        self._flow = flow
+        self._recent: deque[Problem] = deque(maxlen=RECENT_MAX)
+        self._present: dict[tuple[str | None, ...], tuple[str, Problem]] = {}
+
+    def recent(self) -> tuple[Problem, ...]:
+        """The newest first, also those that are over."""
+        return tuple(self._recent)
+
+    def see(
+        self,
+        text: str | None,
+        *,
+        group: str | None = None,
+        table: str | None = None,
+        destination: str | None = None,
+    ) -> Problem | None:
+        """The error that a text holds; one that was not there before is kept as a recent one."""
+        about = (group, table, destination)
+        if text is None:
+            self._present.pop(about, None)
+            return None
+        before = self._present.get(about)
+        if before is not None and before[0] == text:
+            return before[1]
+        found = AqueduckError.from_text(text) or AqueduckError(text)
+        problem = Problem(
+            code=found.code,
+            message=found.message,
+            hint=found.hint,
+            at=datetime.now(UTC),
+            flow=self._flow,
+            group=group,
+            table=table,
+            destination=destination,
+        )
+        self._present[about] = (text, problem)
+        self._recent.appendleft(problem)
+        return problem

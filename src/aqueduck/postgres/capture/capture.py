@@ -1,0 +1,440 @@
+"""
+Capture: a thread that reads a slot, decodes it and stages the changes.
+
+The thread owns a reader of the slot (`readers`: the replication stream, or SQL).  It answers keepalives,
+reports how far the lake is, pauses reading while the stage is full, and lets go of the slot while it is
+held (a disabled group).  It confirms a position only when the lake has it, or when nothing
+before it is on its way.  A failure ends the thread and is raised by `check()`: the service decides whether to start
+again, from the lake's position.  Two are handled here: a connection that polls is made again, a few times; and a
+server that cannot stream a transaction before it ends is asked for whole ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from aqueduck.model.errors import (
+    AqueduckError,
+    ConfigError,
+    ConnectionLostError,
+    PublicationError,
+    SlotActiveError,
+    SlotLostError,
+    SourceQueryError,
+    SourceUnreachableError,
+    TableMissingError,
+)
+from aqueduck.model.retries import doubling, retried
+from aqueduck.model.schema import Column, TableSchema
+from aqueduck.postgres.capture.capture_settings import CaptureSettings
+from aqueduck.postgres.capture.readers import open_reader
+from aqueduck.postgres.capture.stage import Stage
+from aqueduck.postgres.catalog.tables import describe_oid, has_key, resolve_type
+from aqueduck.postgres.decode.decoder import Commit, Decoder, warm_up
+from aqueduck.postgres.publications.slots import SlotInfo, check_slot, slot_info
+from aqueduck.postgres.session.connection import connect
+from aqueduck.postgres.session.history import KnownPast, check_history
+from aqueduck.postgres.session.server import ServerInfo, read_server
+from aqueduck.postgres.session.wire import READ_BYTES, ReplicationStream, other_message_error, refuse_garbage
+from aqueduck.state_files.files import (
+    Confirmation,
+    note_confirmation,
+    note_mark,
+    read_confirmation,
+    read_note,
+    read_tables,
+    write_note,
+)
+
+STATUS_SECONDS = 1.0
+LINGER_SECONDS = 0.004  # after a short read, so that the next one is worth its cost
+POLL_RETRIES, POLL_RETRY_SECONDS = 3, 5.0
+
+
+class Silence:
+    """
+    Nothing is heard of the server: when half of the time has passed it is asked for a reply, and when none comes it is given up.
+
+    The second half begins with the question: whoever did not run for a while, as a suspended machine, asks first.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._half = seconds / 2
+        self._clock = clock
+        self.broken()
+
+    def broken(self) -> None:
+        """Something was heard, or nobody listens."""
+        self._since, self._asked = self._clock(), False
+
+    def lasts(self) -> bool:
+        """Whether to ask now; raises if it has lasted too long."""
+        if self._clock() - self._since < self._half:
+            return False
+        if self._asked:
+            raise ConnectionLostError(f"nothing was heard of the server for {2 * self._half:g} s")
+        self._since, self._asked = self._clock(), True
+        return True
+
+
+class Capture(threading.Thread):
+    """Reads one slot into one stage."""
+
+    def __init__(self, settings: CaptureSettings, stage: Stage) -> None:
+        super().__init__(name=f"capture-{settings.slot}", daemon=True)
+        self._settings = settings
+        self._stage = stage
+        self._stopping = threading.Event()
+        self._failure: BaseException | None = None
+        self._buf = np.empty(2 * READ_BYTES, np.uint8)
+        self._fill = 0
+        self._frame_bytes = 0
+        self._seen = settings.position
+        self._confirmed = settings.position
+        self._next_ord = settings.first_ord or settings.position
+        self._next_version = 0
+        self._committed = settings.position
+        self._paused = False
+        self._held = False
+        self._failures = 0
+        self._trouble: AqueduckError | None = None
+        self._in_progress = settings.stream_in_progress
+        self._received_bytes = 0
+        self._decode_seconds = 0.0
+        self._ask_reply = False
+        self._reported_at = 0.0
+        self._durable_asked_at = 0.0
+        self._tables_mark: tuple[int, int, int] | None = None
+
+    # -- for the planner
+
+    def check(self) -> None:
+        """Raise what ended the thread, if anything did."""
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def seen(self) -> int:
+        """Every change the server has written before this position is decoded and in the stage."""
+        return self._seen
+
+    @property
+    def streams_in_progress(self) -> bool:
+        """Whether large transactions are read before they end."""
+        return self._in_progress
+
+    def ask_position(self) -> None:
+        """Have the server tell its position soon."""
+        self._ask_reply = True
+
+    def stop(self) -> None:
+        self._stopping.set()
+        with self._stage.changed:
+            self._stage.changed.notify_all()
+        self.join(timeout=5)
+
+    # -- the thread
+
+    def run(self) -> None:
+        try:
+            warm_up()
+            while not self._stopping.is_set():
+                if self._is_held():
+                    self._report()
+                    self._stopping.wait(0.05)
+                else:
+                    self._try_session()
+        except BaseException as exc:  # noqa: BLE001 - handed to the planner, which raises it
+            self._failure = exc
+            with self._stage.changed:
+                self._stage.changed.notify_all()
+
+    def _is_held(self) -> bool:
+        self._held = self._settings.hold_path.exists()
+        return self._held
+
+    def _try_session(self) -> None:
+        """Whoever polls has many short conversations, and does not give up after one that failed."""
+        before = self._seen
+        try:
+            self._session()
+            self._failures = 0
+        except SourceQueryError:
+            # Some transactions (DDL after a rolled back one) PostgreSQL decodes only once they have ended.
+            if not self._in_progress or self._settings.capture == "poll":
+                raise
+            self._in_progress = False
+        except (ConnectionLostError, SourceUnreachableError, SlotActiveError) as exc:
+            self._failures = 1 if self._seen > before else self._failures + 1
+            if self._settings.capture != "poll" or self._failures > POLL_RETRIES:
+                raise
+            self._trouble = exc
+            self._report()
+            self._stopping.wait(POLL_RETRY_SECONDS)
+        else:
+            self._trouble = None
+
+    def _session(self) -> None:
+        """One reader, until we stop, are held, it has nothing more, or it fails."""
+        # Also after what held nothing for us, or a reader that ends there would begin there again.
+        stream = self._acquire(max(self._committed, self._confirmed, self._seen))
+        decoder = self._new_decoder()
+        try:
+            if self._settings.timeline:
+                self._refuse_another()
+            self._read(stream, decoder)
+        finally:
+            self._next_ord, self._next_version = decoder.next_ord, decoder.next_version
+            self._stage.abandon_open()
+            stream.close()
+
+    def _open(self, position: int) -> ReplicationStream:
+        return open_reader(self._settings, position, in_progress=self._in_progress)
+
+    def _new_decoder(self) -> Decoder:
+        return Decoder(
+            self._tables(),
+            first_ord=self._next_ord,
+            first_version=self._next_version,
+            resolve=self._resolve,
+            keyed=self._keyed,
+            settle=self._settle,
+            streams=self._in_progress,
+        )
+
+    def _tables(self) -> dict[int, TableSchema]:
+        path = self._settings.tables_path
+        self._tables_mark = note_mark(path)  # first: if another note comes meanwhile, that is read once more
+        return {oid: schema for oid, (schema, _) in read_tables(path).items()}
+
+    def _look_at_tables(self, decoder: Decoder) -> None:
+        """
+        Tables come and go while we read.
+
+        We look between filling a buffer and decoding it, so all that was committed after a note was written is decoded with it.
+        That is what the driver counts on: it writes the note before a table is published, and before the snapshot of
+        its copy is taken.  What may be decoded without it (transactions that had committed, and those that were streamed before
+        their end, for which such a snapshot waits) is in the copy.
+        """
+        if self._tables_mark is not None and self._tables_mark != note_mark(self._settings.tables_path):
+            decoder.know(self._tables())
+
+    def _resolve(self, column: Column) -> Column:
+        with connect(self._settings.dsn) as conn:
+            return resolve_type(conn, column)
+
+    def _keyed(self, table: TableSchema) -> bool:
+        with connect(self._settings.dsn) as conn:
+            return has_key(conn, table.oid, table.key)
+
+    def _settle(self, table: TableSchema) -> TableSchema:
+        """A version of a table with a projection: what the catalog says of it, if that still has these columns."""
+        with connect(self._settings.dsn) as conn:
+            try:
+                now = describe_oid(conn, table.oid, need_key=False, projection=table.projection)
+            except (TableMissingError, PublicationError, ConfigError):  # it is not like this any more
+                now = None
+        settled = table.settled(now)
+        # A publication of others may have another row filter by now.
+        return settled if now is None else replace(settled, projection=now.projection)
+
+    def _acquire(self, position: int) -> ReplicationStream:
+        """The slot may still belong to a connection that is going away: wait for it, within bounds."""
+        delays = doubling(0.25, 4.0, times=self._settings.slot_retries)
+        return retried(lambda: self._open(position), delays, self._stopping.wait, on=SlotActiveError)
+
+    def _refuse_another(self) -> None:
+        """
+        Raise if the slot, or the server, is not the one that we had before.
+
+        While nobody read it, a slot may have been made again, and another server may have taken over.  Looked at when the slot is ours.
+        What a new server means for what we have, whoever starts us decides: at the next start.
+        """
+        s = self._settings
+        with connect(s.dsn) as conn:
+            server, info = read_server(conn), slot_info(conn, s.slot)
+        if s.lake:
+            check_history(KnownPast(s.position), server, {})
+        same = (server.system_identifier, server.timeline) == (s.system_identifier, s.timeline)
+        if not same or server.current_lsn < max(s.position, self._confirmed, self._seen):
+            raise ConnectionLostError("another server has taken over, or this one was restored")
+        try:
+            self._refuse_another_slot(server, info)
+        except SlotLostError as exc:
+            if s.lake:
+                raise
+            raise ConnectionLostError("the slot was made again, or moved by another") from exc
+
+    def _refuse_another_slot(self, server: ServerInfo, info: SlotInfo | None) -> None:
+        s = self._settings
+        check_slot(
+            info,
+            name=s.slot,
+            database=server.database,
+            position=max(s.position, self._confirmed),
+            lake=s.lake,
+            noted=read_confirmation(s.confirmed_path),
+            plugin=s.plugin,
+        )
+
+    def _read(self, stream: ReplicationStream, decoder: Decoder) -> None:
+        self._fill = self._frame_bytes = 0
+        sent_at = 0.0
+        silence = Silence(self._settings.silence_timeout_seconds)
+        while not self._stopping.is_set():
+            now = time.monotonic()
+            self._take_durable(now)
+            confirm = self._position_to_confirm(decoder)
+            due = now - sent_at >= STATUS_SECONDS
+            idle_step = confirm > self._stage.durable and confirm > self._confirmed
+            if idle_step and not due:  # once a second is enough where the lake did not move
+                confirm, idle_step = self._confirmed, False
+            if due or decoder.take_reply_request() or self._ask_reply or confirm > self._confirmed:
+                ask, self._ask_reply = self._ask_reply, False
+                if idle_step:
+                    self._note(confirm)
+                stream.send_status(received=max(self._seen, confirm), confirmed=confirm, ask_reply=ask)
+                self._confirmed, sent_at = confirm, now
+                if due and self._is_held():
+                    return
+            self._report()
+            self._paused = self._stage.full
+            if self._paused:
+                silence.broken()
+                with self._stage.changed:
+                    self._stage.changed.wait(0.1)
+                continue
+            received = self._received_bytes
+            self._fill_buffer(stream)
+            if self._received_bytes > received or not stream.answers:
+                silence.broken()
+            elif silence.lasts():
+                self._ask_reply = True
+            if self._fill:
+                self._decode(decoder)
+            if not decoder.in_transaction and self._fill == 0:
+                self._seen = max(self._seen, decoder.wal_end)
+                if stream.ended:
+                    return
+        self._confirm_last(stream)
+
+    def _note(self, confirm: int) -> None:
+        noted = Confirmation(confirm, self._stage.durable, self._settings.lake)
+        note_confirmation(self._settings.confirmed_path, noted)
+
+    def _confirm_last(self, stream: ReplicationStream) -> None:
+        """Whoever only catches up may be done before a second has passed: what is durable by now is told."""
+        self._take_durable(math.inf)
+        if self._stage.durable > self._confirmed:
+            self._confirmed = self._stage.durable
+            with contextlib.suppress(ConnectionLostError):
+                stream.send_status(received=max(self._seen, self._confirmed), confirmed=self._confirmed)
+
+    def _take_durable(self, now: float) -> None:
+        """Spark tells a source that a batch is done only when the next one begins; the driver tells us at once."""
+        if now - self._durable_asked_at < 0.05:
+            return
+        self._durable_asked_at = now
+        durable = read_note(self._settings.durable_path)
+        if durable is not None and durable > self._stage.durable:
+            self._stage.release(durable)
+
+    def _fill_buffer(self, stream: ReplicationStream) -> None:
+        """Read until there is a good piece to decode, or nothing more comes for the moment."""
+        deadline = 0.0
+        while self._fill < max(READ_BYTES, self._frame_bytes):
+            if self._fill == self._buf.size:
+                self._buf = np.concatenate([self._buf, np.empty(self._buf.size, np.uint8)])
+            n = stream.read_into(self._buf, self._fill, 0.1 if deadline == 0.0 else 0.0)
+            self._fill += n
+            self._received_bytes += n
+            now = time.monotonic()
+            if deadline == 0.0:
+                if n == 0:
+                    return
+                deadline = now + 0.05
+            elif n == 0 or now > deadline:
+                return
+            if n < READ_BYTES // 16:
+                time.sleep(LINGER_SECONDS)
+
+    def _decode(self, decoder: Decoder) -> None:
+        began = time.monotonic()
+        self._look_at_tables(decoder)
+        runs, used, other = decoder.decode(self._buf, self._fill)
+        self._keep_rest(used)
+        self._decode_seconds += time.monotonic() - began
+        for run in runs:
+            self._stage.add(run)
+            if isinstance(run, Commit):
+                self._committed = run.position
+        if other:
+            self._other_message()
+
+    def _keep_rest(self, used: int) -> None:
+        rest = self._fill - used
+        if used and rest:
+            self._buf[:rest] = self._buf[used : self._fill].copy()
+        self._fill = rest
+        self._frame_bytes = 0
+        refuse_garbage(self._buf, rest)
+        size = 2 * READ_BYTES  # also after a large row has passed
+        if rest >= 5 and self._buf[0] == ord("d"):
+            # A row may be larger than what one read wants, or the buffer.
+            need = self._frame_bytes = 1 + int.from_bytes(bytes(self._buf[1:5]), "big")
+            size = max(size, need + READ_BYTES)
+        if self._buf.size < self._frame_bytes or rest <= size < self._buf.size:
+            self._buf = np.concatenate([self._buf[:rest], np.empty(size - rest, np.uint8)])
+
+    def _other_message(self) -> None:
+        error = other_message_error(self._buf, self._fill)
+        if error is not None:
+            raise error
+        length = 1 + int.from_bytes(bytes(self._buf[1:5]), "big")
+        if self._fill >= 5 and self._fill >= length:
+            self._keep_rest(length)
+
+    def _position_to_confirm(self, decoder: Decoder) -> int:
+        """The lake's position; or the server's, while nothing is on its way."""
+        with self._stage.changed:
+            if self._stage.pending or decoder.in_transaction or self._fill:
+                return max(self._confirmed, self._stage.durable)
+        return max(self._confirmed, self._seen, self._stage.durable)
+
+    # -- what the service shows
+
+    def _report(self) -> None:
+        """Write counters for the driver, at most twice a second."""
+        now = time.monotonic()
+        if now - self._reported_at < 0.5:
+            return
+        self._reported_at = now
+        stage = self._stage
+        _, unfinished_bytes = stage.unfinished
+        report = {
+            "pid": os.getpid(),
+            "seen": self._seen,
+            "pending": stage.pending,
+            "staged_bytes": stage.staged_bytes,
+            "streams_in_progress": self._in_progress,
+            "unfinished_bytes": unfinished_bytes,
+            "oldest_us": stage.oldest_us,
+            "queued": stage.queued(),
+            "rows": stage.rows,
+            "transactions": stage.transactions,
+            "received_bytes": self._received_bytes,
+            "decode_seconds": round(self._decode_seconds, 3),
+            "paused": self._paused,
+            "held": self._held,
+            "trouble": None if self._trouble is None else str(self._trouble),
+        }
+        write_note(self._settings.report_path, json.dumps(report))

@@ -1,0 +1,208 @@
+"""
+Make the source of a `postgres_cdc` query ready: publication, slot, and where the stream begins.
+
+A new query may have both made for it.  A query that goes on from its checkpoint needs the slot that it had: what
+another one would leave out is an error, never a silent gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg
+
+from aqueduck.model.errors import (
+    ConfigError,
+    PublicationError,
+    SlotConflictError,
+    SlotLostError,
+    UnpublishedError,
+)
+from aqueduck.model.schema import TableSchema, lsn_text
+from aqueduck.postgres.catalog.tables import describe_table
+from aqueduck.postgres.publications.publications import create_publication_sql, refuse_without_identity
+from aqueduck.postgres.publications.published import (
+    publication_exists,
+    publication_marks,
+    publication_oid,
+    published_tables,
+    refuse_narrowed,
+    refuse_unpublished,
+)
+from aqueduck.postgres.publications.slots import announced_slot, check_slot, missing_slot, slot_info
+from aqueduck.postgres.session.connection import connect, translate_errors
+from aqueduck.postgres.session.history import KnownPast, refuse_another_history, slot_mark
+from aqueduck.postgres.session.quoting import identifier, table_identifier
+from aqueduck.postgres.session.server import ServerInfo, read_server, require_logical_wal
+from aqueduck.state_files.files import SlotMark
+
+__all__ = ["CdcSource", "look_again", "prepare_cdc", "resume_cdc"]
+
+Connection = psycopg.Connection[Any]
+_UNPUBLISHED = "begin anew with another checkpointLocation, after a new read of the tables"
+_AGAIN = "changes between the checkpoint and the slot are gone: begin anew with another checkpointLocation"
+
+
+@dataclass(frozen=True, slots=True)
+class CdcSource:
+    """What a query needs to know of its source."""
+
+    database: str
+    system_identifier: str
+    timeline: int
+    position: int
+    tables: tuple[TableSchema, ...]
+    """What the publication has now, of the tables that are wanted; all where none are named."""
+    marks: dict[str, str]
+    """How they are published, see `published.publication_marks`."""
+    publication_oid: int
+    slot: SlotMark | None
+    """How far the slot is."""
+
+
+def prepare_cdc(
+    dsn: str,
+    *,
+    slot: str,
+    publication: str,
+    tables: Sequence[str],
+    create: bool,
+    start: int | None = None,
+    plugin: str = "pgoutput",
+) -> CdcSource:
+    """For a new query: what there is, or with `create` is made; the stream begins where the slot stands, or at `start`."""
+    with connect(dsn) as conn:
+        server = _server(conn)
+        found = slot_info(conn, slot)
+        check_slot(found, name=slot, database=server.database, position=None, plugin=plugin)
+        if found is None and not create:
+            raise missing_slot(slot, plugin, "create: true")
+        if create and not publication_exists(conn, publication):
+            _create_publication(conn, publication, tables)
+        known = _wanted(conn, publication, tables, plugin)
+        found_now = _as_found(conn, server, slot, publication, tables, known)
+        return replace(found_now, position=max(announced_slot(conn, slot, plugin), start or 0))
+
+
+def resume_cdc(
+    dsn: str,
+    *,
+    slot: str,
+    publication: str,
+    tables: Sequence[str],
+    position: int,
+    system_identifier: str,
+    timeline: int | None = None,
+    restart_lsn: int | None = None,
+    published_by: int | None = None,
+    plugin: str = "pgoutput",
+) -> CdcSource:
+    """For a query that goes on from `position`: refuse a source that no longer has what comes after it."""
+    with connect(dsn) as conn:
+        server = _server(conn)
+        if system_identifier != server.system_identifier:
+            raise SlotConflictError(
+                "the checkpoint belongs to another PostgreSQL cluster",
+                hint="point dsn to that cluster, or begin anew with another checkpointLocation",
+            )
+        found = slot_info(conn, slot)
+        way_out = "begin anew with another checkpointLocation, and compare what was written since"
+        mark = SlotMark(timeline, restart_lsn) if timeline and restart_lsn else None
+        past = KnownPast(position, timeline, mark, "the checkpoint", way_out)
+        refuse_another_history(conn, dsn, past, server, found)
+        if found is None:
+            raise SlotLostError(
+                f"the slot {slot} does not exist, but the checkpoint is at {lsn_text(position)}", hint=_AGAIN
+            )
+        check_slot(found, name=slot, database=server.database, position=None, plugin=plugin)
+        # We confirm what Spark has committed and nothing else, so the slot cannot be further than the checkpoint.
+        if found.confirmed_flush_lsn is not None and found.confirmed_flush_lsn > position:
+            stands, ours = lsn_text(found.confirmed_flush_lsn), lsn_text(position)
+            raise SlotLostError(
+                f"the slot {slot} stands at {stands}, beyond the checkpoint's {ours}: it was re-created or moved",
+                hint=_AGAIN,
+            )
+        known = _wanted(conn, publication, tables, plugin)
+        found_now = _as_found(conn, server, slot, publication, tables, known)
+        if published_by not in (None, found_now.publication_oid):
+            raise UnpublishedError(
+                f"the publication {publication} was dropped and created again: changes in between were not sent",
+                hint=_UNPUBLISHED,
+            )
+        return replace(found_now, position=position)
+
+
+def look_again(dsn: str, slot: str, publication: str, source: CdcSource) -> CdcSource:
+    """While a query runs: where the slot is now; raises if tables were not published for a while."""
+    with connect(dsn) as conn:
+        now = publication_marks(conn, publication)
+        refuse_unpublished(conn, publication, source.marks, now, _UNPUBLISHED)
+        return replace(source, slot=slot_mark(conn, slot, source.timeline))
+
+
+def _as_found(
+    conn: Connection,
+    server: ServerInfo,
+    slot: str,
+    publication: str,
+    tables: Sequence[str],
+    known: tuple[TableSchema, ...],
+) -> CdcSource:
+    return CdcSource(
+        server.database,
+        server.system_identifier,
+        server.timeline,
+        0,
+        known,
+        _marks(conn, publication, tables, known),
+        publication_oid(conn, publication),
+        slot_mark(conn, slot, server.timeline),
+    )
+
+
+def _marks(
+    conn: Connection, publication: str, tables: Sequence[str], known: Sequence[TableSchema]
+) -> dict[str, str]:
+    """Of the tables that are wanted, and of whole schemas."""
+    marks, oids = publication_marks(conn, publication), {str(table.oid) for table in known}
+    return {key: mark for key, mark in marks.items() if not tables or key in oids or not key.isdigit()}
+
+
+def _server(conn: Connection) -> ServerInfo:
+    server = read_server(conn)
+    require_logical_wal(server)
+    return server
+
+
+def _create_publication(conn: Connection, name: str, tables: Sequence[str]) -> None:
+    if not tables:
+        raise ConfigError(
+            f"the publication {name} does not exist, and it is not said which tables it should have",
+            hint="set table or tables, or create the publication",
+        )
+    described = [describe_table(conn, table, need_key=False) for table in tables]
+    for table in described:
+        refuse_without_identity(table)
+    with translate_errors(f"create the publication {name}", conn=conn):
+        conn.execute(create_publication_sql(name, described).encode())
+
+
+def _wanted(
+    conn: Connection, publication: str, tables: Sequence[str], plugin: str
+) -> tuple[TableSchema, ...]:
+    published = published_tables(conn, publication)
+    refuse_narrowed(conn, publication, plugin)
+    if not tables:
+        return published
+    described = [describe_table(conn, table, need_key=False) for table in tables]
+    oids = {table.oid for table in published}
+    for table in described:
+        if table.oid not in oids:
+            raise PublicationError(
+                f"the publication {publication} does not publish {table.qualified}",
+                hint=f"alter publication {identifier(publication)} add table {table_identifier(table)}",
+                table=table.qualified,
+            )
+    return tuple(described)

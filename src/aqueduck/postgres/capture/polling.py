@@ -1,0 +1,352 @@
+"""
+Read a slot by SQL: a second reader behind the seam of `wire.ReplicationStream`.
+
+`PolledStream` has a thread with an ordinary connection.  It asks how far the server's WAL is, and while there is more
+than it has read, decodes the next piece with a slot function: a *step*, bounded in bytes of WAL.  Rows become
+frames of the stream (`step_rows`, `text_rows`), so that capture, decoder and stage know no difference.
+
+Through a pooler each step peeks from the slot's own position, and what was read before is left out.  On a connection
+of our own, a temporary copy of the slot is consumed instead, which reads nothing twice.  The slot itself moves only
+when the capture says that something is durable, with `pg_replication_slot_advance`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from aqueduck import faults
+from aqueduck.model.errors import (
+    AqueduckError,
+    ConnectionLostError,
+    SlotActiveError,
+    SlotLimitError,
+    own_error,
+)
+from aqueduck.model.schema import lsn_text, parse_lsn
+from aqueduck.postgres.decode.pgoutput import Bytes
+from aqueduck.postgres.decode.step_rows import StepRows, keepalive_frame
+from aqueduck.postgres.session.quoting import identifier, literal
+from aqueduck.postgres.session.sqlwire import SqlConnection, Stopped
+from aqueduck.postgres.session.wire import SET_LOCAL_OUTPUT, error_of
+
+__all__ = ["TEXT_STEP", "PolledStream", "Rows", "StepPlan", "pgoutput_step"]
+
+QUEUE_BYTES_MAX = 32 << 20
+FIRST_STEP_BYTES = 16 << 20
+IDLE_SECONDS_MAX = 1.0
+ADVANCE_SECONDS = 1.0
+BULK_ADVANCE_SECONDS = 10.0  # the server decodes for it, too
+FAR_SECONDS = 0.5
+NEAR_BYTES = 1 << 20  # a bulk reader that is so near to the server's end is done
+
+
+# What the stream does not tell of a relation when it changes: how many columns there ever were, and with a full
+# identity what can be a key.
+_MARK = """relnatts || case when relreplident = 'f' then '/' || array(
+    select indexrelid from pg_index where indrelid = c.oid and indisunique and indisvalid order by 1)::text || array(
+    select attnum from pg_attribute where attrelid = c.oid and attnum > 0 and attnotnull order by 1)::text else '' end"""
+
+
+# Which server it is, and on which timeline.
+_SOURCE = (
+    "(pg_control_system()).system_identifier || '/' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)"
+)
+
+
+class Rows(Protocol):
+    """What makes frames of the rows of steps: `StepRows`, or `TextRows` for another plugin."""
+
+    @property
+    def position(self) -> int:
+        """Everything that was committed before it was read."""
+        ...
+
+    @property
+    def relations(self) -> tuple[int, ...]: ...
+
+    def begin(self, marks: dict[int, str], now: int) -> None: ...
+
+    def convert(self, raw: Bytes, start: int, end: int) -> tuple[int, list[Bytes], bool]: ...
+
+    def end(self, position: int) -> Iterable[Bytes] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """How to ask for a step: the function without its verb, what it returns, and the plugin's options."""
+
+    function: str
+    columns: str
+    options: tuple[tuple[str, str], ...]
+
+    def sql(self, slot: str, upto: int, *, consume: bool) -> str:
+        verb = "get" if consume else "peek"
+        options = "".join(f", {literal(name)}, {literal(value)}" for name, value in self.options)
+        call = f"pg_logical_slot_{verb}_{self.function}({literal(slot)}, {literal(lsn_text(upto))}, null{options})"
+        return (
+            f"begin; {SET_LOCAL_OUTPUT}; set local client_encoding = 'UTF8'; set local statement_timeout = 0;"
+            f" copy (select {self.columns} from {call}) to stdout (format binary); commit"
+        )
+
+
+def pgoutput_step(publication: str) -> StepPlan:
+    """The step of a slot that streams could read, too."""
+    options = (("proto_version", "1"), ("publication_names", identifier(publication)))
+    return StepPlan("binary_changes", "lsn, data", options)
+
+
+#: the step of a slot of test_decoding
+TEXT_STEP = StepPlan(
+    "changes",
+    "lsn, data",
+    (("include-xids", "1"), ("include-timestamp", "1"), ("skip-empty-xacts", "1")),
+)
+
+
+class PolledStream:
+    """Reads a slot by SQL, and looks like a replication stream."""
+
+    answers = False
+
+    def __init__(
+        self,
+        dsn: str,
+        slot: str,
+        plan: StepPlan,
+        position: int,
+        *,
+        rows: Rows | None = None,
+        interval_seconds: float = 0.1,
+        step_bytes: int = 64 << 20,
+        bulk: bool = False,
+        silence_seconds: float = 30.0,
+    ) -> None:
+        """`bulk` reads up to the server's end on a copy of the slot, then ends; without a copy it fails."""
+        self._slot = slot
+        self._plan = plan
+        self._rows: Rows = rows or StepRows(position)
+        self._interval = interval_seconds
+        self._step_bytes_max = step_bytes
+        self._step_bytes = min(FIRST_STEP_BYTES, step_bytes)
+        self._bulk = bulk
+        self._silence_seconds = silence_seconds
+        self._copy: str | None = None
+        self._source: str | None = None
+        self._changed = threading.Condition()
+        self._queue: deque[Bytes] = deque()
+        self._queued_bytes = 0
+        self._taken = 0
+        self._failure: AqueduckError | None = None
+        self._finished = False
+        self._ending = self._stopping = False
+        self._nudged = False
+        self._wanted = 0
+        self._advanced_at = time.monotonic() if bulk else 0.0
+        self.ended = False
+        self._conn = SqlConnection(dsn, lambda: self._stopping)
+        try:
+            self._confirmed = self._begin(self._conn)
+        except BaseException:
+            self._conn.close()
+            raise
+        self._thread = threading.Thread(target=self._work, name=f"poll-{slot}", daemon=True)
+        self._thread.start()
+
+    # -- the capture's side
+
+    def read_into(self, buf: Bytes, at: int, timeout: float) -> int:
+        """What there is, or what comes within `timeout`."""
+        with self._changed:
+            if not self._queue and not self._finished and self._failure is None:
+                self._changed.wait(timeout)
+            if not self._queue:
+                if self._failure is not None:
+                    raise self._failure
+                self.ended = self._finished
+                return 0
+            start = at
+            while self._queue and at < buf.size:
+                piece = self._queue[0]
+                n = min(piece.size - self._taken, buf.size - at)
+                buf[at : at + n] = piece[self._taken : self._taken + n]
+                at, self._taken = at + n, self._taken + n
+                if self._taken == piece.size:
+                    self._queue.popleft()
+                    self._queued_bytes -= piece.size
+                    self._taken = 0
+            self._changed.notify_all()
+            return at - start
+
+    def send_status(self, *, received: int, confirmed: int, ask_reply: bool = False) -> None:
+        """Have the slot moved to `confirmed`, soon; with `ask_reply`, look for changes now."""
+        with self._changed:
+            self._wanted = max(self._wanted, confirmed)
+            self._nudged = self._nudged or ask_reply
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+        self._thread.join(timeout=2)
+        self._stopping = True  # also in the middle of a statement
+        self._thread.join(timeout=5)
+
+    # -- the thread
+
+    def _begin(self, conn: SqlConnection) -> int:
+        """Take a copy of the slot where a session is ours; returns where the slot itself stands."""
+        if self._bulk or not conn.is_pooled:
+            copy = f"{self._slot[:48]}_{time.monotonic_ns() % (1 << 40):x}"
+            try:
+                conn.query(
+                    f"select pg_copy_logical_replication_slot({literal(self._slot)}, {literal(copy)}, true)"
+                )
+                self._copy = copy
+            except SlotLimitError:
+                if self._bulk:
+                    raise
+        [[confirmed]] = conn.query(
+            "select coalesce(max(confirmed_flush_lsn), '0/0') from pg_replication_slots"
+            f" where slot_name = {literal(self._slot)}"
+        )
+        return parse_lsn(confirmed or "0/0")
+
+    def _work(self) -> None:
+        idle = self._interval
+        try:
+            while not self._ending:
+                self._advance()
+                began = time.monotonic()
+                server = self._lsn("pg_current_wal_flush_lsn()")
+                if server > self._rows.position:
+                    self._step(server)
+                    idle = self._interval
+                    pause = self._rest_after(time.monotonic() - began, behind=server > self._rows.position)
+                else:
+                    pause, idle = idle, min(idle * 1.5, max(self._interval, IDLE_SECONDS_MAX))
+                if self._bulk and server - self._rows.position < NEAR_BYTES:
+                    self._finish(None)
+                    break
+                self._pause(pause)
+            if not self._bulk:  # what follows a bulk reader wants the slot, and confirms itself
+                self._advance(at_once=True)
+        except Stopped:
+            pass
+        except BaseException as exc:  # noqa: BLE001 - raised where the capture reads
+            self._finish(own_error(exc))
+        finally:
+            self._conn.close()
+
+    def _finish(self, failure: AqueduckError | None) -> None:
+        with self._changed:
+            self._failure, self._finished = failure, failure is None
+            self._changed.notify_all()
+
+    def _pause(self, seconds: float) -> None:
+        with self._changed:
+            if seconds > 0:
+                self._changed.wait_for(lambda: self._nudged or self._ending, seconds)
+            self._nudged = False
+
+    def _lsn(self, function: str) -> int:
+        [[text]] = self._conn.query(f"select {function}", self._silence_seconds)
+        assert text is not None
+        return parse_lsn(text)
+
+    def _rest_after(self, seconds: float, *, behind: bool) -> float:
+        """
+        How long to pause after a step that took so long.
+
+        Decoding begins where the slot does, not where we are: half of the time belongs to others.  Whoever peeks reads
+        everything again that is not durable: where that is much, wait a little until it is less.
+        """
+        if self._copy is None and self._rows.position - self._confirmed > 2 * self._step_bytes_max:
+            return max(FAR_SECONDS, 2 * seconds)
+        return 0.0 if behind else max(self._interval, seconds)
+
+    def _step(self, server: int) -> None:
+        """Decode one piece of WAL, and hand out what of it is new."""
+        rows = self._rows
+        upto = min(server, max(rows.position, self._confirmed) + self._step_bytes)
+        rows.begin(*self._look())
+        for piece in self._messages(self._plan.sql(self._copy or self._slot, upto, consume=bool(self._copy))):
+            self._put(piece)
+        for piece in rows.end(upto) or ():
+            self._put(piece)
+        self._put(keepalive_frame(upto))
+        full = upto < server
+        self._step_bytes = min(2 * self._step_bytes if full else FIRST_STEP_BYTES, self._step_bytes_max)
+
+    def _look(self) -> tuple[dict[int, str], int]:
+        """Marks of the relations, and a position after the moment of looking."""
+        oids = ", ".join(map(str, self._rows.relations))
+        known = f"(select string_agg(oid || ':' || {_MARK}, ' ') from pg_class c where oid in ({oids or 0}))"
+        look = f"select {known}, pg_current_wal_insert_lsn(), {_SOURCE}"
+        [[marks, now, source]] = self._conn.query(look, self._silence_seconds)
+        assert now is not None
+        if self._source not in (None, source):  # behind the same pooler or name
+            raise ConnectionLostError("another server has taken over")
+        self._source = source
+        pairs = (pair.split(":") for pair in (marks or "").split())
+        return {int(oid): mark for oid, mark in pairs}, parse_lsn(now)
+
+    def _messages(self, sql: str) -> Iterable[Bytes]:
+        """The frames of a step; an error that the server sends is raised."""
+        pieces: list[Bytes] = []
+        size = need = 0
+        for piece in self._conn.copy(sql):
+            pieces.append(piece)
+            size += piece.size
+            if size < need:  # in the middle of a large row
+                continue
+            raw = np.concatenate(pieces) if len(pieces) > 1 else piece
+            at = 0
+            while True:
+                at, frames, other = self._rows.convert(raw, at, raw.size)
+                yield from frames
+                need = 1 + int.from_bytes(bytes(raw[at + 1 : at + 5]), "big") if raw.size - at >= 5 else 5
+                if not other or at + need > raw.size:
+                    break
+                kind = chr(raw[at])
+                if kind == "E":
+                    raise error_of(bytes(raw[at + 5 : at + need]))
+                if kind == "Z":
+                    return
+                at += need
+            pieces, size = [raw[at:]], raw.size - at
+
+    def _put(self, piece: Bytes) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._queued_bytes <= QUEUE_BYTES_MAX or self._ending)
+            if self._ending:
+                raise Stopped
+            self._queue.append(piece)
+            self._queued_bytes += piece.size
+            self._changed.notify_all()
+
+    def _advance(self, *, at_once: bool = False) -> None:
+        """Move the slot to what is durable; the server may stop short of it, and says where."""
+        now = time.monotonic()
+        often = BULK_ADVANCE_SECONDS if self._bulk else ADVANCE_SECONDS
+        soon = not at_once and now - self._advanced_at < often
+        if self._wanted <= self._confirmed or soon:
+            return
+        self._advanced_at = now
+        faults.point("poll.before_advance")
+        wanted = literal(lsn_text(self._wanted))
+        try:
+            [[reached]] = self._conn.query(
+                f"select end_lsn from pg_replication_slot_advance({literal(self._slot)}, {wanted})"
+            )
+        except SlotActiveError:  # a statement of a connection that broke may still run: later, then
+            return
+        self._confirmed = max(self._confirmed, parse_lsn(reached or "0/0"))
+        faults.point("poll.advanced")

@@ -1,0 +1,161 @@
+"""
+Spills: what is staged of streamed transactions that have not ended yet, out of sight of every batch.
+
+Each transaction has a bucket of its own; all of them together hold at most `segment_bytes` in memory.  Their rows
+are numbered within the transaction.  `forget` takes back what a rolled-back subtransaction did; `finish` gives a
+transaction's rows their place in the order and the position and time of its commit, in the files where they are.
+What streamed transactions are, the decoder's `streamed` tells.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from aqueduck.model.changes import SegmentRef
+from aqueduck.postgres.capture.segment_buffers import Bucket, Draft, numbers
+from aqueduck.postgres.decode.layouts import Layout
+from aqueduck.postgres.decode.pgoutput import Ints
+from aqueduck.postgres.decode.streamed import Finish, Forget
+
+__all__ = ["Spills"]
+
+
+class Spills:
+    """Buckets of streamed transactions, by transaction id.  The caller sees to it that one thread uses them."""
+
+    def __init__(self, segment_bytes: int, write: Callable[[Bucket], None]) -> None:
+        self._segment_bytes = segment_bytes
+        self._write = write
+        self._buckets: dict[int, Bucket] = {}
+        self._layouts: dict[int, dict[int, Layout]] = {}
+
+    @property
+    def bytes(self) -> int:
+        """What unfinished transactions hold, on disk and in memory."""
+        return sum(bucket.bytes for bucket in self._buckets.values())
+
+    @property
+    def transactions(self) -> int:
+        return len(self._buckets)
+
+    def bucket(self, stream: int, layout: Layout) -> Bucket:
+        """Where changes of this layout go; it is remembered for rows that come back from a file."""
+        self._layouts.setdefault(stream, {})[layout.version] = layout
+        return self._buckets.setdefault(stream, Bucket())
+
+    def make_room(self) -> None:
+        """Write the largest bucket while there is too much in memory."""
+        while sum(b.memory_bytes for b in self._buckets.values()) >= self._segment_bytes:
+            self._write(max(self._buckets.values(), key=lambda b: b.memory_bytes))
+
+    def clear(self) -> None:
+        """Forget all of them: their ends will not come."""
+        for stream in [*self._buckets]:
+            self.forget(Forget(stream, 0))
+
+    def forget(self, run: Forget) -> None:
+        bucket = self._buckets.get(run.stream)
+        if bucket is None:
+            return
+        if run.first == 0:
+            bucket.remove_files()
+            del self._buckets[run.stream]
+            self._layouts.pop(run.stream, None)
+            return
+        self._cut_drafts(bucket, run.first)
+        void = [ref for ref in bucket.written if ref.last_ord >= run.first]
+        bucket.written = [ref for ref in bucket.written if ref.last_ord < run.first]
+        for ref in void:
+            if ref.path and ref.first_ord < run.first:
+                self._take_back(bucket, ref, self._layouts[run.stream][ref.version], run.first)
+            if ref.path:
+                Path(ref.path).unlink(missing_ok=True)
+
+    @staticmethod
+    def _cut_drafts(bucket: Bucket, first: int) -> None:
+        for draft in bucket.in_order():
+            bucket.memory_bytes -= draft.cut_back(first)
+        bucket.closed = [draft for draft in bucket.closed if draft.rows]
+        bucket.drafts = {oid: draft for oid, draft in bucket.drafts.items() if draft.rows}
+
+    @staticmethod
+    def _take_back(bucket: Bucket, ref: SegmentRef, layout: Layout, first: int) -> None:
+        """The rows of a segment that stay, in memory again."""
+        with pa.OSFile(ref.path) as file:
+            reader = pa.ipc.open_file(file)
+            draft = Draft.of(layout, (reader.get_batch(n) for n in range(reader.num_record_batches)))
+        draft.cut_back(first)
+        bucket.close(ref.table_oid)  # there is none: it would have come after this segment
+        bucket.drafts[ref.table_oid] = draft
+        bucket.memory_bytes += draft.bytes
+
+    def finish(self, run: Finish) -> Bucket:
+        """All of a transaction, ready to be committed."""
+        bucket = self._buckets.pop(run.stream, Bucket())
+        self._layouts.pop(run.stream, None)
+        done = Bucket(memory_bytes=bucket.memory_bytes)
+        for ref in bucket.written:
+            if ref.path:
+                _stamp_file(ref.path, run)
+            done.written.append(_stamped_ref(ref, run))
+        done.closed = [_stamped_draft(draft, run) for draft in bucket.closed]
+        done.drafts = {oid: _stamped_draft(draft, run) for oid, draft in bucket.drafts.items()}
+        return done
+
+
+def _stamped_ref(ref: SegmentRef, run: Finish) -> SegmentRef:
+    if (table := run.tables.get(ref.version)) is not None:
+        ref = replace(ref, schema_json=table.to_json())
+    if ref.kind == "truncate":
+        ref = replace(ref, commit_lsn=run.lsn, commit_ts=run.time_us)
+    return replace(ref, first_ord=ref.first_ord + run.first_ord, last_ord=ref.last_ord + run.first_ord)
+
+
+def _stamped_draft(draft: Draft, run: Finish) -> Draft:
+    layout = draft.layout
+    if (table := run.tables.get(layout.version)) is not None:
+        layout = replace(layout, table=table)
+    done = Draft(layout)
+    for piece in draft.pieces:
+        first_ord = piece.first_ord + run.first_ord
+        done.add(replace(piece, layout=layout, batch=_stamped_batch(piece.batch, run), first_ord=first_ord))
+    return done
+
+
+def _stamped_batch(batch: pa.RecordBatch, run: Finish) -> pa.RecordBatch:
+    stamps = _stamps(batch, run)
+    arrays = [
+        pa.array(stamps[field.name]) if field.name in stamps else batch.column(n)
+        for n, field in enumerate(batch.schema)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
+
+
+def _stamps(batch: pa.RecordBatch, run: Finish) -> dict[str, Ints]:
+    return {
+        "_ord": numbers(batch, "_ord") + run.first_ord,
+        "_lsn": np.full(batch.num_rows, run.lsn),
+        "_ts": np.full(batch.num_rows, run.time_us),
+    }
+
+
+def _stamp_file(path: str, run: Finish) -> None:
+    """
+    Write order, position and time into the file where it is: three numbers a row, not all of it again.
+
+    Arrow files that are not compressed have the values of a column one after the other.
+    """
+    with Path(path).open("r+b") as file:
+        memory = np.memmap(file, np.uint8, "r")
+        reader = pa.ipc.open_file(pa.py_buffer(memory))
+        for n in range(reader.num_record_batches):
+            batch = reader.get_batch(n)
+            for name, values in _stamps(batch, run).items():
+                at = batch.column(name).buffers()[1].address - memory.ctypes.data
+                os.pwrite(file.fileno(), values.tobytes(), at)

@@ -1,0 +1,228 @@
+"""
+The stage: decoded changes waiting on disk for Spark, cut at commits.
+
+The capture thread adds runs; Spark's planner asks for what is ready.  Rows collect in
+memory per table and are written as *segments* (Arrow IPC files, one table and one schema
+version each) when they reach `segment_bytes`, or when a batch wants them.  A *cut* is a
+position at which every segment before it belongs to whole transactions: the only places
+where a batch may end.  Transactions that are streamed before they end wait in `spills` until
+their commit comes.  The stage is scratch: after a crash the slot sends it all again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections import deque
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from aqueduck.model.changes import SegmentRef
+from aqueduck.postgres.capture.segment_buffers import Bucket, Draft, segment_ref, write_segment
+from aqueduck.postgres.capture.spills import Spills
+from aqueduck.postgres.decode.decoder import Commit, Rows, Run, Truncate
+from aqueduck.postgres.decode.streamed import Finish, Forget
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Whole transactions up to `position`."""
+
+    position: int
+    time_us: int
+    segments: tuple[SegmentRef, ...]
+    bytes: int
+
+
+class Stage:
+    """Thread-safe: one capture thread adds, the planner takes."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        segment_bytes: int,
+        bytes_max: int,
+        position: int,
+        rows_max: int = 10_000_000,
+    ) -> None:
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True, mode=0o700)
+        self.changed = threading.Condition()
+        self._directory = directory
+        self._segment_bytes = segment_bytes
+        self._bytes_max = bytes_max
+        self._rows_max = rows_max
+        self._cuts: deque[Cut] = deque()
+        self._ready = Bucket()  # committed, not cut yet
+        self._open = Bucket()  # of the transaction that is coming in
+        self._spills = Spills(segment_bytes, self._write)  # of those that come in before they end
+        self._ready_position = position
+        self._ready_time_us = 0
+        self._files = 0
+        self.staged_bytes = 0
+        self.staged_rows = 0
+        self.durable = position
+        self.rows = 0
+        self.transactions = 0
+
+    # -- the capture thread's side
+
+    def add(self, run: Run) -> None:
+        with self.changed:
+            if isinstance(run, Rows):
+                self._add_rows(run)
+            elif isinstance(run, Truncate):
+                self._add_truncate(run)
+            elif isinstance(run, Forget):
+                self._spills.forget(run)
+            elif isinstance(run, Finish):
+                self._open = self._spills.finish(run)
+            else:
+                self._add_commit(run)
+
+    def _add_rows(self, run: Rows) -> None:
+        bucket = self._spills.bucket(run.stream, run.layout) if run.stream else self._open
+        bucket.memory_bytes += bucket.draft(run.layout).add(run)
+        self.rows += run.batch.num_rows
+        if run.stream:
+            self._spills.make_room()
+        elif bucket.memory_bytes >= self._segment_bytes:
+            self._write(bucket)
+
+    def _add_truncate(self, run: Truncate) -> None:
+        bucket = self._spills.bucket(run.stream, run.layout) if run.stream else self._open
+        bucket.close(run.layout.table.oid)
+        self._write(bucket)
+        ref = segment_ref(Draft(run.layout, first_ord=run.ord, last_ord=run.ord), path="")
+        where = replace(ref, commit_lsn=run.lsn, commit_ts=run.time_us, xid=run.xid, seq=run.seq)
+        bucket.written.append(where)
+
+    def _add_commit(self, run: Commit) -> None:
+        self.transactions += run.transactions
+        if self._open.written:  # keep file order: what is in memory before them goes first
+            self._write(self._ready)
+        self._ready.absorb(self._open)
+        self._open = Bucket()
+        self._ready_position = run.position
+        self._ready_time_us = run.time_us
+        if self._ready.bytes >= self._segment_bytes:
+            self.cut()
+        self.changed.notify_all()
+
+    def abandon_open(self) -> None:
+        """Forget transactions whose ends did not come; the server sends them again."""
+        with self.changed:
+            self._open.remove_files()
+            self._open = Bucket()
+            self._spills.clear()
+
+    @property
+    def pending(self) -> bool:
+        """
+        Whether changes are on their way to the lake or in the transaction that is coming in.
+
+        Streamed transactions do not count: the server sends them again until their commit is confirmed.
+        """
+        return bool(self._cuts) or self._ready.has_rows() or self._open.has_rows()
+
+    @property
+    def full(self) -> bool:
+        """
+        Whether reading must pause: committed changes beyond the limit wait for Spark.
+
+        Transactions that have not ended never pause it, however large: that would be a deadlock.
+        """
+        return bool(self._cuts) and (self.staged_bytes > self._bytes_max or self.staged_rows > self._rows_max)
+
+    @property
+    def unfinished(self) -> tuple[int, int]:
+        """How many streamed transactions have not ended, and what they hold in bytes."""
+        with self.changed:
+            return self._spills.transactions, self._spills.bytes
+
+    @property
+    def oldest_us(self) -> int | None:
+        """Commit time of the oldest batch that waits for the lake, as far as it is known."""
+        with self.changed:
+            if self._cuts:
+                return self._cuts[0].time_us
+            return self._ready_time_us if self._ready.has_rows() else None
+
+    def queued(self) -> dict[int, tuple[int, int]]:
+        """Changes and bytes that wait for the lake, by table."""
+        found: dict[int, tuple[int, int]] = {}
+        with self.changed:
+            refs = [s for c in self._cuts for s in c.segments] + self._ready.written
+            waiting = [(s.table_oid, s.rows, s.bytes) for s in refs]
+            drafts = [*self._ready.closed, *self._ready.drafts.values()]
+            waiting += [(d.layout.table.oid, d.rows, d.bytes) for d in drafts]
+        for oid, rows, size in waiting:
+            before = found.get(oid, (0, 0))
+            found[oid] = (before[0] + rows, before[1] + size)
+        return found
+
+    # -- the planner's side; callers hold `changed` where they combine calls
+
+    def cut(self) -> None:
+        """Make everything committed available, as a place where a batch may end."""
+        with self.changed:
+            if not self._ready.has_rows():
+                return
+            self._write(self._ready)
+            position, time_us = self._ready_position, self._ready_time_us
+            segments = tuple(replace(ref, last_lsn=position, last_ts=time_us) for ref in self._ready.written)
+            size = sum(s.bytes for s in segments)
+            self._cuts.append(Cut(self._ready_position, self._ready_time_us, segments, size))
+            self.staged_bytes += size
+            self.staged_rows += sum(s.rows for s in segments)
+            self._ready = Bucket()
+
+    def ready_bytes(self, after: int) -> int:
+        """Bytes that a batch starting after `after` could have, without cutting."""
+        with self.changed:
+            return sum(c.bytes for c in self._cuts if c.position > after) + self._ready.bytes
+
+    def has_ready(self, after: int) -> bool:
+        with self.changed:
+            return self._ready.has_rows() or any(c.position > after for c in self._cuts)
+
+    def furthest(self, after: int, bytes_max: int) -> int:
+        """The last cut after `after` that keeps a batch within `bytes_max` (at least one cut)."""
+        with self.changed:
+            best, size = after, 0
+            for c in self._cuts:
+                if c.position <= after:
+                    continue
+                size += c.bytes
+                if best > after and size > bytes_max:
+                    break
+                best = c.position
+            return best
+
+    def between(self, after: int, upto: int) -> tuple[Cut, ...]:
+        with self.changed:
+            return tuple(c for c in self._cuts if after < c.position <= upto)
+
+    def release(self, upto: int) -> None:
+        """Everything up to here is durable in the lake: forget it."""
+        with self.changed:
+            self.durable = max(self.durable, upto)
+            while self._cuts and self._cuts[0].position <= upto:
+                done = self._cuts.popleft()
+                self.staged_bytes -= done.bytes
+                self.staged_rows -= sum(s.rows for s in done.segments)
+                for segment in done.segments:
+                    if segment.path:
+                        Path(segment.path).unlink(missing_ok=True)
+            self.changed.notify_all()
+
+    # -- files
+
+    def _write(self, bucket: Bucket) -> None:
+        """Write the drafts of a bucket, in the order in which they began."""
+        for draft in bucket.in_order():
+            self._files += 1
+            path = self._directory / f"{self._files:08d}-{draft.layout.table.oid}.arrow"
+            bucket.written.append(write_segment(draft, path))
+        bucket.closed, bucket.drafts, bucket.memory_bytes = [], {}, 0

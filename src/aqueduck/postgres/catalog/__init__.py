@@ -1,0 +1,1 @@
+"""What PostgreSQL's catalog says about tables: columns, keys, partitions, row security."""

@@ -1,0 +1,1 @@
+"""Reading whole tables under an exported snapshot, for copies and comparisons."""

@@ -1,0 +1,61 @@
+"""
+Connections of readers that are done, for the next ones of the same process.
+
+A new connection costs the server as much as reading some megabytes, and a worker of Spark has several tasks of a copy in a row.
+What is kept is in no transaction, so it holds nothing back; after a moment without use it is closed.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from aqueduck.postgres.session.wire import CopyOutStream, connect_wire
+
+__all__ = ["KeptStreams", "kept_streams"]
+
+IDLE_SECONDS = 2.0
+
+
+class KeptStreams:
+    """Streams by the server they are connected to; of one process, for all its threads."""
+
+    def __init__(self, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._idle_seconds = idle_seconds
+        self._lock = threading.Lock()
+        self._kept: dict[str, dict[CopyOutStream, threading.Timer]] = {}
+
+    def take(self, dsn: str) -> CopyOutStream:
+        """One that was kept, or a new one."""
+        while (stream := self._pop(dsn)) is not None:
+            if stream.is_idle():
+                return stream
+            stream.close()  # the server ended it meanwhile
+        return CopyOutStream(connect_wire(dsn))
+
+    def keep(self, dsn: str, stream: CopyOutStream) -> None:
+        """Whoever took it is done with it; what is in the middle of something is of no use to anybody."""
+        if not stream.is_idle():
+            stream.close()
+            return
+        timer = threading.Timer(self._idle_seconds, self._close, (dsn, stream))
+        timer.daemon = True
+        with self._lock:
+            self._kept.setdefault(dsn, {})[stream] = timer
+        timer.start()
+
+    def _pop(self, dsn: str) -> CopyOutStream | None:
+        with self._lock:
+            if not self._kept.get(dsn):
+                return None
+            stream, timer = self._kept[dsn].popitem()
+        timer.cancel()
+        return stream
+
+    def _close(self, dsn: str, stream: CopyOutStream) -> None:
+        with self._lock:
+            left = self._kept[dsn].pop(stream, None) is not None  # otherwise somebody took it just now
+        if left:
+            stream.close()
+
+
+kept_streams = KeptStreams()

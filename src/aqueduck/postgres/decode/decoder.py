@@ -1,0 +1,482 @@
+"""
+Turn buffers of replication frames into Arrow record batches, one table at a time.
+
+`Decoder.decode()` takes the bytes that `wire` read and returns *runs*: ordered pieces of
+the stream (rows of one table, a truncate, a commit).  The decoder remembers the
+relations it was told about and the transactions it is in (several, where the server streams
+them before they end: see `streamed`); nothing else.  Parsing bytes is in `pgoutput`, what
+becomes of the runs is up to `stage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from aqueduck.model.errors import ProtocolError
+from aqueduck.model.projection import only_needed
+from aqueduck.model.schema import Column, TableSchema
+from aqueduck.postgres.decode import pgoutput as wireformat
+from aqueduck.postgres.decode import pgoutput_messages as messages
+from aqueduck.postgres.decode.layouts import Layout, make_layout, merged
+from aqueduck.postgres.decode.streamed import Description, Finish, Forget, StreamedTransaction
+
+__all__ = ["Commit", "Decoder", "Layout", "Place", "Rows", "Run", "Truncate", "make_layout", "warm_up"]
+
+_RELATION = ord("R")
+_STREAM_START, _STREAM_STOP, _STREAM_COMMIT, _STREAM_ABORT = b"SEcA"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Changes of one table, in stream order."""
+
+    layout: Layout
+    batch: pa.RecordBatch
+    inserts: int
+    updates: int
+    deletes: int
+    key_changes: int
+    unchanged: int
+    first_ord: int
+    stream: int = 0
+    """The streamed transaction whose rows they are; they have no position and no time until it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    layout: Layout
+    ord: int
+    lsn: int = 0
+    time_us: int = 0
+    xid: int = 0
+    seq: int = 0
+    stream: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Everything before this belongs to transactions that ended at or before `position`."""
+
+    position: int
+    time_us: int
+    transactions: int
+
+
+Run = Rows | Truncate | Commit | Forget | Finish
+
+Place = tuple[int, int, int]
+"""How many rows, transactions and control messages of the index come before a place in it."""
+
+
+class Decoder:
+    """
+    Decodes the stream of one slot.
+
+    `tables` are the tables we want, as the catalog describes them: rows of others are
+    skipped, and keys of tables with a full replica identity come from here (the wire
+    marks all their columns as key).  They may become others on the way, see `know`.  `resolve` completes a column that the catalog did not
+    have like this: what lies below a type that is not built in is not on the wire.  `keyed` tells whether a table still
+    has the key that the catalog had.  `settle` gives the columns of a table with
+    a projection their numbers; without it, the driver has to find out which column is which.  `streams` says that the
+    server was asked for transactions before they end.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[int, TableSchema],
+        *,
+        first_ord: int = 0,
+        resolve: Callable[[Column], Column] = lambda column: column,
+        keyed: Callable[[TableSchema], bool] = lambda table: True,
+        settle: Callable[[TableSchema], TableSchema] = lambda table: table.settled(None),
+        first_version: int = 0,
+        streams: bool = False,
+    ) -> None:
+        self._known = dict(tables)
+        self._resolve = resolve
+        self._keyed = keyed
+        self._settle = settle
+        self._layouts: dict[int, Layout | None] = {}
+        self._described: dict[int, Description] = {}
+        self._asked_streams = streams
+        self._streams: dict[int, StreamedTransaction] = {}
+        self._stream: StreamedTransaction | None = None  # whose block is coming in
+        self._index = wireformat.FrameIndex.allocate()
+        self._state = np.zeros(wireformat.STATE_SLOTS, np.int64)
+        self.next_ord = first_ord
+        self.next_version = first_version
+
+    @property
+    def wal_end(self) -> int:
+        """The server's position as of the last frame."""
+        return int(self._state[wireformat.WAL_END])
+
+    @property
+    def in_transaction(self) -> bool:
+        return bool(self._state[wireformat.IN_TX])
+
+    def take_reply_request(self) -> bool:
+        """Whether the server asked for a status update since the last call."""
+        asked = bool(self._state[wireformat.REPLY])
+        self._state[wireformat.REPLY] = 0
+        return asked
+
+    def know(self, tables: Mapping[int, TableSchema]) -> None:
+        """
+        From the next buffer on, these are the tables we want.
+
+        The server does not describe a table anew because we want it now, or otherwise than before; so what it said last
+        of each counts, also of those that we did not want.
+        """
+        changed = {
+            oid for oid in self._known.keys() | tables.keys() if self._known.get(oid) != tables.get(oid)
+        }
+        self._known = dict(tables)
+        coming_in = self._stream
+        for stream in (None, *self._streams.values()):
+            self._stream = stream
+            for oid in changed & self._described_here.keys():
+                self._learn(self._described_here[oid].relation)
+        self._stream = coming_in
+
+    def decode(self, buf: wireformat.Bytes, end: int) -> tuple[list[Run], int, bool]:
+        """
+        Decode the complete frames of ``buf[:end]``.
+
+        Returns the runs, how many bytes were used, and whether a message that is not
+        CopyData stands next (the connection's business, not ours).
+        """
+        runs: list[Run] = []
+        at = 0
+        while True:
+            status, at, rows, txs, controls = wireformat.index_frames(
+                buf, at, end, self._index, self._state, streams=self._asked_streams
+            )
+            runs.extend(self._runs(buf, rows, txs, controls))
+            if status != wireformat.FULL:
+                return runs, at, status == wireformat.OTHER
+
+    def _runs(self, buf: wireformat.Bytes, rows: int, txs: int, controls: int) -> Iterator[Run]:
+        """The indexed messages in order, cut where blocks of streamed transactions begin and end."""
+        index = self._index
+        done: Place = (0, 0, 0)
+        for mark in np.flatnonzero(_BOUNDS[index.control_kind[:controls]]).tolist():
+            here = (int(index.control_rows[mark]), int(index.control_tx[mark]) + 1, mark)
+            yield from self._section(buf, done, here)
+            yield from self._bound(buf, mark)
+            done = (here[0], here[1], mark + 1)
+        yield from self._section(buf, done, (rows, txs, controls))
+
+    def _section(self, buf: wireformat.Bytes, start: Place, stop: Place) -> Iterator[Run]:
+        if self._stream is None:
+            yield from self._whole(buf, start, stop)
+            return
+        at = start[0]
+        for c in range(start[2], stop[2]):
+            upto = int(self._index.control_rows[c])
+            yield from self._rows(buf, at, upto)
+            at = upto
+            yield from self._control(buf, c)
+        yield from self._rows(buf, at, stop[0])
+
+    def _whole(self, buf: wireformat.Bytes, start: Place, stop: Place) -> Iterator[Run]:
+        """Transactions that come at once: rows between controls, and one commit after the last that has ended."""
+        index = self._index
+        at, tx, _ = start
+        done = np.flatnonzero(index.tx_end[tx : stop[1]] >= 0) + tx
+        committed_rows = int(index.tx_rows[done[-1]]) if done.size else 0
+        last_tx = int(done[-1]) if done.size else -1
+        commit_pending = done.size > 0
+        for c in range(start[2], stop[2]):
+            upto = int(index.control_rows[c])
+            if commit_pending and int(index.control_tx[c]) > last_tx:
+                yield from self._rows(buf, at, committed_rows)
+                yield self._commit(last_tx, done.size)
+                at, commit_pending = committed_rows, False
+            yield from self._rows(buf, at, upto)
+            at = upto
+            yield from self._control(buf, c)
+        if commit_pending:
+            yield from self._rows(buf, at, committed_rows)
+            yield self._commit(last_tx, done.size)
+            at = committed_rows
+        yield from self._rows(buf, at, stop[0])
+
+    def _commit(self, tx: int, transactions: int) -> Commit:
+        return Commit(int(self._index.tx_end[tx]), int(self._index.tx_ts[tx]), transactions)
+
+    def _control(self, buf: wireformat.Bytes, c: int) -> Iterator[Run]:
+        if int(self._index.control_kind[c]) == _RELATION:
+            relation = messages.parse_relation(self._message(buf, c))
+            self._described_here[relation.oid] = Description(relation, self.next_version)
+            self._learn(relation)
+        else:
+            yield from self._truncates(buf, c)
+
+    def _message(self, buf: wireformat.Bytes, c: int) -> bytes:
+        return bytes(buf[int(self._index.control_at[c]) : int(self._index.control_end[c])])
+
+    def _truncates(self, buf: wireformat.Bytes, c: int) -> Iterator[Truncate]:
+        index, stream = self._index, self._stream
+        at, tx, seq = int(index.control_at[c]), int(index.control_tx[c]), int(index.control_seq[c])
+        oids = messages.parse_truncate(self._message(buf, c))
+        if stream is not None:
+            seq += stream.changes
+            part = int.from_bytes(bytes(buf[at - 4 : at]), "big")
+            stream.note(np.array([part]), np.array([seq]))
+        for n, oid in enumerate(oids):
+            layout = self._layout(oid, at)
+            if layout is None:
+                continue
+            if stream is not None:
+                yield Truncate(layout, seq + n, xid=stream.xid, seq=seq + n, stream=stream.xid)
+            else:
+                common = (int(index.tx_lsn[tx]), int(index.tx_ts[tx]), int(index.tx_xid[tx]))
+                yield Truncate(layout, self._take_ords(1), *common, seq + n)
+
+    def _bound(self, buf: wireformat.Bytes, c: int) -> Iterator[Run]:
+        """Where a block of a streamed transaction begins or ends, or such a transaction ends."""
+        kind, raw = int(self._index.control_kind[c]), self._message(buf, c)
+        if kind == _STREAM_START:
+            xid, first = messages.parse_stream_start(raw)
+            if first:
+                self._streams[xid] = StreamedTransaction(xid)
+            self._stream = self._streamed(xid)
+        elif kind == _STREAM_STOP:
+            assert self._stream is not None, "checked when the buffer was indexed"
+            self._stream.changes += int(self._index.control_seq[c])
+            self._stream = None
+        elif kind == _STREAM_COMMIT:
+            yield from self._finish(messages.parse_stream_commit(raw))
+        else:
+            xid, part = messages.parse_stream_abort(raw)
+            stream = self._streams.get(xid)
+            if stream is None:
+                return  # nothing of it came
+            if part == xid:
+                del self._streams[xid]
+                yield Forget(xid, 0)
+            elif (first_void := stream.roll_back(part)) is not None:
+                yield Forget(xid, first_void)
+
+    def _streamed(self, xid: int) -> StreamedTransaction:
+        try:
+            return self._streams[xid]
+        except KeyError:
+            raise ProtocolError(
+                f"the streamed transaction {xid} goes on without its beginning", offset=None
+            ) from None
+
+    def _finish(self, end: messages.WireStreamCommit) -> Iterator[Run]:
+        stream = self._streamed(end.xid)
+        del self._streams[end.xid]
+        tables = {
+            version: self._finished(merged(self._known[relation.oid], relation, self._resolve, self._keyed))
+            for version, relation in stream.unresolved.items()
+            if relation.oid in self._known
+        }
+        for oid, description in stream.described.items():
+            if oid not in self._described or description.number > self._described[oid].number:
+                # The server will not describe it again to the next transaction.
+                layout = stream.layouts[oid]
+                layout = replace(layout, table=tables.get(layout.version, layout.table)) if layout else None
+                self._described[oid], self._layouts[oid] = description, layout
+        first_ord = self._take_ords(stream.changes)
+        yield Finish(end.xid, end.lsn, end.time_us, first_ord, stream.changes, tables)
+        yield Commit(end.position, end.time_us, 1)
+
+    @property
+    def _here(self) -> dict[int, Layout | None]:
+        """What relations look like to the transaction that is coming in."""
+        return self._layouts if self._stream is None else self._stream.layouts
+
+    @property
+    def _described_here(self) -> dict[int, Description]:
+        """How the server described them to it."""
+        return self._described if self._stream is None else self._stream.described
+
+    def _learn(self, relation: messages.WireRelation) -> None:
+        known = self._known.get(relation.oid)
+        if known is None:
+            self._here[relation.oid] = None
+            self.next_version += 1
+            return
+        if self._stream is None:
+            table = merged(known, relation, self._resolve, self._keyed)
+        else:
+            table = merged(known, relation, self._resolve_later(relation), self._keyed_later(relation))
+        # Also when it looks the same: the server describes a relation again after it was altered, and a
+        # column that was dropped and added again has the same name.
+        self._here[relation.oid] = make_layout(self._kept(table, relation), self.next_version, table)
+        self.next_version += 1
+
+    def _finished(self, table: TableSchema) -> TableSchema:
+        return table if table.projection is None else self._settle(table)
+
+    def _kept(self, table: TableSchema, relation: messages.WireRelation) -> TableSchema:
+        """The columns that are staged: all of a table without a projection."""
+        if table.projection is None:
+            return table
+        if self._stream is None:
+            return only_needed(self._settle(table))
+        # What the transaction itself did to the columns cannot be seen before it has committed.
+        self._settle_at_commit(relation)
+        return table.settled(None)
+
+    def _resolve_later(self, relation: messages.WireRelation) -> Callable[[Column], Column]:
+        """A streamed transaction may use types that it made itself, and that we cannot see before it has committed."""
+
+        def resolve(column: Column) -> Column:
+            self._settle_at_commit(relation)
+            return column
+
+        return resolve
+
+    def _keyed_later(self, relation: messages.WireRelation) -> Callable[[TableSchema], bool]:
+        """Nor can we see that it dropped a key.  Rows that were taken apart by a key can still be taken whole."""
+
+        def keyed(_: TableSchema) -> bool:
+            self._settle_at_commit(relation)
+            return True
+
+        return keyed
+
+    def _settle_at_commit(self, relation: messages.WireRelation) -> None:
+        assert self._stream is not None
+        self._stream.unresolved[self.next_version] = relation
+
+    def _layout(self, oid: int, at: int) -> Layout | None:
+        try:
+            return self._here[oid]
+        except KeyError:
+            raise ProtocolError(f"rows of relation {oid} before its description", offset=at) from None
+
+    def _take_ords(self, n: int) -> int:
+        first = self.next_ord
+        self.next_ord += n
+        return first
+
+    def _rows(self, buf: wireformat.Bytes, start: int, stop: int) -> Iterator[Rows]:
+        """Rows of one stretch, table by table (stretches never contain a barrier)."""
+        if stop <= start:
+            return
+        index = self._index
+        rel = index.row_rel[start:stop]
+        if self._stream is None:
+            first = self._take_ords(stop - start)
+            ords = np.arange(first, first + stop - start)
+        else:
+            ords = index.row_seq[start:stop] + self._stream.changes
+            self._stream.note(index.row_xid[start:stop], ords)
+        if (rel == rel[0]).all():
+            groups = [np.arange(start, stop)]
+        else:
+            order = np.argsort(rel, kind="stable")
+            cuts = np.flatnonzero(np.diff(rel[order])) + 1
+            groups = [g + start for g in np.split(order, cuts)]
+        for rows in groups:
+            layout = self._layout(int(index.row_rel[rows[0]]), int(index.row_at[rows[0]]))
+            if layout is not None:
+                yield self._table_rows(buf, layout, rows, ords[rows - start])
+
+    def _table_rows(
+        self, buf: wireformat.Bytes, layout: Layout, rows: wireformat.Ints, ords: wireformat.Ints
+    ) -> Rows:
+        index = self._index
+        cells = wireformat.locate_cells(buf, rows, index, layout.key_mask.size, layout.key_mask)
+        tx = index.row_tx[rows]
+        stream = 0 if self._stream is None else self._stream.xid
+        none = np.zeros(rows.size, np.int64) if stream else None
+        arrays: list[pa.Array] = [
+            pa.array(cells.op),
+            pa.array(ords),
+            pa.array(index.tx_lsn[tx] if none is None else none),
+            pa.array(index.row_seq[rows] if none is None else ords),
+            pa.array(index.tx_ts[tx] if none is None else none),
+            pa.array(index.tx_xid[tx] if none is None else np.full(rows.size, stream)),
+            pa.array(cells.key_changed.view(np.bool_)),
+            pa.array(cells.old),
+            _unchanged(cells, layout),
+        ]
+        arrays += [_column(buf, layout, i, cells.new_off, cells.new_len) for i in range(len(layout.sent))]
+        arrays += [_column(buf, layout, i, cells.old_off, cells.old_len) for i in layout.old_columns]
+        counts = np.bincount(cells.op, minlength=4)
+        return Rows(
+            layout,
+            pa.RecordBatch.from_arrays(arrays, schema=layout.arrow),
+            inserts=int(counts[1]),
+            updates=int(counts[2]),
+            deletes=int(counts[3]),
+            key_changes=int(cells.key_changed.sum()),
+            unchanged=int((cells.unchanged > 0).sum()) if cells.unchanged_total else 0,
+            first_ord=int(ords[0]),
+            stream=stream,
+        )
+
+
+#: by the kind of a control message: whether it is a bound of streamed transactions
+_BOUNDS = np.zeros(256, np.bool_)
+_BOUNDS[[_STREAM_START, _STREAM_STOP, _STREAM_COMMIT, _STREAM_ABORT]] = True
+
+
+def _strings(buf: wireformat.Bytes, off: wireformat.Ints, length: wireformat.Ints) -> pa.Array:
+    offsets, data, validity, nulls = wireformat.gather(buf, off, length)
+    buffers = [
+        None if validity is None else pa.py_buffer(validity),
+        pa.py_buffer(offsets),
+        pa.py_buffer(data),
+    ]
+    return pa.Array.from_buffers(pa.string(), length.size, buffers, nulls)
+
+
+def _column(
+    buf: wireformat.Bytes, layout: Layout, index: int, off: wireformat.Ints, length: wireformat.Ints
+) -> pa.Array:
+    at = layout.sent[index]
+    if index in layout.blank:
+        return pa.nulls(length[at].size, pa.string())
+    return _strings(buf, off[at], length[at])
+
+
+def _unchanged(cells: wireformat.Cells, layout: Layout) -> pa.Array:
+    if not cells.unchanged_total:
+        return pa.nulls(cells.op.size, pa.list_(pa.int16()))
+    offsets, values = wireformat.unchanged_lists(cells)
+    if len(layout.sent) < layout.key_mask.size:
+        offsets, values = _places(layout, offsets, values)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=pa.array(cells.unchanged == 0))
+
+
+def _places(
+    layout: Layout, offsets: npt.NDArray[np.int32], values: npt.NDArray[np.int16]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int16]]:
+    """Lists of columns of the stream as lists of the table's columns."""
+    place = np.full(layout.key_mask.size, -1, np.int16)
+    place[list(layout.sent)] = np.arange(len(layout.sent), dtype=np.int16)
+    moved = place[values]
+    kept = np.concatenate(([0], np.cumsum(moved >= 0)))
+    return kept[offsets].astype(np.int32), moved[moved >= 0]
+
+
+def warm_up() -> None:
+    """Have numba compile the kernels, or load them from its cache, before the first change comes."""
+    column = Column("id", 25, -1)
+    decoder = Decoder({1: TableSchema(1, "public", "t", (column,), ("id",), "d")})
+    cell = b"\0\1t" + (1).to_bytes(4, "big") + b"x"
+    relation = (
+        b"R" + (1).to_bytes(4, "big") + b"public\0t\0d\0\1\1id\0" + (25).to_bytes(4, "big") + b"\xff" * 4
+    )
+    payloads = (
+        b"B" + bytes(20),
+        relation,
+        b"I" + (1).to_bytes(4, "big") + b"N" + cell,
+        b"U" + (1).to_bytes(4, "big") + b"N\0\1u",
+        b"C" + bytes(25),
+    )
+    frames = b"".join(b"d" + (len(p) + 29).to_bytes(4, "big") + b"w" + bytes(24) + p for p in payloads)
+    decoder.decode(np.frombuffer(frames, np.uint8).copy(), len(frames))

@@ -1,0 +1,109 @@
+"""
+Layouts: a table at one version of its columns, and what a segment of it looks like.
+
+What the catalog says and what the stream announces are put together here (`merged`); pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from aqueduck.model.projection import blank_columns
+from aqueduck.model.schema import Column, TableSchema
+from aqueduck.postgres.decode.pgoutput import Bytes
+from aqueduck.postgres.decode.pgoutput_messages import WireColumn, WireRelation
+
+__all__ = ["Layout", "make_layout", "merged", "segment_schema"]
+
+FIRST_USER_OID = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A table at one schema version, and the Arrow schema of its segments."""
+
+    table: TableSchema
+    version: int
+    arrow: pa.Schema
+    key_mask: Bytes
+    """By the columns of the stream, like all that is read of it."""
+    old_columns: tuple[int, ...]
+    sent: tuple[int, ...]
+    """Where the table's columns are among those of the stream: a projection may need only some."""
+    blank: frozenset[int] = frozenset()
+    """Columns whose values nobody needs, and that are left empty."""
+
+
+def segment_schema(table: TableSchema, old_columns: tuple[int, ...]) -> pa.Schema:
+    fields = [
+        pa.field("_op", pa.int8(), nullable=False),
+        pa.field("_ord", pa.int64(), nullable=False),
+        pa.field("_lsn", pa.int64(), nullable=False),
+        pa.field("_seq", pa.int64(), nullable=False),
+        pa.field("_ts", pa.int64(), nullable=False),
+        pa.field("_xid", pa.int64(), nullable=False),
+        pa.field("_kc", pa.bool_(), nullable=False),
+        pa.field("_old", pa.int8(), nullable=False),
+        pa.field("_unchanged", pa.list_(pa.int16())),
+    ]
+    fields += [pa.field(f"n{i}", pa.string()) for i in range(len(table.columns))]
+    fields += [pa.field(f"o{i}", pa.string()) for i in old_columns]
+    return pa.schema(fields)
+
+
+def make_layout(table: TableSchema, version: int, streamed: TableSchema | None = None) -> Layout:
+    """`streamed` is the table as the stream has it, where that has more columns."""
+    names = [c.name for c in table.columns]
+    full = table.identity == "f"
+    old = tuple(i for i, name in enumerate(names) if full or name in table.key)
+    places = {c.name: i for i, c in enumerate((streamed or table).columns)}
+    mask = np.array([name in table.key for name in places], np.uint8)
+    sent = tuple(places[name] for name in names)
+    return Layout(
+        table, version, segment_schema(table, old), mask, old, sent, frozenset(blank_columns(table))
+    )
+
+
+def _same_type(column: Column, wired: WireColumn) -> bool:
+    # The catalog describes a domain by its base type's modifier, the wire by none.
+    typmod = -1 if column.base_oid else column.typmod
+    return (column.type_oid, typmod) == (wired.type_oid, wired.typmod)
+
+
+def merged(
+    known: TableSchema,
+    relation: WireRelation,
+    resolve: Callable[[Column], Column],
+    keyed: Callable[[TableSchema], bool],
+) -> TableSchema:
+    """
+    The catalog's description brought up to date with what the wire says.
+
+    With a full identity it does not say which columns are the key, nor whether there still is one: `keyed` tells.
+    """
+    by_name = {c.name: c for c in known.columns}
+    columns = []
+    for wired in relation.columns:
+        column = by_name.get(wired.name)
+        if column is None or not _same_type(column, wired):
+            column = Column(wired.name, wired.type_oid, wired.typmod)
+            if column.type_oid >= FIRST_USER_OID:
+                column = resolve(column)
+        columns.append(column)
+    names = {c.name for c in columns}
+    if relation.identity == "f":
+        key = known.key if known.key and set(known.key) <= names and keyed(known) else ()
+    else:
+        key = tuple(c.name for c in relation.columns if c.is_key)
+    return replace(
+        known,
+        schema=relation.schema,
+        name=relation.name,
+        columns=tuple(columns),
+        key=key,
+        identity=relation.identity,
+    )

@@ -1,0 +1,172 @@
+"""
+The rows of one step of an SQL reader, as frames of the replication stream.
+
+A step is `copy (select lsn, data from pg_logical_slot_…_binary_changes(…)) to stdout (format binary)`.  Its rows hold
+what the stream's XLogData messages hold, so they get that message's header and go to the same decoder.  Left out are
+transactions that were read before, and descriptions of relations that say nothing new: each step is a decoding
+session of its own, in which the server describes every relation again.  One numba kernel; the connection is in `polling`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+
+import numpy as np
+from numba import njit
+
+from aqueduck.model.byte_copy import copy_bytes
+from aqueduck.model.errors import ProtocolError
+from aqueduck.postgres.decode.pgoutput import Bytes, _i64, _u32
+
+__all__ = ["StepRows", "frame_of", "keepalive_frame"]
+
+# what stopped the kernel
+MORE, FULL, OTHER, RELATION, WANTED, BAD = range(6)
+# slots of its state
+SKIP_TO, SKIPPING, HOLDING, END, AT, STOP = range(6)
+
+_HEAD = struct.Struct("!cIcQQQ")
+
+
+def frame_of(lsn: int, payload: bytes) -> bytes:
+    """A payload as the stream would carry it."""
+    return _HEAD.pack(b"d", len(payload) + 29, b"w", lsn, lsn, 0) + payload
+
+
+def keepalive_frame(position: int) -> Bytes:
+    """The server's word that everything before `position` has come."""
+    return np.frombuffer(struct.pack("!cIcQQB", b"d", 22, b"k", position, 0, 0), np.uint8)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _put32(out, at, value):
+    out[at] = (value >> 24) & 255
+    out[at + 1] = (value >> 16) & 255
+    out[at + 2] = (value >> 8) & 255
+    out[at + 3] = value & 255
+
+
+@njit(cache=True, nogil=True)
+def _frames(raw, start, end, out, state):
+    """Turn complete rows of ``raw[start:end]`` into frames; returns (status, used up to, bytes written)."""
+    pos = start
+    at = 0
+    while pos + 5 <= end:
+        if raw[pos] != 100:  # 'd'
+            return 2, pos, at
+        stop = pos + 1 + _u32(raw, pos + 1)
+        if stop > end:
+            return 0, pos, at
+        p = pos + 5
+        if stop - p >= 19 and raw[p] == 80:  # PGCOPY…: the header comes with the first row
+            p += 19
+        if stop - p == 2 and raw[p] == 255:  # the trailer
+            pos = stop
+            continue
+        if stop - p < 19 or raw[p] != 0 or raw[p + 1] != 2 or _u32(raw, p + 2) != 8:
+            return 5, pos, at
+        data = p + 18
+        n = stop - data
+        if _u32(raw, p + 14) != n:
+            return 5, pos, at
+        what = raw[data]
+        if what == 82:  # R
+            state[4], state[5] = data, stop
+            return 3, pos, at
+        if what == 66 and n == 21:  # B: its commit's position tells whether it was read before
+            state[1] = 1 if _i64(raw, data + 1) < state[0] else 0
+        if what == 67 and n == 26:  # C
+            state[3] = max(state[3], _i64(raw, data + 10))
+        if state[1] == 1:
+            if what == 67:
+                state[1] = 0
+            pos = stop
+            continue
+        if at + 30 + n > out.size:
+            return 1, pos, at
+        out[at] = 100
+        _put32(out, at + 1, n + 29)
+        out[at + 5] = 119  # 'w'
+        for i in range(8):
+            out[at + 6 + i] = raw[p + 6 + i]
+            out[at + 14 + i] = raw[p + 6 + i]
+            out[at + 22 + i] = 0
+        at = copy_bytes(raw, data, stop, out, at + 30)
+        pos = stop
+        if what == 66 and state[2] == 1:
+            return 4, pos, at
+    return 0, pos, at
+
+
+class StepRows:
+    """Frames of one reader's steps; remembers what it read, and how relations were described."""
+
+    def __init__(self, position: int) -> None:
+        self._state = np.zeros(6, np.int64)
+        self._state[SKIP_TO] = self._state[END] = position
+        self._described: dict[int, bytes] = {}
+        self._in_step: set[int] = set()
+        self._marks: dict[int, str] = {}
+        self._altered: dict[int, int] = {}
+        self._held: list[bytes] = []
+
+    @property
+    def relations(self) -> tuple[int, ...]:
+        """Relations that were described so far."""
+        return tuple(self._described)
+
+    def begin(self, marks: Mapping[int, str], now: int) -> None:
+        """
+        Another step, which goes on after what was read.
+
+        Some changes do not show in a relation's description: a column that is dropped and added again, the key of
+        a table with a full identity.  They do in its mark: where that changed before `now`, descriptions count as new until
+        we are there.
+        """
+        for oid, mark in marks.items():
+            if self._marks.get(oid) != mark:
+                self._marks[oid], self._altered[oid] = mark, now
+        self._in_step.clear()
+
+    def end(self, position: int) -> None:
+        """The step was read whole: everything that was committed before `position`."""
+        self._state[SKIP_TO] = max(int(self._state[SKIP_TO]), position, int(self._state[END]))
+
+    @property
+    def position(self) -> int:
+        return int(self._state[SKIP_TO])
+
+    def convert(self, raw: Bytes, start: int, end: int) -> tuple[int, list[Bytes], bool]:
+        """Returns how far ``raw`` was used, the frames, and whether a message that is not a row stands there."""
+        found: list[Bytes] = []
+        while True:
+            out = np.empty(31 * (end - start) // 24 + 64, np.uint8)
+            status, used, size = _frames(raw, start, end, out, self._state)
+            if size:
+                found.append(out[:size])
+            if status == BAD:
+                raise ProtocolError(f"a row of a step is malformed at byte {used}", offset=int(used))
+            if status in (MORE, OTHER):
+                return int(used), found, status == OTHER
+            start = int(used)
+            if status == RELATION:
+                data, start = int(self._state[AT]), int(self._state[STOP])
+                self._take_relation(bytes(raw[data:start]), found)
+            elif status == WANTED:
+                found += [np.frombuffer(frame_of(0, payload), np.uint8) for payload in self._held]
+                self._held.clear()
+                self._state[HOLDING] = 0
+
+    def _take_relation(self, payload: bytes, found: list[Bytes]) -> None:
+        oid = int.from_bytes(payload[1:5], "big")
+        first = oid not in self._in_step
+        self._in_step.add(oid)
+        if first and self._described.get(oid) == payload and self._altered.get(oid, 1 << 63) <= self.position:
+            return
+        self._described[oid] = payload
+        if self._state[SKIPPING]:  # it holds for what comes later, too
+            self._held.append(payload)
+            self._state[HOLDING] = 1
+        else:
+            found.append(np.frombuffer(frame_of(0, payload), np.uint8))

@@ -1,0 +1,565 @@
+"""
+Read the lines of test_decoding, and write them as pgoutput's messages; numba kernels over the rows of a step.
+
+    BEGIN 764
+    table public.t: INSERT: id[integer]:1 "odd [name]"["odd type"[]]:'it''s' doc[text]:null
+    table public.t: UPDATE: old-key: id[integer]:1 new-tuple: id[integer]:2 … doc[text]:unchanged-toast-datum
+    table public.t: DELETE: id[integer]:2        (or: (no-tuple-data))
+    table public.t, public.u: TRUNCATE: (no-flags)
+    COMMIT 764 (at 2026-01-31 12:00:00.123456+00)
+
+A line whose table or columns are not known yet stops the kernel; `text_rows` learns them and continues.  Names and types are
+compared byte by byte.  Lines are checked before they are read: one that is no line of test_decoding is reported, whatever it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from aqueduck.model.byte_copy import copy_bytes
+from aqueduck.postgres.decode.pgoutput import Bytes, _i64, _u32
+
+__all__ = ["TextTable", "TextTables", "commits", "frames", "parse_line", "parse_truncate", "walk"]
+
+Ints = npt.NDArray[np.int64]
+Texts = tuple[Bytes, Ints]
+"""Texts one after the other, and where each begins; the last number is the end."""
+
+# what stopped `frames`
+DONE, FULL, UNKNOWN, TRUNCATES, BAD = range(5)
+# slots of its state
+AT, TX, SKIP_TO, SKIPPING, LINE, LINE_END, LEARNT, OPEN = range(8)
+STATE_SLOTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """A table that lines may name; one that nobody wants has no OID."""
+
+    oid: int = 0
+    full: bool = False
+    types: bytes = b""
+    """The types of a whole row as lines have them; empty while none was seen."""
+    columns: tuple[str, ...] = ()
+    kept: tuple[bool, ...] = ()
+    """Which of the columns are among the rows that we write."""
+
+
+class TextTables(dict[bytes, TextTable]):
+    """Tables by their names as lines have them."""
+
+    def describes(self, oid: int) -> bool:
+        return any(table.oid == oid for table in self.values())
+
+    def forget(self, oids: Collection[int]) -> None:
+        for name in [name for name, table in self.items() if table.oid in oids]:
+            del self[name]
+
+    def arrays(self) -> tuple[Texts, Ints, Texts, Ints, Texts, Ints]:
+        """For the kernel: names, facts, types and first columns of the tables; names and places of all columns."""
+        facts = np.array([(t.oid, t.full, sum(t.kept)) for t in self.values()], np.int64).reshape(-1, 3)
+        starts = np.cumsum([0, *(len(t.columns) for t in self.values())], dtype=np.int64)
+        columns = [column.encode() for t in self.values() for column in t.columns]
+        places = [np.where(t.kept, np.cumsum(t.kept) - 1, -1) for t in self.values() if t.kept]
+        flat = np.concatenate(places).astype(np.int64) if places else np.empty(0, np.int64)
+        types = _texts([t.types for t in self.values()])
+        return _texts(list(self)), facts, types, starts, _texts(columns), flat
+
+
+def _texts(texts: Sequence[bytes]) -> Texts:
+    return np.frombuffer(b"".join(texts), np.uint8), np.cumsum([0, *map(len, texts)], dtype=np.int64)
+
+
+@njit(cache=True, nogil=True)
+def _walk(raw, pos, end):
+    while pos + 5 <= end:
+        if raw[pos] != 100:
+            return pos, True
+        stop = pos + 1 + _u32(raw, pos + 1)
+        if stop > end:
+            break
+        pos = stop
+    return pos, False
+
+
+def walk(raw: Bytes, start: int, end: int) -> tuple[int, bool]:
+    """How far there are complete rows, and whether another message stands there."""
+    used, other = _walk(raw, start, end)
+    return int(used), bool(other)
+
+
+@njit(cache=True, nogil=True)
+def _line(raw, pos):
+    """Where the line of the row at `pos` begins, and where the row ends; 0 for the trailer, -1 if malformed."""
+    stop = pos + 1 + _u32(raw, pos + 1)
+    p = pos + 5
+    if stop > raw.size or stop < p:
+        return -1, raw.size
+    if stop - p >= 19 and raw[p] == 80:
+        p += 19
+    if stop - p == 2 and raw[p] == 255:
+        return 0, stop
+    if (
+        stop - p < 19
+        or raw[p] != 0
+        or raw[p + 1] != 2
+        or _u32(raw, p + 2) != 8
+        or _u32(raw, p + 14) != stop - p - 18
+    ):
+        return -1, stop
+    return p + 18, stop
+
+
+@njit(cache=True, nogil=True)
+def _number(raw, p, end):
+    value = 0
+    while p < end and 48 <= raw[p] <= 57:
+        value = value * 10 + raw[p] - 48
+        p += 1
+    return value, p
+
+
+@njit(cache=True, nogil=True)
+def _commit_time(raw, a, b):
+    """Microseconds since 2000 of the time in a COMMIT line, which is written in UTC."""
+    p = a
+    while p < b and raw[p] != 40:  # (
+        p += 1
+    p += 4  # (at_
+    year, p = _number(raw, p, b)
+    month, p = _number(raw, p + 1, b)
+    day, p = _number(raw, p + 1, b)
+    hour, p = _number(raw, p + 1, b)
+    minute, p = _number(raw, p + 1, b)
+    second, p = _number(raw, p + 1, b)
+    fraction = 0
+    digits = 0
+    if p < b and raw[p] == 46:
+        q = p + 1
+        fraction, p = _number(raw, q, b)
+        digits = p - q
+    for _ in range(6 - digits):
+        fraction *= 10
+    y = year - 1 if month <= 2 else year  # days since 2000-03-01, with the leap day last
+    m = month - 3 if month > 2 else month + 9
+    days = 365 * y + y // 4 - y // 100 + y // 400 + (153 * m + 2) // 5 + day - 1 - 730425
+    return (((days * 24 + hour) * 60 + minute) * 60 + second) * 1_000_000 + fraction
+
+
+@njit(cache=True, nogil=True)
+def _commits(raw, out):
+    n = 0
+    pos = 0
+    while pos + 5 <= raw.size:
+        a, stop = _line(raw, pos)
+        if a > 0 and stop - a > 7 and raw[a] == 67 and raw[a + 1] == 79:  # CO
+            if n < out.shape[0]:
+                out[n, 0] = _i64(raw, a - 12)
+                out[n, 1] = _commit_time(raw, a, stop)
+            n += 1
+        pos = stop
+    return n
+
+
+def commits(raw: Bytes) -> Ints:
+    """Where each commit of a step ends, and its time, in order; where it begins, lines do not tell."""
+    out = np.empty((int(_commits(raw, np.empty((0, 2), np.int64))), 2), np.int64)
+    _commits(raw, out)
+    return out
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _put(out, at, value, n):
+    for i in range(n):
+        out[at + i] = (value >> (8 * (n - 1 - i))) & 255
+    return at + n
+
+
+@njit(cache=True, nogil=True)
+def _name_end(raw, p, end):
+    """After a name, any part of which may be quoted: at a character that is not part of it."""
+    while p < end:
+        c = raw[p]
+        if c == 34:  # "
+            p += 1
+            while p < end and not (raw[p] == 34 and not (p + 1 < end and raw[p + 1] == 34)):
+                p += 2 if raw[p] == 34 else 1
+        elif c == 58 or c == 44 or c == 91:  # : , [
+            return p
+        p += 1
+    return p
+
+
+@njit(cache=True, nogil=True)
+def _type_end(raw, p, end):
+    """After the closing bracket of a type that begins at `p`."""
+    depth = 1
+    while p < end:
+        c = raw[p]
+        if c == 34:
+            p += 1
+            while p < end and not (raw[p] == 34 and not (p + 1 < end and raw[p + 1] == 34)):
+                p += 2 if raw[p] == 34 else 1
+        elif c == 91:
+            depth += 1
+        elif c == 93:
+            depth -= 1
+            if depth == 0:
+                return p + 1
+        p += 1
+    return p
+
+
+@njit(cache=True, nogil=True)
+def _same(raw, a, b, known, first, last):
+    """Whether ``raw[a:b]`` is ``known[first:last]``."""
+    if b - a != last - first:
+        return False
+    for i in range(b - a):
+        if raw[a + i] != known[first + i]:
+            return False
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _same_name(raw, a, b, known, first, last):
+    """Whether a column's name is the known one, without its quotes: which names need them is the server's business."""
+    if raw[a] != 34:
+        return _same(raw, a, b, known, first, last)
+    p = a + 1
+    while p < b - 1 and first < last:
+        if raw[p] != known[first]:
+            return False
+        p += 2 if raw[p] == 34 else 1
+        first += 1
+    return p == b - 1 and first == last
+
+
+@njit(cache=True, nogil=True)
+def _value(raw, p, end, out, at, write):
+    """Copy the value at `p` as a cell; returns (after the value, after the cell), or -1 if it is malformed."""
+    if p >= end:
+        return -1, at
+    quoted = p
+    if raw[p] == 66 and p + 1 < end and raw[p + 1] == 39:  # B'…'
+        quoted = p + 1
+    if raw[quoted] == 39:
+        q = quoted + 1
+        cell = at + 5
+        while True:
+            if q >= end:
+                return -1, at
+            if raw[q] == 39:
+                if q + 1 < end and raw[q + 1] == 39:
+                    q += 1
+                else:
+                    break
+            if write:
+                out[cell] = raw[q]
+            cell += 1
+            q += 1
+        if write:
+            out[at] = 116
+            _put(out, at + 1, cell - at - 5, 4)
+        return q + 1, cell
+    q = p
+    while q < end and raw[q] != 32:
+        q += 1
+    n = q - p
+    if n == 0:
+        return -1, at
+    if n == 4 and raw[p] == 110 and raw[p + 1] == 117:  # null
+        if write:
+            out[at] = 110
+        return q, at + 1
+    if raw[p] == 117:  # unchanged-toast-datum
+        if write:
+            out[at] = 117
+        return q, at + 1
+    if (n == 4 and raw[p] == 116) or (n == 5 and raw[p] == 102):  # true, false
+        n = 1
+    if write:
+        out[at] = 116
+        _put(out, at + 1, n, 4)
+        copy_bytes(raw, p, p + n, out, at + 5)
+    return q, at + 5 + n
+
+
+@njit(cache=True, nogil=True)
+def _tuple(raw, p, end, out, at, names, own, columns, places, kept, types, kinds, last_kind, whole, lenient):
+    """
+    The cells from `p` on, up to the end or to another tuple; returns (after them, after what was written).
+
+    ``own[i]:own[i + 1]`` is where the name of column i is in `names`.  Of a `whole` row all columns are there, with the types that they
+    had, ``types[kinds:last_kind]``; of an old image some are left out.
+    -1 as the first result says that the columns are others, -2 that the line is malformed.
+    """
+    at = _put(out, at, kept, 2)
+    done = 0
+    number = 0
+    while p < end and raw[p] == 32 and not (end - p > 11 and raw[p + 1] == 110 and raw[p + 4] == 45):  # _new-
+        a = p + 1
+        b = _name_end(raw, a, end)
+        if b >= end or raw[b] != 91:
+            return -2, at
+        value = _type_end(raw, b + 1, end)
+        if value >= end or raw[value] != 58:
+            return -2, at
+        if whole:
+            after_kind = kinds + value - b
+            if number >= columns or not _same_name(raw, a, b, names, own[number], own[number + 1]):
+                return -1, at
+            if after_kind > last_kind or not _same(raw, b, value, types, kinds, after_kind):
+                return -1, at
+            kinds = after_kind
+        else:
+            place = number
+            while place < columns and not _same_name(raw, a, b, names, own[place], own[place + 1]):
+                place += 1
+            if place < columns:
+                number = place
+            elif lenient:
+                p, _ = _value(raw, value + 1, end, out, at, False)
+                if p < 0:
+                    return -2, at
+                continue
+            else:
+                return -1, at
+        to = places[number]
+        number += 1
+        while to >= 0 and done < to:
+            out[at] = 110
+            at += 1
+            done += 1
+        p, after = _value(raw, value + 1, end, out, at, to >= 0)
+        if p < 0:
+            return -2, at
+        if to >= 0:
+            at = after
+            done += 1
+    if whole and (number != columns or kinds != last_kind):
+        return -1, at
+    while done < kept:
+        out[at] = 110
+        at += 1
+        done += 1
+    return p, at
+
+
+@njit(cache=True, nogil=True)
+def _change(raw, a, end, out, at, heads, ends, facts, types, kinds, starts, names, own, places, lenient):
+    """A line about rows as a message; returns (status, after what was written); DONE stands for all is well."""
+    p = _name_end(raw, a + 6, end)
+    if p >= end:
+        return 4, at
+    if raw[p] == 44:  # ,
+        return 3, at
+    if p + 10 >= end:
+        return 4, at
+    op = raw[p + 2]
+    if op == 84:  # T
+        return 3, at
+    if op != 73 and op != 85 and op != 68:  # I, U, D
+        return 4, at
+    t = 0
+    while t < ends.size - 1 and not _same(raw, a + 6, p, heads, ends[t], ends[t + 1]):
+        t += 1
+    if t == ends.size - 1:
+        return 2, at
+    if facts[t, 0] == 0:
+        return 0, at
+    full, kept = facts[t, 1], facts[t, 2]
+    columns = starts[t + 1] - starts[t]
+    mine, to = own[starts[t] :], places[starts[t] : starts[t + 1]]
+    first, last = kinds[t], kinds[t + 1]
+    p += 9  # :_INSERT:
+    if raw[p + 1] == 40:  # (no-tuple-data)
+        return 0, at
+    start = at
+    at += 30
+    out[at] = op
+    at = _put(out, at + 1, facts[t, 0], 4)
+    if op == 68 or (end - p > 9 and raw[p + 1] == 111 and raw[p + 4] == 45):  # D, _old-
+        if op != 68:
+            p += 9  # _old-key:
+        out[at] = 79 if full else 75
+        p, at = _tuple(
+            raw, p, end, out, at + 1, names, mine, columns, to, kept, types, first, last, False, lenient
+        )
+        if p < 0:
+            return 4 if p == -2 else 2, start
+        if op == 85:
+            p += 11  # _new-tuple:
+            if p + 1 >= end:
+                return 4, start
+            if raw[p + 1] == 40:
+                return 0, start
+    if op != 68:
+        out[at] = 78
+        p, at = _tuple(
+            raw, p, end, out, at + 1, names, mine, columns, to, kept, types, first, last, True, lenient
+        )
+        if p < 0:
+            return 4 if p == -2 or lenient else 2, start
+    if p != end:
+        return 4, start
+    _head(raw, a, out, start, at)
+    return 0, at
+
+
+@njit(cache=True, nogil=True)
+def _head(raw, a, out, start, at):
+    """The header of the stream's message, with the row's position."""
+    out[start] = 100
+    _put(out, start + 1, at - start - 1, 4)
+    out[start + 5] = 119
+    for i in range(8):
+        out[start + 6 + i] = out[start + 14 + i] = raw[a - 12 + i]
+        out[start + 22 + i] = 0
+
+
+@njit(cache=True, nogil=True)
+def _frames(raw, commits, out, state, heads, ends, facts, types, kinds, starts, names, own, places):
+    at = 0
+    widest = 0
+    for t in range(ends.size - 1):
+        widest = max(widest, starts[t + 1] - starts[t])
+    while state[0] + 5 <= raw.size:
+        pos = state[0]
+        a, stop = _line(raw, pos)
+        state[4], state[5] = a, stop
+        if a <= 0:
+            if a < 0:
+                return 4, at
+            state[0] = stop
+            continue
+        if at + 2 * (stop - a) + 128 + 4 * widest > out.size:
+            return 1, at
+        what = raw[a]
+        if what == 66:  # BEGIN
+            tx = state[1]
+            if tx >= commits.shape[0] or state[7] == 1:
+                return 4, at
+            state[7] = 1
+            state[3] = 1 if commits[tx, 0] <= state[2] else 0
+            if state[3] == 0:
+                xid, _ = _number(raw, a + 6, stop)
+                end = at + 30
+                out[end] = 66
+                end = _put(out, end + 1, commits[tx, 0] - 1, 8)
+                end = _put(out, end, commits[tx, 1], 8)
+                end = _put(out, end, xid, 4)
+                _head(raw, a, out, at, end)
+                at = end
+        elif what == 67:  # COMMIT
+            tx = state[1]
+            if tx >= commits.shape[0] or state[7] == 0:
+                return 4, at
+            state[7] = 0
+            state[1] += 1
+            if state[3] == 0:
+                end = at + 30
+                out[end] = 67
+                out[end + 1] = 0
+                end = _put(out, end + 2, commits[tx, 0] - 1, 8)
+                end = _put(out, end, commits[tx, 0], 8)
+                end = _put(out, end, commits[tx, 1], 8)
+                _head(raw, a, out, at, end)
+                at = end
+        elif what == 116:  # table
+            if state[7] == 0:
+                return 4, at
+            if state[3] == 0:
+                lenient = state[6] == pos + 1
+                status, at = _change(
+                    raw,
+                    a,
+                    stop,
+                    out,
+                    at,
+                    heads,
+                    ends,
+                    facts,
+                    types,
+                    kinds,
+                    starts,
+                    names,
+                    own,
+                    places,
+                    lenient,
+                )
+                if status == 2:
+                    state[6] = pos + 1
+                    return 2, at
+                if status == 4:
+                    return 4, at
+                if status == 3:
+                    state[0] = stop
+                    return 3, at
+        elif what != 109:  # message
+            return 4, at
+        state[0] = stop
+    return 0, at
+
+
+def frames(raw: Bytes, commits: Ints, tables: TextTables, out: Bytes, state: Ints) -> tuple[int, int]:
+    """Continue with the rows of a step; returns what stopped it, and the bytes written."""
+    (heads, ends), facts, (types, kinds), starts, (names, own), places = tables.arrays()
+    status, size = _frames(
+        raw, commits, out, state, heads, ends, facts, types, kinds, starts, names, own, places
+    )
+    return int(status), int(size)
+
+
+# -- the few lines that are read one by one
+
+
+def parse_line(line: bytes) -> tuple[bytes, bytes, list[str]]:
+    """The table of a line, and the columns of its whole row and their types, if it has one."""
+    raw = np.frombuffer(line, np.uint8)
+    end = len(line)
+    p = int(_name_end(raw, 6, end))
+    name, op, p = line[6:p], line[p + 2 : p + 3], p + 9
+    columns: list[str] = []
+    types = b""
+    nowhere = np.empty(0, np.uint8)
+    whole = op != b"D"
+    if line[p : p + 9] == b" old-key:":
+        p += 9
+    while p < end and line[p : p + 1] == b" ":
+        if line[p : p + 11] == b" new-tuple:":
+            columns, types = [], b""
+            p += 11
+            continue
+        b = int(_name_end(raw, p + 1, end))
+        value = int(_type_end(raw, b + 1, end))
+        columns.append(_unquoted(line[p + 1 : b]))
+        types += line[b:value]
+        p = int(_value(raw, value + 1, end, nowhere, 0, False)[0])
+        if p < 0:
+            break
+    return name, types if whole else b"", columns
+
+
+def parse_truncate(line: bytes) -> list[bytes]:
+    """The tables that a line about a truncate names."""
+    raw = np.frombuffer(line, np.uint8)
+    names = []
+    p = 6
+    while True:
+        end = int(_name_end(raw, p, len(line)))
+        names.append(line[p:end])
+        if line[end : end + 1] != b",":
+            return names
+        p = end + 2
+
+
+def _unquoted(name: bytes) -> str:
+    """A name as the catalog has it."""
+    text = name.decode()
+    return text[1:-1].replace('""', '"') if text.startswith('"') else text

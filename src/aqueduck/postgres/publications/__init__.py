@@ -1,0 +1,1 @@
+"""Publications and slots: what the server sends, and who owns them."""

@@ -1,0 +1,206 @@
+"""
+What a publication of somebody's has: for flows that read one as it is, and change nothing about it.
+
+Making one that has exactly our tables is in `publications`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import structlog
+
+from aqueduck.model.errors import PublicationError, TableMissingError, UnpublishedError
+from aqueduck.model.schema import TableName, TableSchema
+from aqueduck.postgres.catalog.tables import describe_oid, describe_table
+from aqueduck.postgres.session.connection import translate_errors
+from aqueduck.postgres.session.quoting import identifier
+
+__all__ = [
+    "Newcomer",
+    "check_publication",
+    "newcomers",
+    "publication_exists",
+    "publication_marks",
+    "publication_oid",
+    "published_oids",
+    "published_tables",
+    "refuse_narrowed",
+    "refuse_unpublished",
+]
+
+log = structlog.get_logger()
+
+Connection = psycopg.Connection[Any]
+
+
+def publication_exists(conn: Connection, name: str) -> bool:
+    """Whether there is one of that name."""
+    return publication_oid(conn, name) > 0
+
+
+def check_publication(conn: Connection, name: str) -> str:
+    """Refuse a publication that does not exist or publishes nothing; otherwise say what it has."""
+    with translate_errors(f"read the publication {name}", conn=conn):
+        row = conn.execute(
+            "select puballtables, (select count(*) from pg_publication_tables t where t.pubname = p.pubname)"
+            " from pg_publication p where pubname = %s",
+            (name,),
+        ).fetchone()
+    quoted = identifier(name)
+    if row is None:
+        raise PublicationError(
+            f"the publication {name} does not exist",
+            hint=f"create publication {quoted} for table public.orders",
+        )
+    if not row[0] and not row[1]:
+        raise PublicationError(
+            f"the publication {name} has no tables",
+            hint=f"alter publication {quoted} add table public.orders",
+        )
+    return f"{row[1]} tables"
+
+
+def publication_marks(conn: Connection, name: str) -> dict[str, str]:
+    """What the publication names (tables and schemas by OID, or all), each with a mark that is another one once it was out of it."""
+    if not publication_oid(conn, name):
+        raise PublicationError(
+            f"the publication {name} does not exist any more: changes since it was dropped are not sent",
+            hint=f"create publication {identifier(name)} for table public.orders",
+        )
+    schemas = _SCHEMA_MARKS if conn.info.server_version >= 150000 else ""
+    with translate_errors(f"read the publication {name}", conn=conn):
+        return dict(conn.execute((_MARKS + schemas).encode(), {"name": name}).fetchall())
+
+
+def publication_oid(conn: Connection, name: str) -> int:
+    """Another one where it was dropped and created again; 0 where there is none."""
+    with translate_errors(f"read the publication {name}", conn=conn):
+        row = conn.execute("select oid::int8 from pg_publication where pubname = %s", (name,)).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def refuse_unpublished(
+    conn: Connection, name: str, before: Mapping[str, str], now: Mapping[str, str], way_out: str
+) -> None:
+    """Raise if something that is published now, and was before, was not published in between."""
+    missed = [key for key, mark in now.items() if before.get(key, mark) != mark]
+    if missed:
+        with translate_errors(f"read the publication {name}", conn=conn):
+            rows = conn.execute(_NAMES, ([key for key in missed if key != "all"],)).fetchall()
+        what = ", ".join(name for (name,) in rows) or "all tables"
+        raise UnpublishedError(
+            f"the publication {name} did not send {what} for a while: it was dropped and created again, or they were taken"
+            " out of it and put back; changes in between were not read",
+            hint=way_out,
+        )
+
+
+_MARKS = """
+    select 'all', oid::text from pg_publication where pubname = %(name)s and puballtables
+    union all select r.prrelid::text, p.oid || '/' || r.oid
+    from pg_publication p join pg_publication_rel r on r.prpubid = p.oid where p.pubname = %(name)s
+"""
+_SCHEMA_MARKS = """
+    union all select 'schema ' || n.pnnspid, p.oid || '/' || n.oid
+    from pg_publication p join pg_publication_namespace n on n.pnpubid = p.oid where p.pubname = %(name)s
+"""
+_NAMES = """
+    select case when key like 'schema %%' then 'schema ' || substr(key, 8)::oid::regnamespace
+                else key::oid::regclass::text end
+    from unnest(%s::text[]) key order by 1 limit 20
+"""
+
+
+def published_oids(conn: Connection, name: str) -> frozenset[int]:
+    """The tables that a publication of anybody's sends, by OID; a partitioned one that is sent as itself, or leaf by leaf."""
+    with translate_errors(f"read the publication {name}", conn=conn):
+        rows = conn.execute(
+            "select c.oid::int8 from pg_publication_tables t join pg_namespace n on n.nspname = t.schemaname"
+            " join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename where t.pubname = %s",
+            (name,),
+        ).fetchall()
+    return frozenset(oid for (oid,) in rows)
+
+
+def refuse_narrowed(conn: Connection, name: str, plugin: str) -> None:
+    """
+    Refuse a publication of which the plugin knows nothing, and which does not publish its tables whole.
+
+    Only pgoutput keeps to column lists, row filters and kinds of change: another plugin would send what somebody wanted kept back.
+    """
+    if plugin == "pgoutput":
+        return
+    version = conn.info.server_version
+    narrowed = "not (p.pubinsert and p.pubupdate and p.pubdelete and p.pubtruncate)"
+    if version >= 150000:
+        narrowed += (
+            " or exists (select from pg_publication_rel r where r.prpubid = p.oid"
+            " and (r.prattrs is not null or r.prqual is not null))"
+        )
+    with translate_errors(f"read the publication {name}", conn=conn):
+        row = conn.execute(
+            f"select {narrowed} from pg_publication p where pubname = %s".encode(), (name,)
+        ).fetchone()
+    if row is not None and row[0]:
+        raise PublicationError(
+            f"the publication {name} has column lists, row filters, or not every kind of change,"
+            f" of which {plugin} knows nothing",
+            hint="name a publication that publishes its tables whole, or read it with the plugin pgoutput",
+        )
+
+
+def published_tables(conn: Connection, publication: str) -> tuple[TableSchema, ...]:
+    """The tables of a publication, as the catalog describes them."""
+    check_publication(conn, publication)
+    with translate_errors(f"read the publication {publication}", conn=conn):
+        rows = conn.execute(
+            "select schemaname::text, tablename::text from pg_publication_tables where pubname = %s",
+            (publication,),
+        ).fetchall()
+    found = []
+    for schema, name in rows:
+        try:
+            found.append(describe_table(conn, str(TableName(schema, name)), need_key=False))
+        except (TableMissingError, PublicationError):
+            # Dropped a moment ago, or of a kind that we do not know.
+            log.warning("table not described, taken as the stream tells it", table=f"{schema}.{name}")
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """What the stream does not tell of a table that joined the publication while it is read."""
+
+    key: tuple[str, ...] = ()
+    """Of a table with a full replica identity; of others, the stream tells it."""
+    above: tuple[str, ...] = ()
+    """The partitioned tables, as schema.name, whose partition it is."""
+
+
+def newcomers(conn: Connection, publication: str, known: Iterable[int]) -> dict[int, Newcomer]:
+    """All tables of the publication, by OID, that are not among the known ones."""
+    with translate_errors(f"read the publication {publication}", conn=conn):
+        rows = conn.execute(_NEWCOMERS, (publication, list(known))).fetchall()
+    return {oid: Newcomer(_key(conn, oid) if full else (), tuple(above)) for oid, full, above in rows}
+
+
+_NEWCOMERS = """
+    select c.oid::int8, c.relreplident = 'f', array(
+               select s.nspname || '.' || a.relname from pg_partition_ancestors(c.oid) p
+               join pg_class a on a.oid = p.relid join pg_namespace s on s.oid = a.relnamespace
+           )
+    from pg_publication_tables t
+    join pg_namespace n on n.nspname = t.schemaname join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
+    where t.pubname = %s and not c.oid::int8 = any (%s::int8[])
+"""
+
+
+def _key(conn: Connection, oid: int) -> tuple[str, ...]:
+    try:
+        return describe_oid(conn, oid, need_key=False).key
+    except (TableMissingError, PublicationError):  # dropped a moment ago
+        return ()

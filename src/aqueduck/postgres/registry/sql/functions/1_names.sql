@@ -1,0 +1,105 @@
+-- Names, refusals and notices.  Functions that begin with an underscore are for the others here.
+-- SQLSTATE QD001 is a mistake of the caller, QD002 a table without a key, QD003 no table that can be
+-- synced.  Each finds `pg_catalog` alone: nobody's function or operator in another schema runs for who calls them.
+
+create or replace function aqueduck._refuse(problem text, fix text, state text default 'QD001') returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    raise exception using errcode = state, message = problem, hint = fix;
+end
+$$;
+
+-- Reads `table` or `schema.table`, either part quoted as in SQL, into an array of both parts.
+create or replace function aqueduck._parse_name(written text, default_schema text, fold_case boolean)
+returns text[] language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+    plain constant text := '([[:alpha:]_][[:alnum:]_$]*)';
+    part constant text := '[[:space:]]*(?:"((?:[^"]|"")+)"|' || plain || ')[[:space:]]*';
+    found constant text[] := regexp_match(written, '^' || part || '(?:[.]' || part || ')?$');
+    first text;
+    second text;
+begin
+    if found is null then
+        perform aqueduck._refuse(format('%L is no name of a table', written),
+            'write orders, public.orders or "My Schema"."Orders"');
+    end if;
+    -- PostgreSQL folds ASCII letters only.
+    first := coalesce(replace(found[1], '""', '"'),
+        case when fold_case then lower(found[2] collate "C") else found[2] end);
+    second := coalesce(replace(found[3], '""', '"'),
+        case when fold_case then lower(found[4] collate "C") else found[4] end);
+    return case when second is null then array[default_schema, first] else array[first, second] end;
+end
+$$;
+
+-- The OID of the table that has this name now; null if there is none.  Needs no right on its schema.
+create or replace function aqueduck._find_oid(parts text[]) returns bigint
+language sql stable set search_path = pg_catalog, pg_temp as $$
+    select c.oid::bigint from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+    where n.nspname = parts[1] and c.relname = parts[2]
+$$;
+
+create or replace function aqueduck._exists(table_oid bigint) returns boolean
+language sql stable set search_path = pg_catalog, pg_temp as $$
+    select exists (select from pg_catalog.pg_class c where c.oid::bigint = table_oid)
+$$;
+
+-- Refuses what cannot be synced in this mode, by the same rules as the service; returns the OID.
+create or replace function aqueduck._check_source(parts text[], mode text) returns bigint
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+    shown constant text := format('%I.%I', parts[1], parts[2]);
+    it record;
+begin
+    select c.oid, c.relkind::text as kind, c.relpersistence::text as persistence, c.relreplident::text as identity
+    into it from pg_catalog.pg_class c where c.oid::bigint = aqueduck._find_oid(parts);
+    if not found then
+        perform aqueduck._refuse(format('the table %s does not exist in the database %I', shown, current_database()),
+            'correct the name, or create the table; names with capitals need double quotes', 'QD003');
+    elsif it.kind not in ('r', 'p') then
+        perform aqueduck._refuse(format('%s is no table: only ordinary and partitioned tables have changes to follow',
+            shown), 'name a table instead', 'QD003');
+    elsif parts[1] in ('aqueduck', 'information_schema') or left(parts[1], 3) = 'pg_' then
+        perform aqueduck._refuse(format('%s is a table of the system or of Aqueduck itself', shown),
+            'name a table of your own', 'QD003');
+    elsif it.persistence <> 'p' then
+        perform aqueduck._refuse(format('%s is unlogged or temporary: its changes are not in WAL', shown),
+            format('alter table %s set logged', shown), 'QD003');
+    elsif not exists (select from pg_catalog.pg_attribute a
+            where a.attrelid = it.oid and a.attnum > 0 and not a.attisdropped) then
+        perform aqueduck._refuse(format('%s has no columns', shown),
+            'add columns and a primary key, or leave the table out', 'QD002');
+    elsif mode <> 'append' and (mode <> 'upsert' or it.identity <> 'f') and not aqueduck._has_key(it.oid, it.identity) then
+        perform aqueduck._refuse(format('%s has neither a primary key nor a replica identity', shown),
+            format('alter table %s add primary key (<columns>); -- or replica identity full'
+                ' -- or select aqueduck.add_table(%L, mode => ''append'')', shown, shown), 'QD002');
+    end if;
+    return it.oid;
+end
+$$;
+
+-- Whether rows can be matched by columns that are in the old image; as aqueduck.postgres.catalog.tables decides it.
+create or replace function aqueduck._has_key(table_oid oid, identity text) returns boolean
+language sql stable set search_path = pg_catalog, pg_temp as $$
+    select exists (
+        select from pg_catalog.pg_index i
+        where i.indrelid = table_oid and i.indisvalid and i.indislive and case identity
+            when 'i' then i.indisreplident
+            when 'f' then i.indisunique and i.indimmediate and i.indpred is null and i.indexprs is null and not exists (
+                select from pg_catalog.pg_attribute a where a.attrelid = i.indrelid and not a.attnotnull
+                and a.attnum = any ((i.indkey::int2[])[0:i.indnkeyatts - 1]))
+            else i.indisprimary and i.indimmediate end)
+$$;
+
+-- Tells the service, when the transaction commits, that what people want has changed.
+create or replace function aqueduck._notify(what text, group_name text default null, source text default null)
+returns void language sql set search_path = pg_catalog, pg_temp as $$
+    select pg_notify('aqueduck', json_strip_nulls(
+        json_build_object('what', what, 'group', group_name, 'source', source))::text)
+$$;
+
+-- Changes wait for each other, so that what they check still holds when they commit.  The lock is one that only roles
+-- that may change the table can take, and the service's own reads and writes do not wait for it.
+create or replace function aqueduck._begin_change() returns void language sql set search_path = pg_catalog, pg_temp as $$
+    lock table aqueduck.settings in share update exclusive mode
+$$;

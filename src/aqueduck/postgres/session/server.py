@@ -1,0 +1,155 @@
+"""
+What a PostgreSQL server is and allows: settings, identity, position, and the role's rights.
+
+`read_server` takes one look; what follows from it is decided by `app`.  The stream tells positions
+as it goes; `flushed_position` is for the moments without one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg.rows import dict_row
+
+from aqueduck.model.errors import SourceQueryError, WalLevelError
+from aqueduck.model.schema import parse_lsn
+from aqueduck.postgres.session.connection import connect, translate_errors
+from aqueduck.postgres.session.failures import SET_WAL_LEVEL, THEN_RESTART
+
+__all__ = [
+    "ServerInfo",
+    "flush_wal",
+    "flushed_position",
+    "read_server",
+    "require_logical_wal",
+    "settled_position",
+]
+
+_FLUSH_SECONDS_MAX = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """One look at a server, through one role's eyes."""
+
+    version_num: int
+    """180004 for 18.4."""
+    wal_level: str
+    system_identifier: str
+    """The cluster's identity, the same on its standbys."""
+    timeline: int
+    max_replication_slots: int
+    slots_used: int
+    max_wal_senders: int
+    wal_senders_used: int
+    current_lsn: int
+    """How far WAL has been written (replayed, on a standby)."""
+    in_recovery: bool
+    database: str
+    role: str
+    has_replication: bool
+    """Whether the role may create and read slots."""
+    can_create_in_db: bool
+    """Whether the role may create publications."""
+
+
+def read_server(conn: psycopg.Connection[Any]) -> ServerInfo:
+    """Read all of it in one statement, which every role may."""
+    with (
+        translate_errors("read the server's settings", conn=conn),
+        conn.cursor(row_factory=dict_row) as cursor,
+    ):
+        row = cursor.execute(_QUERY).fetchone()
+    assert row is not None
+    return ServerInfo(**{**row, "current_lsn": parse_lsn(row["current_lsn"])})
+
+
+def require_logical_wal(server: ServerInfo) -> None:
+    """Refuse a server that does not write what logical decoding needs."""
+    if server.wal_level != "logical":
+        raise WalLevelError(
+            f"wal_level is {server.wal_level}, not logical", hint=SET_WAL_LEVEL + THEN_RESTART
+        )
+
+
+def flushed_position(dsn: str) -> int:
+    """
+    A position after every transaction that has committed by now, and that the stream will reach.
+
+    Without synchronous_commit a commit is in WAL that is flushed a moment later, and only
+    flushed WAL is streamed: wait that moment.
+    """
+    with connect(dsn) as conn, translate_errors("read the server's position", conn=conn):
+        written = _lsn(conn, "pg_current_wal_insert_lsn()")
+        deadline = time.monotonic() + _FLUSH_SECONDS_MAX
+        while (flushed := _lsn(conn, "pg_current_wal_flush_lsn()")) < written:
+            # WAL of a transaction that is still open may stay unflushed for longer: not our matter.
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+    return flushed
+
+
+def flush_wal(dsn: str) -> None:
+    """Commit a little something, so that everything written before it is flushed, and decoded soon."""
+    with connect(dsn) as conn, translate_errors("write a message to WAL", conn=conn):
+        _write_message(conn)
+
+
+def settled_position(
+    dsn: str, *, seconds: float = 600.0, given_up: Callable[[], bool] = lambda: False
+) -> int:
+    """A position by which every transaction has ended that is open now; raises if they do not end in time."""
+    with connect(dsn) as conn, translate_errors("wait for open transactions", conn=conn):
+        row = conn.execute("select pg_snapshot_xmax(pg_current_snapshot())::text").fetchone()
+        assert row is not None
+        ended = "select pg_snapshot_xmin(pg_current_snapshot()) >= %s::xid8"
+        deadline = time.monotonic() + seconds
+        while conn.execute(ended, row).fetchone() != (True,):
+            if time.monotonic() > deadline or given_up():
+                raise SourceQueryError("transactions that were open did not end in time")
+            time.sleep(0.1)
+        position = _lsn(conn, "pg_current_wal_insert_lsn()")
+        _write_message(conn)
+    return position
+
+
+def _write_message(conn: psycopg.Connection[Any]) -> None:
+    with conn.transaction():
+        # Without waiting for standbys, whatever the server wants of others.
+        conn.execute("set local synchronous_commit = local")
+        conn.execute("select pg_logical_emit_message(true, 'aqueduck', 'flush')")
+
+
+def _lsn(conn: psycopg.Connection[Any], function: str) -> int:
+    row = conn.execute(f"select {function}::text".encode()).fetchone()
+    assert row is not None
+    return parse_lsn(row[0])
+
+
+# The managed service RDS has a role of its own instead of the attribute REPLICATION.
+_QUERY = """
+    select current_setting('server_version_num')::int as version_num,
+           current_setting('wal_level') as wal_level,
+           (select system_identifier::text from pg_control_system()) as system_identifier,
+           case when pg_is_in_recovery() then (select timeline_id from pg_control_checkpoint())
+                else ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int end as timeline,
+           current_setting('max_replication_slots')::int as max_replication_slots,
+           (select count(*)::int from pg_replication_slots) as slots_used,
+           current_setting('max_wal_senders')::int as max_wal_senders,
+           (select count(*)::int from pg_stat_replication) as wal_senders_used,
+           case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end::text
+               as current_lsn,
+           pg_is_in_recovery() as in_recovery,
+           current_database()::text as database,
+           current_user::text as role,
+           r.rolsuper or r.rolreplication or exists (
+               select from pg_roles m where m.rolname = 'rds_replication' and pg_has_role(m.oid, 'usage')
+           ) as has_replication,
+           has_database_privilege(current_database(), 'create') as can_create_in_db
+    from pg_roles r where r.rolname = current_user
+"""

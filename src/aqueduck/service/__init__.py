@@ -1,0 +1,1 @@
+"""What the services of all flows share: checks, traces, and scheduled comparison."""

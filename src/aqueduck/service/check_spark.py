@@ -1,0 +1,18 @@
+"""What `aqueduck check` says about Spark, where other users could read what it works on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from aqueduck.config.sync import SparkConfig
+from aqueduck.service.check_server import CheckResult
+from aqueduck.spark.session.authentication import open_to_strangers
+
+__all__ = ["spark_checks"]
+
+
+def spark_checks(spark: SparkConfig) -> Iterator[CheckResult]:
+    """Nothing where Spark answers its own processes only."""
+    if todo := open_to_strangers(spark.master, spark.conf):
+        detail = "does not authenticate: whoever reaches its ports can read rows and run code"
+        yield CheckResult("Spark", True, detail, todo)

@@ -1,0 +1,1 @@
+"""The formats for anyone's Spark: `postgres_cdc`, `postgres_table`, `ducklake`, `ducklake_changes`."""

@@ -1,0 +1,266 @@
+"""
+`spark.read.format("postgres_table")`: a table read by many tasks, all of them under one snapshot of the server.
+
+Ranges of pages are the partitions.  The snapshot lives in a process of its own (`postgres.copy.snapshot_holder`), because
+nothing of Spark's lives from the plan of a read to its last task.  Rows are read and cast as those of a copy are, so that a
+table read here equals its copy in the lake.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from aqueduck.config.secret_text import SecretText
+from aqueduck.model.errors import AqueduckError, ConfigError, CopyDisturbedError
+from aqueduck.model.schema import TableName, TableSchema
+from aqueduck.spark.formats.source_options import Options
+
+if TYPE_CHECKING:
+    import psycopg
+    import pyarrow as pa
+
+    from aqueduck.postgres.copy.snapshot_holder import HeldSnapshot
+    from aqueduck.postgres.copy.table_copy import Chunk
+
+__all__ = ["FORMAT", "TABLE_OPTIONS", "PostgresTableSource", "table_struct"]
+
+FORMAT = "postgres_table"
+TABLE_OPTIONS = ("dsn", "dsn_env", "dsn_file", "table", "columns", "partition_bytes", "snapshot_seconds")
+PARTITION_BYTES = 64 << 20
+SNAPSHOT_SECONDS = 600
+BATCH_ROWS = 16_384
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What a read asks for."""
+
+    dsn: SecretText
+    table: TableName
+    columns: tuple[str, ...]
+    partition_bytes: int
+    snapshot_seconds: int
+
+    @classmethod
+    def read(cls, given: Mapping[str, str]) -> TableOptions:
+        options = Options(FORMAT, given, TABLE_OPTIONS)
+        seconds = options.number("snapshot_seconds")
+        return cls(
+            options.secret("dsn"),
+            options.table("table", default_schema="public"),
+            options.names("columns"),
+            options.size("partition_bytes") or PARTITION_BYTES,
+            SNAPSHOT_SECONDS if seconds is None else seconds,
+        )
+
+    def describe(self, conn: psycopg.Connection[Any], names: Sequence[str]) -> TableSchema:
+        """The table with these columns only; all where none are named."""
+        from aqueduck.postgres.catalog.tables import describe_table
+
+        table = describe_table(conn, str(self.table), need_key=False)
+        by_name = {column.name: column for column in table.columns}
+        missing = [name for name in names if name not in by_name]
+        if missing:
+            raise ConfigError(
+                f"{FORMAT}: the table {table.qualified} has no column {missing[0]}",
+                hint=f"its columns are: {', '.join(by_name)}",
+            )
+        return replace(table, columns=tuple(by_name[name] for name in names)) if names else table
+
+
+class PostgresTableSource(DataSource):
+    """A table of PostgreSQL, as it is at one moment."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        from aqueduck.postgres.session.connection import connect
+
+        options = TableOptions.read(self.options)
+        with connect(options.dsn) as conn:
+            return table_struct(options.describe(conn, options.columns))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return TableReader(TableOptions.read(self.options), schema)
+
+
+def table_struct(table: TableSchema) -> StructType:
+    """The columns of a table as Spark sees them."""
+    from aqueduck.lake.fold.fold_tasks import task_engine
+    from aqueduck.lake.session.sql import ident
+    from aqueduck.lake.values.spark_cells import spark_type
+    from aqueduck.model.typemap import lake_type
+    from aqueduck.spark.formats.spark_types import struct_of
+
+    cells = ", ".join(f"cast(null as {spark_type(lake_type(c))}) as {ident(c.name)}" for c in table.columns)
+    with task_engine("", len(table.columns)) as con:
+        con.execute("set arrow_lossless_conversion = false")
+        return struct_of(con.execute(f"select {cells} limit 0").to_arrow_table().schema)
+
+
+@dataclass
+class ChunkPartition(InputPartition):
+    """Ranges of pages that one task reads."""
+
+    number: int
+    table: TableSchema
+    chunks: tuple[Chunk, ...]
+    marks: dict[int, int]
+    """Of its columns, by number, as they were when this was planned."""
+    snapshot: HeldSnapshot
+
+
+class TableReader(DataSourceReader):
+    """Filters that the server can apply are applied there, and by Spark once more."""
+
+    def __init__(self, options: TableOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._filters: tuple[Filter, ...] = ()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._filters = tuple(filters)
+        return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        from aqueduck.postgres.copy.snapshot_holder import hold_snapshot
+        from aqueduck.postgres.copy.table_copy import plan_chunks, read_column_marks
+        from aqueduck.postgres.session.connection import connect
+
+        o = self._options
+        with connect(o.dsn, autocommit=False) as conn:
+            conn.execute("set transaction isolation level repeatable read read only")
+            table = o.describe(conn, self._schema.fieldNames())
+            found = read_column_marks(conn, [table.oid])[table.oid]
+            marks = {c.number: found[c.number] for c in table.columns}
+            _refuse_unreadable(conn, table)
+            groups = _groups(plan_chunks(conn, table, chunk_bytes=o.partition_bytes), o.partition_bytes)
+        # Planned first: pages that come later are behind the end of the last chunk, which is open.
+        snapshot = hold_snapshot(o.dsn, len(groups), o.snapshot_seconds)
+        return [ChunkPartition(n, table, tuple(group), marks, snapshot) for n, group in enumerate(groups)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a task."""
+        from aqueduck.postgres.copy.snapshot_holder import check_snapshot, report
+        from aqueduck.postgres.session.connection import connect
+
+        assert isinstance(partition, ChunkPartition)
+        p = partition
+        with connect(self._options.dsn, application_name="aqueduck read") as conn:
+            check_snapshot(conn, p.snapshot)
+            report(conn, p.snapshot, f"begin {p.number}")
+            yield from self._typed(p)
+            _refuse_rewritten(conn, p)
+            report(conn, p.snapshot, f"end {p.number}")
+
+    def _typed(self, p: ChunkPartition) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        from aqueduck.lake.fold.fold_tasks import task_engine
+        from aqueduck.lake.session.failures import lake_errors
+        from aqueduck.lake.session.sql import ident
+        from aqueduck.lake.values.spark_cells import spark_type
+        from aqueduck.model.typemap import cast_sql, lake_type
+        from aqueduck.spark.formats.spark_types import duckdb_types
+
+        failed: list[AqueduckError] = []
+        arriving = self._arriving(p, failed)
+        first = next(arriving, None)
+        if first is None:
+            return
+        cells = []
+        for i, (column, (_, kind)) in enumerate(
+            zip(p.table.columns, duckdb_types(self._schema), strict=True)
+        ):
+            text = pa.types.is_string(first.schema.field(i).type)
+            value = (
+                f"cast({cast_sql(column, f'n{i}') if text else f'n{i}'} as {spark_type(lake_type(column))})"
+            )
+            cells.append(f"cast({value} as {kind}) as {ident(column.name)}")
+        batches = itertools.chain([first], arriving)
+        try:
+            with (
+                task_engine("", len(p.table.columns)) as con,
+                lake_errors("reading a table", table=p.table.qualified),
+            ):
+                con.execute("set arrow_lossless_conversion = false")
+                con.register("chunks", pa.RecordBatchReader.from_batches(first.schema, batches))
+                yield from con.execute(f"select {', '.join(cells)} from chunks").to_arrow_reader(BATCH_ROWS)
+        except AqueduckError as exc:
+            raise failed[0] if failed else exc from None  # DuckDB passes on no more than a text
+
+    def _arriving(self, p: ChunkPartition, failed: list[AqueduckError]) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from self._chunks(p)
+        except AqueduckError as exc:
+            failed.append(exc)
+            raise
+
+    def _chunks(self, p: ChunkPartition) -> Iterator[pa.RecordBatch]:
+        from aqueduck.postgres.copy.table_copy import ChunkReader
+        from aqueduck.spark.formats.pushed_filters import postgres_condition
+
+        condition = postgres_condition(self._filters, {c.name: c for c in p.table.columns})
+        with ChunkReader(self._options.dsn, p.snapshot.name) as reader:
+            for chunk in p.chunks:
+                yield from reader.rows(p.table, chunk, condition)
+
+
+def _groups(chunks: Iterable[Chunk], size: int) -> list[list[Chunk]]:
+    """Chunks that share a task: small partitions of a table, in order."""
+    groups: list[list[Chunk]] = []
+    filled = 0
+    for chunk in chunks:
+        if not groups or filled + chunk.bytes > size:
+            groups.append([])
+            filled = 0
+        groups[-1].append(chunk)
+        filled += chunk.bytes
+    return groups
+
+
+def _refuse_unreadable(conn: psycopg.Connection[tuple[object, ...]], table: TableSchema) -> None:
+    """Say it before any task runs, with the statement that helps."""
+    from aqueduck.model.errors import PrivilegeError
+    from aqueduck.postgres.catalog.row_security import refuse_row_security
+    from aqueduck.postgres.session.quoting import identifier, table_identifier
+
+    row = conn.execute(
+        "select has_any_column_privilege(%s::oid, 'select'), current_user::text", (table.oid,)
+    ).fetchone()
+    if row is not None and not row[0]:
+        grant = f"grant select on {table_identifier(table)} to {identifier(str(row[1]))}"
+        raise PrivilegeError("the role may not read the table", hint=grant, table=table.qualified)
+    refuse_row_security(conn, table)
+
+
+def _refuse_rewritten(conn: psycopg.Connection[Any], p: ChunkPartition) -> None:
+    """A table that was truncated or rewritten looks empty to an older snapshot; and columns are read by the names of now."""
+    from aqueduck.postgres.copy.table_copy import read_column_marks
+
+    def changed(what: str) -> CopyDisturbedError:
+        return CopyDisturbedError(
+            f"the table {what} while it was read", hint="read it again", table=p.table.qualified
+        )
+
+    for relation, filenode, schema, name in {(c.relation, c.filenode, c.schema, c.table) for c in p.chunks}:
+        row = conn.execute(
+            "select c.relfilenode::int8, n.nspname::text, c.relname::text"
+            " from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = %s",
+            (relation,),
+        ).fetchone()
+        if row is None or row[0] != filenode:
+            raise changed("was truncated or rewritten")
+        if row[1:] != (schema, name):
+            raise changed("got another name")
+    now = read_column_marks(conn, [p.table.oid]).get(p.table.oid, {})
+    if any(now.get(number) != mark for number, mark in p.marks.items()):
+        raise changed("got other columns")

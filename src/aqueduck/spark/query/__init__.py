@@ -1,0 +1,1 @@
+"""Our streaming queries and jobs: adapters between Spark and the work of its tasks."""

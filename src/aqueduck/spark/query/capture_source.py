@@ -1,0 +1,127 @@
+"""
+The streaming data source of `sync`: a slot as units of work, folded by the tasks that read them.
+
+`CaptureReader` is a `SlotReader`.  A row of the stream is a unit and, where it was large, the files that its task
+made of it; the changes themselves never cross the JVM.
+
+Only what every process needs is imported at the top: the capture and the lake come in where they run.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from aqueduck import faults
+from aqueduck.model.batches import Unit, plan_tasks, plan_units
+from aqueduck.model.changes import SegmentRef
+from aqueduck.postgres.capture.capture_settings import CaptureSettings
+from aqueduck.spark.query.slot_reader import SlotReader
+from aqueduck.state_files.files import read_modes
+
+if TYPE_CHECKING:
+    from aqueduck.postgres.capture.capture import Capture
+    from aqueduck.postgres.capture.stage import Stage
+
+FORMAT = "aqueduck_capture"
+SCHEMA = "position bigint, time_us bigint, unit string, files string"
+
+
+class CaptureSource(DataSource):
+    """`spark.readStream.format("aqueduck_capture")`; its options are two files that the service writes."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return CaptureReader(self.options["settings_file"], self.options["writer"])
+
+
+@dataclass
+class UnitPartition(InputPartition):
+    """The units that one task handles."""
+
+    position: int
+    time_us: int
+    units: tuple[str, ...]
+
+
+class CaptureReader(SlotReader["Stage", "Capture"]):
+    """Planner half: capture and units.  Task half: `read`."""
+
+    def __init__(self, settings_file: str, writer: str) -> None:
+        super().__init__()
+        self._settings_file = settings_file
+        self._writer = writer
+
+    @functools.cached_property
+    def _settings(self) -> CaptureSettings:
+        return CaptureSettings.load(Path(self._settings_file))
+
+    @property
+    def _capture_settings(self) -> CaptureSettings:
+        return self._settings
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A task gets no settings: they have the connection string."""
+        return CaptureReader, (self._settings_file, self._writer)
+
+    def _start(self) -> tuple[Stage, Capture]:
+        from aqueduck.postgres.capture.capture import Capture
+        from aqueduck.postgres.capture.stage import Stage
+
+        s = self._settings
+        stage = Stage(
+            s.stage_dir,
+            segment_bytes=s.segment_bytes,
+            bytes_max=s.stage_bytes_max,
+            rows_max=s.max_queued_changes,
+            position=s.position,
+        )
+        capture = Capture(s, stage)
+        capture.start()
+        return stage, capture
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        stage, _ = self._started()
+        faults.point("capture.staged")
+        cuts = stage.between(int(start["position"]), int(end["position"]))
+        if not cuts:
+            return []
+        segments = [segment for cut in cuts for segment in cut.segments]
+        units = plan_units(segments, keeping=self._keeping(segments))
+        position, time_us = cuts[-1].position, cuts[-1].time_us
+        return [
+            UnitPartition(position, time_us, tuple(unit.to_json() for unit in task))
+            for task in plan_tasks(units, self._settings.fold_concurrency)
+        ]
+
+    def _keeping(self, segments: Sequence[SegmentRef]) -> set[int]:
+        """Tables whose changes count although a truncate follows."""
+        if not any(segment.kind == "truncate" for segment in segments):
+            return set()
+        return {oid for oid, mode in read_modes(Path(self._settings.tables_path)).items() if mode.keeps}
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        """In a task: large units become files in the lake's data path, small ones are left to the driver."""
+        assert isinstance(partition, UnitPartition)
+        for text in partition.units:
+            yield (partition.position, partition.time_us, text, self._files(Unit.from_json(text)))
+
+    def _files(self, unit: Unit) -> str | None:
+        if unit.direct:
+            return None
+        from aqueduck.lake.fold.fold_tasks import UnitWriter
+
+        files = UnitWriter.from_json(self._writer).write(unit)
+        return None if files is None else files.to_json()

@@ -1,0 +1,169 @@
+"""
+The initial copy as a Spark batch job: tasks read ranges of pages and write Parquet files.
+
+The driver holds the exported snapshot open; tasks use it, read their chunks and write one file for
+each into the lake's data path, and leave a note where it is safe on disk.  A task has several chunks, also of
+several tables.  Committing the files is the caller's business.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from aqueduck import faults
+from aqueduck.lake.commit.copy_files import ChunkFile, write_chunk
+from aqueduck.lake.fold.fold_tasks import TASK_MEMORY
+from aqueduck.lake.session.object_stores import know_store
+from aqueduck.model.errors import AqueduckError, CopyDisturbedError, own_error
+from aqueduck.model.projection import copies_cells
+from aqueduck.model.schema import TableSchema
+from aqueduck.postgres.copy.table_copy import Chunk, ChunkReader
+from aqueduck.state_files.files import write_note
+
+__all__ = ["CopyItem", "CopyJob", "cancel_copies", "run_copy"]
+
+POOL = "copy"
+TASK_BYTES_MIN, TASK_BYTES_MAX = 32 << 20, 256 << 20
+READERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class CopyItem:
+    """One chunk of one table, and where it goes."""
+
+    schema: TableSchema
+    chunk: Chunk
+    directory: str
+    name: str
+    note: str | None
+    """A file that appears when the chunk is done, on storage that workers and driver share."""
+    more: str = ""
+    """Columns that the mode adds, for a list of columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyJob:
+    """What a worker needs to copy any of the items."""
+
+    dsn: str
+    snapshot: str
+    data_path: str
+    items: tuple[CopyItem, ...]
+    properties: dict[str, str] = field(default_factory=dict)
+    """Of the object store where the data path is one; credentials are names of variables."""
+    task_memory: int = TASK_MEMORY
+    """What DuckDB may use in a task, in bytes."""
+
+    def run(self, numbers: Sequence[int]) -> list[ChunkFile]:
+        """Copy these items, two at a time: while one is compressed, written or waited for, the server sends the other."""
+        know_store(self.data_path, self.properties)
+        left, readers, alone = deque(numbers), min(READERS, len(numbers)), threading.Lock()
+        with ThreadPoolExecutor(readers) as pool:
+            parts = [pool.submit(self._copy, left, alone) for _ in range(readers)]
+        done = {number: file for part in parts for number, file in part.result().items()}
+        return [done[number] for number in numbers]
+
+    def _copy(self, left: deque[int], alone: threading.Lock) -> dict[int, ChunkFile]:
+        """Copy items as long as some are left."""
+        try:
+            with ChunkReader(self.dsn, self.snapshot) as reader:
+                return {number: self._copy_item(self.items[number], reader, alone) for number in _taken(left)}
+        except BaseException:
+            left.clear()  # the task fails: the other reader need not go on
+            raise
+
+    def _copy_item(self, item: CopyItem, reader: ChunkReader, alone: threading.Lock) -> ChunkFile:
+        read = reader.rows if copies_cells(item.schema) else reader.texts
+        done = write_chunk(
+            read(item.schema.streamed, item.chunk),
+            item.schema,
+            data_path=self.data_path,
+            directory=item.directory,
+            name=item.name,
+            chunk=item.chunk.number,
+            alone=alone,
+            more=item.more,
+            task_memory=self.task_memory,
+        )
+        if item.note is not None:
+            write_note(Path(item.note), done.to_json(), sync=True)
+        faults.point("copy.chunk_written")
+        return done
+
+    def tasks(self, cores: int) -> list[list[int]]:
+        """
+        Which items share a task: in order, a core's share of what is left, so that all are busy until the end.
+
+        A task costs as much as some megabytes do.  One that takes long keeps others waiting, such as those of a stream.
+        """
+        left = sum(item.chunk.bytes for item in self.items)
+        tasks: list[list[int]] = []
+        size = limit = 0
+        for number, item in enumerate(self.items):
+            if not tasks or size + item.chunk.bytes // 2 > limit:
+                tasks.append([])
+                size, limit = 0, min(max(left // cores, TASK_BYTES_MIN), TASK_BYTES_MAX)
+            tasks[-1].append(number)
+            size += item.chunk.bytes
+            left -= item.chunk.bytes
+        return tasks
+
+
+def run_copy(spark: SparkSession, name: str, job: CopyJob) -> list[ChunkFile]:
+    """Copy all items; blocks until they are done, or until `cancel_copies` of that name.  A failed task is raised as our error."""
+    if not job.items:
+        return []
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", POOL)
+    spark.sparkContext.setJobGroup(name, "copy", interruptOnCancel=True)
+    tasks = job.tasks(spark.sparkContext.defaultParallelism)
+    # Not a DataFrame: there is nothing to plan, and doing so takes the JVM 0.1 s.
+    work = spark.sparkContext.parallelize(tasks, len(tasks))
+    try:
+        done = work.flatMap(functools.partial(_copy_task, job)).collect()
+    except (PySparkException, Py4JError) as exc:
+        # Without an error of ours a worker or an executor was lost: the rest is copied later.
+        raise AqueduckError.from_text(str(exc)) or CopyDisturbedError(
+            f"a task of the copy was lost: {type(exc).__name__}"
+        ) from exc
+    files = dict(done)
+    return [files[number] for number in range(len(job.items))]
+
+
+def cancel_copies(spark: SparkSession, name: str) -> None:
+    """End the jobs of that name that are under way."""
+    spark.sparkContext.cancelJobGroup(name)
+
+
+def _copy_task(job: CopyJob, numbers: Sequence[int]) -> list[tuple[int, ChunkFile]]:
+    try:
+        done = job.run(numbers)
+    except Exception as exc:  # noqa: BLE001 - a bug says its kind and place; its message may hold anything
+        raise own_error(exc) from None
+    _settle()
+    return list(zip(numbers, done, strict=True))
+
+
+def _taken(left: deque[int]) -> Iterator[int]:
+    while True:
+        try:
+            yield left.popleft()
+        except IndexError:
+            return
+
+
+@functools.cache
+def _settle() -> None:
+    """Once a worker: Spark collects garbage after each task, and what the kernels loaded is none."""
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,126 @@
+"""
+A streaming query of ours and how it is watched: start, stop between two batches, and what ended it.
+
+`sync_query` and `events_query` say what is read and what becomes of a batch.  Spark's checkpoint is scratch: each start
+begins a new one, at the position that its settings name.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.streaming.query import StreamingQuery
+
+from aqueduck import faults
+from aqueduck.model.errors import AqueduckError, SparkQueryError, own_error
+
+__all__ = ["WatchedQuery"]
+
+
+class WatchedQuery(abc.ABC):
+    """One query on one slot; it can be started again after a failure."""
+
+    source: type[DataSource]
+
+    def __init__(self, spark: SparkSession, run_dir: Path) -> None:
+        self._spark = spark
+        self._run_dir = run_dir
+        self._query: StreamingQuery | None = None
+        self._committing = threading.Lock()
+        self._stopping = False
+        self._failure: AqueduckError | None = None
+
+    @property
+    def _settings_file(self) -> Path:
+        return self._run_dir / "capture-settings.json"
+
+    def _start(self, writer: str, *, once: bool) -> None:
+        """Start with the settings that are in their file."""
+        self._spark.dataSource.register(self.source)
+        checkpoint = self._run_dir / "checkpoint"
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        self._failure, self._stopping = None, False
+        reader = self._spark.readStream.format(self.source.name())
+        rows = reader.option("settings_file", str(self._settings_file)).option("writer", writer).load()
+        stream = rows.writeStream.foreachBatch(self._on_batch).option("checkpointLocation", str(checkpoint))
+        stream = stream.trigger(availableNow=True) if once else stream.trigger(processingTime="0 seconds")
+        self._query = stream.start()
+
+    def _on_batch(self, batch: DataFrame, _batch_id: int) -> None:
+        """Runs the batch's one Spark job, then makes durable what its tasks made."""
+        with self._committing:
+            if self._stopping:
+                # Returning would tell Spark, and through it the slot, that this batch is durable.
+                raise AqueduckError("stopped before this batch was committed")
+            rows = self._collect(batch)
+            if not rows:
+                return
+            try:
+                self._finish(rows)
+            except BaseException as exc:
+                self._failure = own_error(exc)
+                raise
+            faults.point("batch.committed")
+
+    @abc.abstractmethod
+    def _collect(self, batch: DataFrame) -> list[Any]:
+        """What the tasks made of the batch."""
+
+    @abc.abstractmethod
+    def _finish(self, rows: list[Any]) -> None:
+        """Make it durable."""
+
+    @property
+    def active(self) -> bool:
+        return self._query is not None and self._query.isActive
+
+    def check(self) -> None:
+        """Raise what ended the query, if it failed."""
+        if self._query is None or self._query.isActive:
+            return
+        failure = self._query.exception()
+        if failure is not None:
+            raise self._failure or _failure(failure)
+
+    def wait(self, seconds: int) -> bool:
+        """Whether the query ended within `seconds`."""
+        assert self._query is not None
+        try:
+            return bool(self._query.awaitTermination(seconds))
+        except StreamingQueryException:
+            return True
+
+    def stop(self) -> None:
+        """Let a commit that is under way finish, then end the query."""
+        if self._query is None:
+            return
+        took = self._committing.acquire(timeout=20)
+        self._stopping = True
+        if took:
+            self._committing.release()
+        with contextlib.suppress(PySparkException):
+            self._query.stop()
+        deadline = time.monotonic() + 5
+        while self._query.isActive and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self._settings_file.unlink(missing_ok=True)
+
+
+def _failure(exc: BaseException) -> AqueduckError:
+    """Errors cross Spark as text; ours start with their code."""
+    return AqueduckError.from_text(str(exc)) or SparkQueryError(
+        f"the streaming query failed: {_first_line(str(exc))}"
+    )
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")[:300]

@@ -1,0 +1,22 @@
+"""
+Spark's Python daemon for the events flow: as `worker_daemon`, with the JSON kernels compiled before it forks.
+
+Set as `spark.python.daemon.module`.
+"""
+
+from __future__ import annotations
+
+import gc
+
+from pyspark import daemon
+
+import aqueduck.spark.query.events_source
+import aqueduck.spark.query.part_writer  # noqa: F401 - imported for the workers
+from aqueduck.envelopes.json_events import warm_up
+from aqueduck.spark.session.quiet_worker import quiet_worker
+
+if __name__ == "__main__":
+    warm_up()
+    gc.freeze()
+    daemon.worker = quiet_worker
+    daemon.manager()

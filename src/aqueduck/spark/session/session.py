@@ -1,0 +1,178 @@
+"""
+Start the Spark session that everything in Aqueduck runs in.
+
+One function, and the settings behind it.  Which Java is used is decided in `java`; what runs
+in the session is in the modules beside this one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from aqueduck.config.secret_text import keep_secrets
+from aqueduck.model.errors import SparkStartError
+from aqueduck.spark.session.authentication import SECRET_FILE, authentication, open_to_strangers, unsecret
+from aqueduck.spark.session.java import find_java, make_shim
+from aqueduck.spark.session.scratch import scratch_directory
+
+__all__ = ["build_session", "prepare_environment", "session_settings"]
+
+log = structlog.get_logger()
+
+_LOOPBACK = "127.0.0.1"
+_LOCAL = re.compile(r"local(\[.*\])?|local-cluster\[.*\]")
+_NO_COMMAND = "no-such-python"
+_LOGGING = Path(__file__).with_name("log4j2.properties")
+_SOCKETS = "spark.python.unix.domain.socket.dir"
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_JAVA_CAUSE = re.compile(r"^(?:: |Caused by: )?[\w.$]+(?:Exception|Error): (.+)$", re.MULTILINE)
+
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # Finished work that Spark remembers for its page, also without one.
+    "spark.ui.retainedJobs": "20",
+    "spark.ui.retainedStages": "20",
+    "spark.ui.retainedTasks": "1000",
+    "spark.sql.ui.retainedExecutions": "20",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.shuffle.partitions": "4",
+    # It joins tasks whose input is small, and ours are references to much larger segments.
+    "spark.sql.adaptive.enabled": "false",
+    # Copies and streams share the cores; a stream's few tasks never wait for all chunks of a copy.
+    "spark.scheduler.mode": "FAIR",
+    # Workers are forked with our modules already imported.
+    "spark.python.daemon.module": "aqueduck.spark.session.worker_daemon",
+    # Over TCP each task waits 40 ms for a delayed acknowledgement: eight empty tasks take 0.26 s, this way 0.09 s.
+    "spark.python.unix.domain.socket.enabled": "true",
+    # A worker that starts on a busy machine may need longer than the default of 15 s to connect back.
+    "spark.python.authenticate.socketTimeout": "120s",
+    # Variables of executors are left out of event logs too, whatever their names.
+    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|dsn|executorenv",
+    # The lake is the truth about progress, so a few batches of Spark's own log are enough.
+    "spark.sql.streaming.minBatchesToRetain": "10",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # The default starts processes to set file modes: 110 ms a batch, this 25 ms.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+}
+
+_JVM_OPTIONS = (
+    f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
+    # Stopping a query matches a recursive regular expression against a Python traceback.
+    "-Xss8m",
+)
+
+_LOCAL_JVM_OPTIONS = (
+    # Rows stay out of the JVM: compiling less saves a quarter of its CPU time and more at the start, and one thread collects its garbage.
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+UseSerialGC",
+)
+
+
+def build_session(
+    master: str,
+    conf: Mapping[str, str],
+    app_name: str,
+    driver_memory: str = "2g",
+    state_dir: str | None = None,
+) -> SparkSession:
+    """
+    Start Spark, or return the session that runs in this process already.
+
+    Tasks of a cluster find connection strings in `state_dir`, tasks of this host in a directory of this process.
+    `conf` wins over every setting of ours.  A Spark that does not start is a `SparkStartError`.
+    """
+    prepare_environment(os.environ, master)
+    settings = session_settings(master, conf, driver_memory)
+    if todo := open_to_strangers(master, conf):
+        log.warning("spark does not authenticate", hint=todo)
+    keep_secrets(scratch_directory(None if _LOCAL.fullmatch(master) else state_dir))
+    with _start_failures(master), _same_interrupt():
+        _start_java({**settings, "spark.master": master, "spark.app.name": app_name})
+        builder = SparkSession.builder.master(master).appName(app_name)
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        return builder.getOrCreate()
+
+
+def session_settings(master: str, conf: Mapping[str, str], driver_memory: str) -> dict[str, str]:
+    """The settings of a session on `master`, those in `conf` included."""
+    settings = {**_SETTINGS, "spark.driver.memory": driver_memory}
+    options = list(_JVM_OPTIONS)
+    if _LOCAL.fullmatch(master):
+        settings |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
+        settings[_SOCKETS] = str(scratch_directory())
+        options += _LOCAL_JVM_OPTIONS
+    settings |= {**authentication(master, conf), **conf}
+    if master.startswith("spark:"):
+        settings.pop(SECRET_FILE, None)  # Spark itself takes a file on Kubernetes only
+    # Java takes the last of two contradicting options, so those in `conf` win here too.
+    settings[_JAVA_OPTIONS] = " ".join([*options, conf.get(_JAVA_OPTIONS, "")]).strip()
+    return settings
+
+
+def prepare_environment(env: MutableMapping[str, str], master: str) -> None:
+    """Set what Spark's launcher and its Python workers read from the environment."""
+    # Python workers come and go with large buffers: give much memory back, but do not fetch each buffer anew.
+    env.setdefault("MALLOC_ARENA_MAX", "2")
+    env.setdefault("MALLOC_TRIM_THRESHOLD_", str(64 << 20))
+    env.setdefault("MALLOC_MMAP_THRESHOLD_", str(32 << 20))
+    env.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    env["PYSPARK_PYTHON"] = sys.executable
+    # With a command that there is not, Spark does not look for data sources in packages: a process less, and a traceback when it ends.
+    env["PYSPARK_DRIVER_PYTHON"] = _NO_COMMAND
+    env["JAVA_HOME"] = str(make_shim(find_java(env)))
+    if _LOCAL.fullmatch(master):
+        env["SPARK_LOCAL_IP"] = _LOOPBACK
+
+
+def _start_java(settings: Mapping[str, str]) -> None:
+    """Spark's own start puts every setting on the JVM's command line: start it with what is needed there."""
+    SparkContext._ensure_initialized(
+        conf=SparkConf(loadDefaults=False).setAll(list(unsecret(settings).items()))
+    )
+
+
+@contextmanager
+def _same_interrupt() -> Iterator[None]:
+    """A context takes ctrl-C for itself, to raise in the middle of whatever is done: what was set before counts."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)
+
+
+@contextmanager
+def _start_failures(master: str) -> Iterator[None]:
+    try:
+        yield
+    except (PySparkException, Py4JError, OSError) as exc:
+        hint = "check spark.master and spark.conf; spark.conf with spark.log.level: INFO shows more"
+        raise SparkStartError(f"Spark did not start on {master}: {_reason(exc)}", hint=hint) from exc
+
+
+def _reason(exc: BaseException) -> str:
+    """The one line that explains a failed start: the innermost Java cause, if there is one."""
+    text = str(exc)
+    if "stopped SparkContext" in text:
+        return "the cluster does not answer, or gives this application no place"
+    causes = _JAVA_CAUSE.findall(text)
+    return str(causes[-1]) if causes else text.strip().split("\n")[0]

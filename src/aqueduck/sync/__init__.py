@@ -1,0 +1,1 @@
+"""The flow `sync`: PostgreSQL into DuckLake."""

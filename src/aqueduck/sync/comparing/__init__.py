@@ -1,0 +1,1 @@
+"""How `verify` compares a table: rounds, and what each one reads."""

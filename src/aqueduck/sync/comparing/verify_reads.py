@@ -1,0 +1,156 @@
+"""
+What a comparison reads: tables on their way to a verdict, and questions to both of their sides.
+
+`Sides` turns questions into pieces for a reader (`spark.query.verify_job`): chunks of the source under a
+snapshot and the lake at a version.  What is asked, and what follows from the answers, is in `verify_rounds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import psycopg
+import pyarrow as pa
+
+from aqueduck.lake.compare.digest import Answer, Difference, Question
+from aqueduck.lake.ledger.table_states import TableState
+from aqueduck.lake.session.catalog import LakeSession
+from aqueduck.lake.session.versions import KEYS
+from aqueduck.lake.target.mode_checks import Finding
+from aqueduck.model.projection import masks_key
+from aqueduck.model.schema import TableSchema
+from aqueduck.postgres.catalog.key_lookup import can_look_up, key_condition
+from aqueduck.postgres.copy.table_copy import plan_chunks
+from aqueduck.spark.query.verify_job import LakeRead, Reader, SourceRead
+
+__all__ = ["Cut", "Pair", "Progress", "Sides", "Verdict", "Wanted", "Work", "hashes", "key_table"]
+
+CHUNK_BYTES = 32 << 20
+WHOLE_RELATION = 1 << 62
+LOOKUP_KEYS_MAX = 50_000
+
+Verdict = Literal["identical", "different", "not compared"]
+Progress = Callable[[str, str, float], None]
+"""Called with a table, what is being done, and the share of it that is done."""
+
+
+@dataclass
+class Work:
+    """One table on its way to a verdict."""
+
+    group: str
+    state: TableState
+    keys: pa.Table | None = None
+    """What is left to compare: these keys, or the whole table."""
+    source_rows: int = 0
+    lake_rows: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    more: bool = False
+    """Whether there are differences besides those that were listed."""
+    position: int | None = None
+    version: int | None = None
+    key_names: tuple[str, ...] = ()
+    note: str | None = None
+    """Why it was not compared, or what to know about the verdict."""
+    left_out: tuple[str, ...] = ()
+    """Columns that are not compared, because the lake does not have all of their values."""
+    verdict: Verdict | None = None
+    behind: bool = False
+    """Whether the lake lacked something of the source's snapshot when it was compared."""
+    findings: tuple[Finding, ...] = ()
+    """What is wrong with the lake table by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where the two sides are pinned: an exported snapshot of the source, a version of the lake."""
+
+    snapshot: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    """A table whose sides can be compared; `moved` are the keys in motion."""
+
+    work: Work
+    schema: TableSchema
+    moved: pa.Table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wanted:
+    """A question about one pair; about some keys only if they are given."""
+
+    pair: Pair
+    question: Question
+    keys: pa.Table | None = None
+
+
+@dataclass
+class Sides:
+    """Source and lake, and who reads them."""
+
+    dsn: str
+    conn: psycopg.Connection[Any]
+    lake: LakeSession
+    reader: Reader
+    progress: Progress
+    by_sql: bool = False
+    """Whether the source's snapshot is taken without a replication connection."""
+
+    def answers(self, cut: Cut, wanted: Sequence[Wanted], doing: str) -> list[tuple[Answer, Answer]]:
+        """What the source and the lake answer to each."""
+        reads: list[SourceRead | LakeRead] = []
+        keys: dict[int, pa.Array] = {}
+        counts: list[list[int]] = []
+        for i, w in enumerate(wanted):
+            chunks = self._source_reads(2 * i, w, cut.snapshot)
+            reads += [*chunks, self._lake_read(2 * i + 1, w, cut.version)]
+            counts.append([0, len(chunks) + 1])
+            if w.keys is not None:
+                keys[2 * i] = keys[2 * i + 1] = hashes(w.keys)
+
+        def done(part: int, count: int) -> None:
+            so_far = counts[part // 2]
+            so_far[0] += count
+            w = wanted[part // 2]
+            # The part in motion of a table is a moment's work.
+            if w.keys is None or w.pair.work.keys is not None:
+                self.progress(w.pair.work.state.source, doing, so_far[0] / so_far[1])
+
+        found = self.reader.read(reads, keys, done)
+        return [(found.get(2 * i, Answer()), found[2 * i + 1]) for i in range(len(wanted))]
+
+    def source_answers(self, snapshot: str, wanted: Sequence[Wanted]) -> list[Answer]:
+        """What the source alone answers, under a snapshot of its own."""
+        reads = [read for i, w in enumerate(wanted) for read in self._source_reads(i, w, snapshot)]
+        keys = {i: hashes(w.keys) for i, w in enumerate(wanted) if w.keys is not None}
+        found = self.reader.read(reads, keys, lambda _part, _count: None)
+        return [found.get(i, Answer()) for i in range(len(wanted))]
+
+    def _source_reads(self, part: int, w: Wanted, snapshot: str) -> list[SourceRead]:
+        """The table's chunks; or, for few keys that can be looked up, one statement for each partition."""
+        schema, condition, chunk_bytes = w.pair.schema, None, CHUNK_BYTES
+        few = w.keys is not None and len(w.keys) <= LOOKUP_KEYS_MAX and not masks_key(schema)
+        if w.keys is not None and few and can_look_up(schema.streamed):
+            condition, chunk_bytes = key_condition(schema.streamed, w.keys["key"].to_pylist()), WHOLE_RELATION
+        chunks = plan_chunks(self.conn, schema, chunk_bytes=chunk_bytes)
+        return [SourceRead(part, self.dsn, snapshot, schema, c, w.question, condition) for c in chunks]
+
+    def _lake_read(self, part: int, w: Wanted, version: int) -> LakeRead:
+        state = w.pair.work.state
+        return LakeRead(part, self.lake.config, state.target, version, w.pair.schema, w.question, state.mode)
+
+
+def hashes(keys: pa.Table) -> pa.Array:
+    """The keys' hashes alone."""
+    return keys["k"].combine_chunks()
+
+
+def key_table(differences: Sequence[Difference]) -> pa.Table:
+    """The keys of differences, to be asked for again."""
+    rows = {"k": [d.key_hash for d in differences], "key": [list(d.key) for d in differences]}
+    return pa.table(rows, KEYS)

@@ -1,0 +1,345 @@
+"""
+The control plane as the service sees it: what is wanted, and where to write what is.
+
+`open_control` installs the registry in the source database and writes the configuration file into it.
+Where there is none and none may be made, the file alone says what is wanted (`FileControl`).  A registry that cannot be
+read says nothing at all: `wanted` raises, and nobody takes the file, or the absence of a row, for an answer.  A table
+leaves a group only with a `Parting`, which only what was read can give.  Acting on what is wanted is the service's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol
+
+import psycopg
+import structlog
+from pydantic import ValidationError
+
+from aqueduck.config.sync import GroupConfig, SyncConfig
+from aqueduck.config.table_options import check_options
+from aqueduck.model.errors import AqueduckError, ConfigError, PrivilegeError, RegistryIncompleteError
+from aqueduck.model.lifecycle import ErrorClass, TableState
+from aqueduck.model.modes import MODES, TableMode
+from aqueduck.model.schema import TableName
+from aqueduck.postgres.registry import registry
+from aqueduck.postgres.registry.registry import GroupObservation, GroupRow, TableObservation, TableRow
+from aqueduck.postgres.session.connection import connect, is_pooled
+
+__all__ = [
+    "Control",
+    "FileControl",
+    "Parting",
+    "RegistryControl",
+    "Wanted",
+    "inline_limits",
+    "open_control",
+    "reopen_registry",
+    "wanted_groups",
+]
+
+log = structlog.get_logger()
+
+_GROUP_SETTINGS = sorted(
+    {f.name for f in fields(registry.Settings)} & set(GroupConfig.model_fields)
+)  # inline_rows is of tables, see `inline_limits`
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Positive knowledge that a table is to leave its group."""
+
+    why: str
+    drop_target: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """
+    One group as somebody wants it, read whole: from the registry, or from the file where there is no registry (`id` is None).
+
+    `rows` are its tables in the registry, by source name; those that were removed are under names of their own.
+    """
+
+    group: GroupConfig
+    enabled: bool = True
+    removed: bool = False
+    id: int | None = None
+    rows: dict[str, TableRow] = field(default_factory=dict)
+    elsewhere: tuple[TableRow, ...] = ()
+    """The rows of the other groups of the lake."""
+    partial: bool = False
+    """Whether more may be wanted than this: there is a registry, and the role may not read it, or it is malformed here."""
+    problem: ConfigError | None = None
+    """Why the group cannot run: a row of the registry is not what its readers expect."""
+
+    def parting(self, oid: int, source: str, target: TableName, mode: TableMode) -> Parting | None:
+        """Why a table that the group has, and does not list, is to leave it; None where nobody said that it should."""
+        if self.partial:
+            return None
+        if self.id is None:
+            return Parting("it is not in the file, and there is no registry")
+        if self.removed:
+            return Parting("its group was removed")
+        for row in (*self.rows.values(), *self.elsewhere):
+            if row.removed and row.is_of(oid, source, target, mode):
+                return Parting("it was removed", row.drop_target)
+        if any(not row.removed and row.is_about(oid, source) for row in self.elsewhere):
+            return Parting("it was moved to another group")
+        if any(not row.removed and row.is_about(oid, source) for row in self.rows.values()):
+            return Parting("something else is wanted of it")
+        return None
+
+    def as_observed(self, seen: Mapping[int, TableObservation]) -> Wanted:
+        """The same, with what was seen of its tables since it was read, by their rows' ids."""
+        rows = {n: replace(row, observed=seen.get(row.id, row.observed)) for n, row in self.rows.items()}
+        return replace(self, rows=rows)
+
+    def wants(self, removed: TableRow) -> bool:
+        """Whether a table that was removed was added again as it was."""
+        same = (removed.source, removed.target, removed.table_mode)
+        return any(not r.removed and (r.source, r.target, r.table_mode) == same for r in self.rows.values())
+
+    @property
+    def refused(self) -> list[TableObservation]:
+        """Tables that this version cannot sync, as the registry should show them."""
+        return [
+            replace(
+                row.observed,
+                state=TableState.ERRORED,
+                error_code=ConfigError.code,
+                error_class=ErrorClass.CONFIGURATION,
+                error_message=str(why),
+            )
+            for row in self.rows.values()
+            if not row.removed and (why := _why_refused(row)) is not None
+        ]
+
+    @property
+    def disabled(self) -> set[str]:
+        """Sources whose changes are to be parked until they are enabled again."""
+        return {name for name, row in self.rows.items() if not row.removed and not row.enabled}
+
+    @property
+    def removed_tables(self) -> list[TableRow]:
+        return [row for row in self.rows.values() if row.removed]
+
+
+class Control(Protocol):
+    """Who says what is wanted of one source database, and is told what is."""
+
+    listens: bool
+    """Whether the server tells us of changes; through a pooler it does not."""
+
+    def wanted(self) -> list[Wanted]:
+        """All that is wanted; raises where that cannot be known now."""
+
+    def has_notice(self) -> bool:
+        """Whether somebody changed what is wanted since the last call."""
+
+    def observe(self, tables: Sequence[TableObservation], groups: Sequence[GroupObservation]) -> None:
+        """Write what is."""
+
+    def heartbeat(self) -> None:
+        """A small message in WAL, so that the slot has something of this database to follow."""
+
+    def forget(self, *, tables: Iterable[TableRow] = (), group: Wanted | None = None) -> None:
+        """Delete what was removed, after it was taken down."""
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class FileControl:
+    """There is no registry that the role may use or make: the file alone says what is wanted."""
+
+    config: SyncConfig
+    partial: bool = False
+    """Whether there is one all the same, which may want more."""
+    listens: bool = False
+
+    def wanted(self) -> list[Wanted]:
+        return [Wanted(group, partial=self.partial) for group in self.config.groups]
+
+    def has_notice(self) -> bool:
+        return False
+
+    def observe(self, tables: Sequence[TableObservation], groups: Sequence[GroupObservation]) -> None:
+        pass
+
+    def heartbeat(self) -> None:
+        with connect(self.config.source.dsn) as conn:
+            registry.emit_heartbeat(conn)
+
+    def forget(self, *, tables: Iterable[TableRow] = (), group: Wanted | None = None) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class RegistryControl:
+    """The registry, on one connection; once that is lost, every call raises until the registry is opened again."""
+
+    config: SyncConfig
+    conn: psycopg.Connection[Any]
+    listens: bool = True
+
+    def wanted(self) -> list[Wanted]:
+        data_path = self.config.lake.data_path
+        groups = registry.read_desired(self.conn, lake=data_path)
+        mine = [g for g in groups if g.lake is not None or registry.claim_group(self.conn, g.name, data_path)]
+        return [_wanted(g, [t for other in mine if other is not g for t in other.tables]) for g in mine]
+
+    def has_notice(self) -> bool:
+        return self.listens and registry.wait_for_notice(self.conn, 0)
+
+    def observe(self, tables: Sequence[TableObservation], groups: Sequence[GroupObservation]) -> None:
+        registry.write_observed(self.conn, tables)
+        registry.write_group_observed(self.conn, groups)
+
+    def heartbeat(self) -> None:
+        registry.emit_heartbeat(self.conn)
+
+    def forget(self, *, tables: Iterable[TableRow] = (), group: Wanted | None = None) -> None:
+        groups = [group.id] if group is not None and group.id is not None else []
+        rows = [row.id for row in tables]
+        if rows or groups:
+            registry.delete_removed(self.conn, tables=rows, groups=groups)
+
+    def close(self) -> None:
+        self.conn.close()
+
+
+def open_control(config: SyncConfig) -> Control:
+    """The registry, installed and brought up to date with the file; without the rights to it, the file alone."""
+    conn = connect(config.source.dsn)
+    try:
+        return _open_registry(config, conn)
+    except PrivilegeError as exc:
+        with contextlib.closing(conn):
+            hidden = registry.exists(conn)
+        log.warning("no registry in the source database, the file alone says what is wanted", reason=str(exc))
+        return FileControl(config, partial=hidden)
+    except BaseException:
+        conn.close()
+        raise
+
+
+def reopen_registry(config: SyncConfig) -> Control:
+    """The registry that was there before; one that is gone is not made anew, as that one would want less."""
+    conn = connect(config.source.dsn)
+    try:
+        if not registry.exists(conn):
+            raise RegistryIncompleteError(
+                "the registry, the schema aqueduck, is gone; what runs goes on as it was wanted last",
+                hint="restore it, or start the service again, which makes a new one from the file, and add"
+                " what was added by SQL again",
+            )
+        return _open_registry(config, conn)
+    except BaseException:
+        conn.close()
+        raise
+
+
+def _open_registry(config: SyncConfig, conn: psycopg.Connection[Any]) -> Control:
+    registry.install(conn)
+    registry.reconcile_file(conn, config)
+    listens = not is_pooled(conn)
+    if listens:
+        registry.listen(conn)
+    return RegistryControl(config, conn, listens)
+
+
+def wanted_groups(conn: psycopg.Connection[Any], config: SyncConfig) -> list[GroupConfig]:
+    """The file's groups, with the tables and groups that only the registry has; for those who look and write nothing."""
+    try:
+        rows = registry.read_desired(conn, lake=config.lake.data_path)
+    except AqueduckError:  # there is none, or it is not for this role
+        return list(config.groups)
+    live = (row for row in rows if row.lake is not None and row.enabled and not row.removed)
+    more = {row.name: _wanted(row, []).group for row in live}
+    groups = []
+    for group in config.groups:
+        known = {table.source_table for table in group.tables}
+        found = more.pop(group.name, None)
+        extra = [] if found is None else [t for t in found.tables if t.source_table not in known]
+        groups.append(group.model_copy(update={"tables": (*group.tables, *extra)}))
+    return [*groups, *more.values()]
+
+
+def inline_limits(groups: Iterable[Wanted]) -> dict[TableName, int]:
+    """How many rows of a batch may be inlined, by target table; where several sources fill it, the lowest counts."""
+    limits: dict[TableName, int] = {}
+    for row in (row for wanted in groups for row in wanted.rows.values() if not row.removed):
+        rows = row.settings.inline_rows
+        limits[row.target] = min(rows, limits.get(row.target, rows))
+    return limits
+
+
+def _why_refused(row: TableRow) -> ConfigError | None:
+    """Why a table of the registry cannot be synced, if that can be told without looking at it."""
+    if row.mode not in MODES:
+        return ConfigError(f"mode {row.mode} is unknown here", hint="upgrade this Aqueduck")
+    try:
+        check_options(str(row.source), row.options, row.mode)
+    except ConfigError as exc:
+        return exc
+    return None
+
+
+def _wanted(row: GroupRow, elsewhere: Sequence[TableRow]) -> Wanted:
+    """A group that somebody wrote into the registry in a form that cannot be read stands alone with its error."""
+    if row.problem is None:
+        try:
+            return _readable(row, elsewhere)
+        except ValidationError as exc:
+            row = replace(row, problem=_what_is_wrong(exc))
+    group = GroupConfig(name=row.name, slot_name=row.slot_name, publication=row.publication)
+    where = f"the registry's rows of the group {row.name} cannot be read: {row.problem}"
+    problem = ConfigError(
+        where, hint=f"correct them in aqueduck.sync_groups and aqueduck.table_mappings (group_id = {row.id})"
+    )
+    return Wanted(
+        group, row.enabled, row.removed, row.id, {}, tuple(elsewhere), partial=True, problem=problem
+    )
+
+
+def _what_is_wrong(exc: ValidationError) -> str:
+    """The first key that does not fit, without its value."""
+    first = exc.errors(include_input=False, include_url=False, include_context=False)[0]
+    return ".".join(map(str, first["loc"])) or "a value"
+
+
+def _readable(row: GroupRow, elsewhere: Sequence[TableRow]) -> Wanted:
+    live = [t for t in row.tables if not t.removed and _why_refused(t) is None]
+    settings = {name: getattr(row.settings, name) for name in _GROUP_SETTINGS}
+    group = GroupConfig.model_validate(
+        {
+            "name": row.name,
+            "slot_name": row.slot_name,
+            "publication": row.publication,
+            "capture": "poll" if row.settings.plugin == "test_decoding" else row.capture,
+            **settings,
+            "tables": [_table(t) for t in live],
+        }
+    )
+    rows = {(f"removed {t.id}:" if t.removed else "") + str(t.source): t for t in row.tables}
+    return Wanted(group, row.enabled, row.removed, row.id, rows, tuple(elsewhere))
+
+
+def _table(row: TableRow) -> dict[str, Any]:
+    mode = row.table_mode
+    return {
+        "source": str(row.source),
+        "target": str(row.target),
+        "copy": row.copy,
+        "adopt": row.adopt,
+        "mode": mode.name,
+        "source_column": mode.source_column,
+        "source_value": mode.source_value,
+        **row.options,
+    }

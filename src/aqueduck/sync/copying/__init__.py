@@ -1,0 +1,1 @@
+"""Initial copies of tables beside the stream, and how they take effect."""

@@ -1,0 +1,102 @@
+"""
+One table while it is copied, and what must not happen to it meanwhile.
+
+Chunks are read by the names of the table and its columns as they are at that time, and by pages of its files: what has another
+name, other columns or other files than the copy's snapshot shows has not been read as one table.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from aqueduck.lake.ledger.partition_marks import Marks
+from aqueduck.lake.ledger.table_states import TableState
+from aqueduck.lake.target.mode_rows import copied_columns
+from aqueduck.model.errors import CopyDisturbedError
+from aqueduck.model.schema import TableSchema
+from aqueduck.postgres.catalog.structure import read_horizon, read_structure
+from aqueduck.postgres.copy.table_copy import Chunk, plan_chunks, read_column_marks
+from aqueduck.spark.query.copy_job import CopyItem
+from aqueduck.state_files.copy_journal import CopyJournal, CopySession
+
+__all__ = ["RunningCopy", "check_undisturbed", "refuse_changed"]
+
+
+@dataclass(slots=True)
+class RunningCopy:
+    """One table while it is copied."""
+
+    state: TableState
+    schema: TableSchema
+    place: str
+    journal: CopyJournal
+    session: CopySession
+    beside: bool = False
+    """Whether rows of an earlier copy stay, and changes from before this one count as well."""
+    target_uuid: str | None = None
+    """Which table the target is, if it is there when the copy lands; None if that is not known."""
+    marks: Marks | None = None
+    """The partitions that were read, once that is sure."""
+
+    def items(self, prefix: str) -> list[CopyItem]:
+        # A name of its own for each copy: the lake may still show the file of an earlier one.
+        name = f"{prefix}-{self.state.oid}-{uuid.uuid4().hex[:8]}"
+        chunks = self.journal.missing()
+        more = copied_columns(self.state.mode, self.session.position, self.session.time_us)
+        items = [
+            CopyItem(
+                self.schema, c, self.place, f"{name}-copy-{c.number}",
+                str(self.journal.note_of(c.number, self.session)), more,
+            )
+            for c in chunks
+        ]  # fmt: skip
+        again = self.journal.rescans()
+        return items + [
+            CopyItem(self.schema, c, self.place, f"{name}-since-{c.number}", None, more) for c in again
+        ]
+
+    def start_over(self, why: str) -> CopyDisturbedError:
+        """What has been read is worth nothing."""
+        self.journal.clear()
+        return CopyDisturbedError(f"the table {why} while it was copied", table=self.schema.qualified)
+
+
+def refuse_changed(conn: psycopg.Connection[Any], copies: Sequence[RunningCopy]) -> None:
+    """Raise if a table that is still there has other columns or another name, which another table may have by now."""
+    marks = read_column_marks(conn, [copy.state.oid for copy in copies])
+    for copy in copies:
+        found = marks.get(copy.state.oid)
+        if found is not None and any(found.get(n) != mark for n, mark in copy.journal.columns.items()):
+            raise copy.start_over("got other columns")
+        now = _relations(conn, copy)
+        if any(_name(now.get(c.relation, c)) != _name(c) for c in copy.journal.chunks):
+            raise copy.start_over("got another name")
+
+
+def check_undisturbed(conn: psycopg.Connection[Any], copies: Sequence[RunningCopy]) -> None:
+    """After the last chunk: raise if what was read is not one state of each table; note the partitions of those that have some."""
+    refuse_changed(conn, copies)
+    horizon = read_horizon(conn)
+    leaves = read_structure(conn, [copy.state.oid for copy in copies]).leaves
+    for copy in copies:
+        now = _relations(conn, copy)
+        if any(c.relation not in now or now[c.relation].filenode != c.filenode for c in copy.journal.chunks):
+            raise copy.start_over("was rewritten, truncated or lost a partition")
+        if copy.state.oid in leaves:
+            nodes = {c.relation: c.filenode for c in copy.journal.chunks}
+            ties = {oid: leaf.ties for oid, leaf in leaves[copy.state.oid].items() if oid in nodes}
+            copy.marks = Marks(nodes, horizon, ties)
+
+
+def _relations(conn: psycopg.Connection[Any], copy: RunningCopy) -> dict[int, Chunk]:
+    """The table or its partitions, as they are now, each as one chunk."""
+    return {c.relation: c for c in plan_chunks(conn, copy.schema, chunk_bytes=1 << 62)}
+
+
+def _name(chunk: Chunk) -> tuple[str, str]:
+    return chunk.schema, chunk.table

@@ -1,0 +1,209 @@
+"""
+Commit the batches of a group: which tables are applied and which are parked, one lake transaction, and what is counted.
+
+A table that cannot be written is parked in the same batch, so that the others go on.  The transaction itself is
+`lake.commit.commit`; who calls is `group`.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import structlog
+
+from aqueduck.lake.commit.commit import BatchPlan, TableFailed, commit_batch, transact
+from aqueduck.lake.fold.fold_tasks import UnitFiles, parked_units, plan_batch, remove_scratch
+from aqueduck.lake.ledger.parking import copy_to_parking
+from aqueduck.lake.ledger.progress import Position
+from aqueduck.lake.ledger.table_states import TableState
+from aqueduck.lake.target.evolve import same_columns, widen, wider_columns
+from aqueduck.lake.target.places import check_place, notice_changes
+from aqueduck.model.batches import Unit
+from aqueduck.model.changes import SegmentRef
+from aqueduck.model.errors import (
+    CatalogUnreachableError,
+    DataPathError,
+    LakeBusyError,
+    LakeError,
+    ResyncNeededError,
+)
+from aqueduck.model.schema import TableName, lsn_text
+from aqueduck.overview import metrics
+from aqueduck.service.tracing import BatchTimes
+from aqueduck.state_files.copy_journal import forget_journal
+from aqueduck.state_files.files import note_position
+from aqueduck.sync.status import Parked
+
+if TYPE_CHECKING:  # a group hands its batches over
+    from aqueduck.sync.group import GroupRunner
+
+__all__ = ["Units", "commit_units"]
+
+log = structlog.get_logger()
+
+Units = list[tuple[Unit, UnitFiles | None]]
+
+
+def commit_units(runner: GroupRunner, units: Units, position: int, time_us: int) -> None:
+    """Everything of a batch, in one lake transaction, and then the word that it is durable."""
+    paths = [s.path for unit, _ in units for s in unit.segments if s.path] if runner.on_commit else []
+    end = Position(runner.group.name, position, time_us, runner.ready.system_identifier, runner.timeline)
+    began, before = time.monotonic(), runner.status.position
+    with runner.commit_lock:
+        # A table that was removed may still have changes on the way.
+        ours = [(unit, files) for unit, files in units if unit.table_oid in runner.states]
+        _commit_or_isolate(runner, ours, end)
+        if runner.on_commit is not None:
+            runner.on_commit(paths)
+        note_position(runner.directory / "durable", position)
+        _count(runner, ours, position, time_us)
+        runner.tell_tasks()
+    seconds = time.monotonic() - began
+    changes = sum(s.rows for unit, _ in ours if not unit.bucket for s in unit.segments)
+    metrics.observe_batch(
+        runner.group.name,
+        phase_seconds={"fold": runner.query.fold_seconds, "commit": seconds},
+        commit_seconds=seconds,
+        changes=changes,
+        freshness_seconds=runner.status.freshness_seconds,
+    )
+    if runner.on_traced is not None:
+        runner.on_traced(
+            BatchTimes(
+                group=runner.group.name,
+                ended=time.time(),
+                fold_seconds=runner.query.fold_seconds,
+                commit_seconds=seconds,
+                source_commit=time_us / 1e6 if time_us else None,
+                lsn_from=lsn_text(before),
+                lsn_to=lsn_text(position),
+                changes=changes,
+                tables=len({unit.table_oid for unit, _ in ours}),
+            )
+        )
+    remove_scratch(units)
+
+
+def _commit_or_isolate(runner: GroupRunner, units: Units, end: Position) -> None:
+    """A table that fails is parked, in the same batch; the others go on."""
+    before = dict(runner.states)
+    try:
+        _commit_what_can_be(runner, units, end)
+    except BaseException:  # the lake has no word of who failed: all of it is tried again
+        for oid, state in before.items():
+            if state.ready and not runner.states[oid].ready:
+                runner.copier.failures.pop(oid, None)
+                runner.states[oid] = state
+        raise
+
+
+def _commit_what_can_be(runner: GroupRunner, units: Units, end: Position) -> None:
+    changed: list[TableState] = []
+    while True:
+        refs = [_numbered(runner, segment) for segment in parked_units(units, runner.states)]
+        parked = copy_to_parking(runner.config.lake.data_path, runner.group.name, runner.run_id, refs)
+        plan = plan_batch(
+            units,
+            runner.states,
+            end,
+            before=runner.status.position,
+            parked=parked,
+            version=runner.versions.of,
+        )
+        runner.parking.update(segment.table_oid for segment in parked)
+        try:
+            plan, evolved = _evolved(runner, plan)
+            plan = replace(plan, changed=(*changed, *evolved))
+            commit_batch(runner.lake, plan)
+            runner.states.update((state.oid, state) for state in evolved)
+        except TableFailed as failed:
+            changed.append(_isolate(runner, failed))
+        else:
+            break
+    for segment in parked:
+        before = runner.parked.get(segment.table_oid, Parked(0, 0, datetime.now(UTC)))
+        runner.parked[segment.table_oid] = before.plus(segment.rows, segment.bytes)
+
+
+def _numbered(runner: GroupRunner, segment: SegmentRef) -> SegmentRef:
+    """Parked with what the catalog says of its columns now: later it may not tell any more which they were."""
+    return replace(segment, schema_json=runner.versions.of(segment).streamed.to_json())
+
+
+def _isolate(runner: GroupRunner, failed: TableFailed) -> TableState:
+    """The state of a table that is not applied any more: it waits for a new copy, or for whatever mends its error."""
+    state, error = runner.states[failed.oid], failed.error
+    again = isinstance(error, ResyncNeededError) and runner.group.on_type_change == "resync"
+    if isinstance(error, ResyncNeededError) and not again:
+        schema = runner.tables[failed.oid].schema
+        name = TableName(schema.schema, schema.name)
+        error = ResyncNeededError(
+            error.message, hint=f"aqueduck tables resync -c FILE {name}", table=error.table
+        )
+    what = "table is copied again" if again else "table failed"
+    log.warning(what, group=runner.group.name, table=state.source, error=str(error))
+    position = 0 if again else state.copy_position
+    isolated = replace(state, ready=False, error=None if again else str(error), copy_position=position)
+    runner.states[failed.oid] = isolated
+    if again:
+        forget_journal(runner.directory, failed.oid)
+    else:
+        runner.copier.failed(failed.oid, error)
+    metrics.count_error(error.code, flow="sync", group=runner.group.name)
+    return isolated
+
+
+def _evolved(runner: GroupRunner, plan: BatchPlan) -> tuple[BatchPlan, list[TableState]]:
+    """
+    The plan after wider types, which come first and by themselves; and states of tables whose columns change.
+
+    The table's state gets them with the batch: until then, what comes may be from before the change.
+    """
+    tables, evolved = [], []
+    for table in plan.tables:
+        state, versions = runner.states[table.oid], [run.schema for run in table.runs]
+        old = state.schema
+        if old is not None and any(not same_columns(old, version) for version in versions):
+            try:
+                notice_changes(runner.lake)
+                check_place(runner.lake, state.target, state.target_uuid, TableName(old.schema, old.name))
+                wider, versions = wider_columns(old, versions)
+                if wider != old:
+                    transact(runner.lake, functools.partial(widen, runner.lake, state.target, old, wider))
+            except (LakeBusyError, CatalogUnreachableError, DataPathError):
+                raise  # not the table's fault
+            except LakeError as exc:
+                raise TableFailed(table.oid, exc) from exc
+            evolved.append(replace(state, schema=versions[-1]))
+            old = wider
+            log.info("columns changed", group=runner.group.name, table=state.source)
+        runs = tuple(replace(run, schema=v) for run, v in zip(table.runs, versions, strict=True))
+        tables.append(replace(table, schema=old, runs=runs))
+    return replace(plan, tables=tuple(tables)), evolved
+
+
+def _count(runner: GroupRunner, units: Units, position: int, time_us: int) -> None:
+    status = runner.status
+    for unit, _ in units:
+        if unit.bucket:
+            continue  # buckets of one run name the same segments
+        counts = status.tables[unit.table_oid]
+        if runner.states[unit.table_oid].ready:
+            counts.applied = (position, datetime.now(UTC))
+        if unit.truncate is not None:
+            counts.truncates += 1
+            runner.truncated.add(unit.table_oid)
+        for segment in unit.segments:
+            counts.changes += segment.rows
+            counts.inserts += segment.inserts
+            counts.updates += segment.updates
+            counts.deletes += segment.deletes
+    status.batches += 1
+    status.position = position
+    status.last_commit_at = datetime.now(UTC)
+    status.freshness_seconds = max(0.0, time.time() - time_us / 1e6)
+    runner.failures = 0

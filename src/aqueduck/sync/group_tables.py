@@ -1,0 +1,197 @@
+"""
+Tables come and go while the query of their group runs.
+
+They are added, removed, renamed, and handed over from one group to another without a new copy.  When is decided in
+`reconcile` and `watch`.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+
+import structlog
+
+from aqueduck.config.sync import TableConfig
+from aqueduck.lake.commit.commit import transact
+from aqueduck.lake.ledger.table_states import TableState, forget_state, forget_tables, read_states
+from aqueduck.lake.target.mode_rows import remove_target
+from aqueduck.model.errors import AqueduckError
+from aqueduck.model.schema import TableName
+from aqueduck.postgres.copy.table_copy import export_snapshot
+from aqueduck.postgres.session.connection import connect
+from aqueduck.postgres.session.server import flushed_position, settled_position
+from aqueduck.state_files.copy_journal import forget_journal
+from aqueduck.sync.control import Parting
+from aqueduck.sync.group import GroupRunner
+from aqueduck.sync.prepare import describe_tables, prepare_tables, publish, refuse_recreated
+from aqueduck.sync.status import TableCounts
+from aqueduck.sync.table_options import is_other, known_projections
+
+__all__ = ["add_tables", "follow_name", "leave_table", "remove_tables"]
+
+log = structlog.get_logger()
+
+
+def add_tables(
+    runner: GroupRunner,
+    tables: Iterable[TableConfig],
+    *,
+    handover: Callable[[int], GroupRunner | None],
+    renew: Collection[str] = (),
+) -> None:
+    """Follow more tables from now on; what cannot be added is in `refused`.  `renew` as for `prepare_group`."""
+    dsn = runner.config.source.dsn
+    with connect(dsn) as conn:
+        options = known_projections(runner.lake, runner.group)
+        found, refused = describe_tables(conn, runner.config, runner.group, tables, options)
+        now = flushed_position(dsn)
+        with runner.commit_lock:
+            known = read_states(runner.lake, runner.group.name)
+            refuse_recreated(runner.group, found, refused, known, renew)
+            replaced = [
+                s
+                for s in known.values()
+                if s.oid not in runner.tables | found
+                and (s.target, s.mode.source_value)
+                in {(t.target, t.mode.source_value) for t in found.values()}
+            ]
+            transact(runner.lake, lambda: _forget_in_lake(runner, [s.oid for s in replaced]))
+            failed = prepare_tables(
+                runner.lake, runner.group.name, found, now=now, filled={s.target for s in replaced}
+            )
+            states = read_states(runner.lake, runner.group.name)
+            for oid, table in found.items():
+                name = table.source
+                if oid in failed:
+                    refused[name] = failed[oid]
+                    continue
+                runner.refused.pop(name, None)
+                forget_journal(runner.directory, oid)
+                runner.tables[oid] = table
+                runner.states[oid] = states[oid]
+                runner.status.tables.setdefault(oid, TableCounts())
+                runner.copier.unsettled.add(oid)
+                log.info("table added", group=runner.group.name, table=table.schema.qualified)
+            runner.tell_tables()
+            runner.tell_tasks()
+        for name, error in refused.items():
+            if str(error) != str(runner.refused.get(name)):
+                log.warning("table not added", group=runner.group.name, table=name, error=str(error))
+        runner.refused.update(refused)
+        # The capture knows them before the first change can come.
+        try:
+            publish(conn, runner.group, [t.schema for t in runner.tables.values()])
+        except AqueduckError:
+            _take_back(runner, found)
+            raise
+    for oid in found:
+        giver = handover(oid)
+        if giver is not None and oid in runner.states and not runner.states[oid].ready:
+            runner.copier.handovers[oid] = functools.partial(_take_over, runner, giver)
+    runner.copier.start()
+
+
+def _take_back(runner: GroupRunner, oids: Collection[int]) -> None:
+    """Tables that nobody sends: copied, they would seem to be followed."""
+    with runner.commit_lock:
+        transact(runner.lake, lambda: _forget_in_lake(runner, oids))
+        _let_go(runner, oids)
+
+
+def remove_tables(runner: GroupRunner, partings: Mapping[int, Parting]) -> None:
+    """Follow these tables no more; the lake's tables stay, but for those that are to be dropped."""
+    with connect(runner.config.source.dsn) as conn:
+        rest = [t.schema for oid, t in runner.tables.items() if oid not in partings]
+        publish(conn, runner.group, rest)
+    dropped = {oid for oid, parting in partings.items() if parting.drop_target}
+    with runner.commit_lock:
+        transact(runner.lake, lambda: _forget_in_lake(runner, partings, dropped))
+        _let_go(runner, partings)
+
+
+def _let_go(runner: GroupRunner, oids: Iterable[int]) -> None:
+    """Out of memory and notes; the caller holds `commit_lock`."""
+    for oid in oids:
+        runner.forget_table(oid)
+    runner.tell_tables()
+    runner.tell_tasks()
+
+
+def _forget_in_lake(runner: GroupRunner, oids: Iterable[int], dropped: Collection[int] = ()) -> None:
+    forget_tables(runner.lake, runner.group.name, *oids)
+    for oid in dropped:
+        table, state = runner.tables[oid], runner.states.get(oid)
+        remove_target(runner.lake, table.target, table.mode, None if state is None else state.target_uuid)
+
+
+def leave_table(runner: GroupRunner, oid: int) -> None:
+    """The source table is gone; the lake's table and what the lake knows of it stay."""
+    with runner.commit_lock:
+        _let_go(runner, [oid])
+
+
+def follow_name(runner: GroupRunner, oid: int, name: TableName) -> None:
+    """The source table was renamed or moved to another schema; its target keeps its name."""
+    table = runner.tables[oid]
+    schema = replace(table.schema, schema=name.schema, name=name.name)
+    log.info("table renamed", group=runner.group.name, table=schema.qualified, before=table.schema.qualified)
+    with runner.commit_lock:
+        runner.tables[oid] = replace(table, schema=schema)
+        runner.tell_tables()
+
+
+def _take_over(runner: GroupRunner, giver: GroupRunner, state: TableState) -> None:
+    """
+    Go on with a table where another group is, without a new copy.
+
+    Both publish it by now.  A transaction that commits after the position below is published whole
+    here, because whatever was open before has ended by then; everything before it, the giver has applied.
+    """
+    settled = _settled_position(runner)
+    deadline = time.monotonic() + 600
+    while not giver.has_everything_before(settled):
+        if time.monotonic() > deadline or not giver.query.active or runner.copier.is_stopping():
+            break
+        time.sleep(0.05)
+    with runner.commit_lock:
+        if runner.states.get(state.oid) is not state or runner.copier.is_stopping():
+            return
+        theirs = giver.states.get(state.oid)
+        handed = (
+            theirs is not None
+            and theirs.ready
+            and not is_other(theirs, runner.tables[state.oid].schema)
+            and giver.has_everything_before(settled)
+        )
+        if handed:
+            assert theirs is not None
+            position = max(settled, giver.status.position)
+            ready = replace(
+                state, ready=True, copy_position=position, error=None, schema=theirs.schema,
+                target_uuid=theirs.target_uuid,
+            )  # fmt: skip
+            runner.copier.landings.finish_locked(
+                ready,
+                f"{state.source} moves from {giver.group.name} to {runner.group.name}",
+                also=lambda: forget_state(runner.lake, giver.group.name, state.oid),
+            )
+        else:  # it is copied; what the giver has not applied yet is older, and must not come after that
+            transact(runner.lake, lambda: forget_tables(runner.lake, giver.group.name, state.oid))
+        _let_go(giver, [state.oid])
+    with connect(runner.config.source.dsn) as conn:
+        publish(conn, giver.group, [t.schema for t in giver.tables.values()])
+    if handed:
+        log.info("table moved", table=state.source, group=runner.group.name, came_from=giver.group.name)
+
+
+def _settled_position(runner: GroupRunner) -> int:
+    """A position by which every transaction has ended that was open now; nobody waits for it who is told to stop."""
+    dsn, given_up = runner.config.source.dsn, runner.copier.is_stopping
+    if runner.group.capture == "poll":
+        return settled_position(dsn, given_up=given_up)
+    snapshot = export_snapshot(dsn, given_up)
+    snapshot.close()
+    return snapshot.position

@@ -1,0 +1,243 @@
+"""
+What people see of a running group: the registry's observed columns, put together from what the runner knows.
+
+Values follow the changes of each table, never the server's position: writing them moves that position, and
+an idle system must come to rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from aqueduck.model.errors import AqueduckError, TableDisabledError
+from aqueduck.model.lifecycle import TableState as Life
+from aqueduck.model.lifecycle import classify
+from aqueduck.model.verification import NEVER, in_words
+from aqueduck.postgres.registry.registry import GroupObservation, TableObservation, TableRow
+from aqueduck.sync.control import Wanted
+from aqueduck.sync.group import GroupRunner
+from aqueduck.sync.status import TableCounts
+
+__all__ = [
+    "RequestsDone",
+    "errored_group",
+    "errored_tables",
+    "observe_group",
+    "observe_table",
+    "observe_tables",
+    "stream_error",
+    "table_error",
+    "table_state",
+    "waiting_tables",
+]
+
+
+@dataclass(slots=True)
+class RequestsDone:
+    """The last requests about a table that were begun; requests are counted."""
+
+    resync: int = 0
+    retry: int = 0
+
+
+def table_state(runner: GroupRunner, oid: int) -> Life:
+    """What people call the state of a table."""
+    state = runner.states[oid]
+    if oid in runner.copier.disabled or _is_disabled(state.error):
+        return Life.PENDING
+    if state.error is not None or oid in runner.copier.failures:
+        return Life.ERRORED
+    if not state.ready:
+        copying = runner.copier.progress.get(oid)
+        return Life.PENDING if copying is None or copying.ended_at else Life.SNAPSHOT
+    if stream_error(runner, oid) is not None:
+        return Life.ERRORED
+    reached = max(runner.status.position, runner.status.seen)
+    waits = state.copy_position > reached or runner.status.state == "retrying"
+    waits = waits or runner.status.held or not runner.status.reading
+    return Life.CATCHUP if waits else Life.STREAMING
+
+
+def stream_error(runner: GroupRunner, oid: int) -> AqueduckError | None:
+    """Why changes of a table that is ready do not come, although the table itself is well."""
+    if oid in runner.unsent:
+        return runner.unsent[oid]
+    if runner.proof.error is not None:
+        return runner.proof.error
+    if runner.status.state == "retrying" and runner.failures > 1 and runner.status.last_error is not None:
+        return AqueduckError.from_text(runner.status.last_error) or AqueduckError(runner.status.last_error)
+    return None
+
+
+def observe_tables(runner: GroupRunner, wanted: Wanted) -> dict[int, TableObservation]:
+    """
+    All tables of the group that the registry has, by its rows' ids: the one answer for SQL, the API, the page and the metrics.
+
+    A table that cannot be what is wanted is errored, also if it goes on as it was.
+    """
+    found = {}
+    for oid, table in dict(runner.tables).items():
+        row = wanted.rows.get(table.source)
+        if row is not None and oid in runner.states:  # it may just be handed over
+            found[row.id] = observe_table(runner, wanted.id, oid, row)
+    for name, error in dict(runner.refused).items():
+        row = wanted.rows.get(name)
+        if row is not None:
+            found[row.id] = _with_error(row.observed, error)
+    return found | {seen.id: seen for seen in wanted.refused}
+
+
+def table_error(runner: GroupRunner, oid: int) -> str | None:
+    """What is wrong with a table of which the registry says nothing."""
+    stray = runner.strays.get(runner.tables[oid].source)
+    if stray is not None:
+        return str(stray)
+    life = runner.copier.failures.get(oid)
+    if life is not None and life.failure is not None:
+        return life.failure.message
+    if table_state(runner, oid) is not Life.ERRORED:
+        return None
+    return runner.states[oid].error or str(stream_error(runner, oid))
+
+
+def observe_group(runner: GroupRunner, id: int) -> GroupObservation:  # noqa: A002 - the registry's name
+    status = runner.status
+    error = None if status.last_error is None else AqueduckError.from_text(status.last_error)
+    failing = status.state == "retrying"
+    if runner.proof.error is not None and not failing:
+        failing, error = True, runner.proof.error
+    return GroupObservation(
+        id=id,
+        confirmed_flush_lsn=status.position,
+        last_sync_at=status.last_commit_at,
+        paused=status.paused,
+        staged_bytes=status.staged_bytes,
+        restarts=status.restarts,
+        error_code=error.code if failing and error else None,
+        error_message=str(error) if failing and error else None,
+    )
+
+
+def errored_group(id: int, error: AqueduckError) -> GroupObservation:  # noqa: A002 - the registry's name
+    """A group that stands."""
+    return GroupObservation(id=id, error_code=error.code, error_message=str(error))
+
+
+def waiting_tables(wanted: Wanted, refused: Mapping[str, AqueduckError]) -> list[TableObservation]:
+    """The tables of a group that is not started yet, or is disabled: nobody carries them."""
+    live = {name: row for name, row in wanted.rows.items() if not row.removed}
+    found = {row.id: _waiting(row.observed) for row in live.values()}
+    found |= {live[n].id: _with_error(live[n].observed, error) for n, error in refused.items() if n in live}
+    return list((found | {seen.id: seen for seen in wanted.refused}).values())
+
+
+def _waiting(seen: TableObservation) -> TableObservation:
+    return seen if seen.state is Life.ERRORED else replace(seen, state=Life.PENDING)
+
+
+def errored_tables(wanted: Wanted, error: AqueduckError) -> list[TableObservation]:
+    """The tables of a group that stands: none of them goes on."""
+    live = (row for row in wanted.rows.values() if not row.removed and row.enabled)
+    return [_with_error(row.observed, error) for row in live]
+
+
+def observe_table(runner: GroupRunner, group_id: int | None, oid: int, row: TableRow) -> TableObservation:
+    """A table as the registry and the page show it."""
+    before = row.observed
+    state = runner.states[oid]
+    counts = runner.status.tables.get(oid, TableCounts())
+    position, at = counts.applied or (before.applied_lsn, before.last_sync_at)
+    queued, queued_bytes = runner.status.queued.get(oid, (0, 0))
+    parked = runner.parked.get(oid)
+    done = runner.requests_done.get(oid, RequestsDone())
+    seen = replace(
+        before,
+        state=table_state(runner, oid),
+        source_oid=oid,
+        active_group_id=group_id,
+        resync_done=max(before.resync_done, done.resync),
+        retry_done=max(before.retry_done, done.retry),
+        snapshot_lsn=state.copy_position or before.snapshot_lsn,
+        applied_lsn=position,
+        last_sync_at=at,
+        rows_synced=runner.rows_before.setdefault(oid, before.rows_synced) + counts.changes + counts.copied,
+        queued_changes=queued,
+        queued_bytes=queued_bytes,
+        lag_bytes=runner.status.lag_bytes if queued else 0,
+        lag_seconds=round(runner.status.lag_seconds, 1) if queued else 0.0,
+        parked_rows=parked.rows if parked else 0,
+        parked_bytes=parked.bytes if parked else 0,
+        parked_since=parked.since if parked else None,
+        error_code=None,
+        error_class=None,
+        error_message=None,
+        retry_at=None,
+        consecutive_failures=0,
+    )
+    seen = _with_waiting(_with_verdict(_with_copy(seen, runner, oid), runner, oid), runner, oid)
+    return _with_failure(seen, runner, oid)
+
+
+def _with_copy(seen: TableObservation, runner: GroupRunner, oid: int) -> TableObservation:
+    copying = runner.copier.progress.get(oid)
+    if copying is None:
+        return seen
+    return replace(
+        seen,
+        copy_rows=copying.rows(),
+        copy_bytes=copying.bytes(),
+        copy_bytes_total=copying.bytes_total,
+        copy_started_at=copying.began_at,
+        copy_finished_at=copying.ended_at,
+    )
+
+
+def _with_verdict(seen: TableObservation, runner: GroupRunner, oid: int) -> TableObservation:
+    verified = runner.verified(runner.tables[oid].source)
+    if verified == NEVER:
+        return seen
+    return replace(
+        seen,
+        verdict=verified.verdict,
+        verified_at=verified.at,
+        identical_at=verified.identical_at,
+        differences=verified.differences,
+        verify_note=in_words(verified),
+    )
+
+
+def _with_waiting(seen: TableObservation, runner: GroupRunner, oid: int) -> TableObservation:
+    waiting = runner.columns_waiting.get(oid, ())
+    verified = runner.verified(runner.tables[oid].source)
+    said = "" if verified == NEVER else in_words(verified) or ""
+    note = f"columns that the lake gets with the table's next row: {', '.join(waiting)}" if waiting else ""
+    return replace(seen, verify_note="; ".join(filter(None, (said, note))) or None)
+
+
+def _with_failure(seen: TableObservation, runner: GroupRunner, oid: int) -> TableObservation:
+    life = runner.copier.failures.get(oid)
+    if life is not None and seen.state is Life.ERRORED:
+        return seen.after(life)
+    if seen.state is not Life.ERRORED:
+        return seen
+    error = runner.states[oid].error
+    if error is not None:
+        return _with_error(seen, AqueduckError.from_text(error) or AqueduckError(error))
+    failure = stream_error(runner, oid)
+    return seen if failure is None else _with_error(seen, failure)
+
+
+def _with_error(seen: TableObservation, error: AqueduckError) -> TableObservation:
+    return replace(
+        seen,
+        state=Life.ERRORED,
+        error_code=error.code,
+        error_class=classify(error),
+        error_message=str(error),
+        consecutive_failures=max(1, seen.consecutive_failures),
+    )
+
+
+def _is_disabled(error: str | None) -> bool:
+    return error is not None and isinstance(AqueduckError.from_text(error), TableDisabledError)

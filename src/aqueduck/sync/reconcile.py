@@ -1,0 +1,432 @@
+"""
+Bring what runs in line with what people want, and write back what is.
+
+What is wanted is in the registry (`control`): groups are started, stopped and taken down, tables come and go
+(`group_tables`), requests are acted on.  How a group is prepared, started and kept running is in `service`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import structlog
+
+from aqueduck.config.sync import GroupConfig
+from aqueduck.lake.commit.commit import transact
+from aqueduck.lake.ledger.table_states import ensure_table_states, forget_group, forget_tables, read_states
+from aqueduck.lake.target.mode_rows import remove_target
+from aqueduck.model.errors import (
+    AqueduckError,
+    ConnectionLostError,
+    RegistryIncompleteError,
+    ServiceLockedError,
+    SlotActiveError,
+    SourceUnreachableError,
+)
+from aqueduck.postgres.publications.ownership import read_ownership
+from aqueduck.postgres.publications.publications import drop_publication
+from aqueduck.postgres.publications.slots import drop_slot, slot_info
+from aqueduck.postgres.registry.registry import GroupObservation, TableObservation, TableRow
+from aqueduck.postgres.session.connection import connect
+from aqueduck.sync.control import (
+    Control,
+    Parting,
+    RegistryControl,
+    Wanted,
+    inline_limits,
+    open_control,
+    reopen_registry,
+)
+from aqueduck.sync.group import GroupRunner
+from aqueduck.sync.group_tables import add_tables, follow_name, remove_tables
+from aqueduck.sync.observe import (
+    RequestsDone,
+    errored_group,
+    errored_tables,
+    observe_group,
+    observe_tables,
+    waiting_tables,
+)
+from aqueduck.sync.prepare import stray
+
+if TYPE_CHECKING:  # the service has its groups reconciled
+    from aqueduck.sync.service import SyncService
+
+__all__ = ["Reconciler", "switch_tables"]
+
+log = structlog.get_logger()
+
+RECONCILE_SECONDS = 10.0  # also without a notice
+RECONCILE_SECONDS_POOLED = 1.0  # a pooler passes no notices on
+REOPEN_SECONDS = 5.0  # after the connection was lost
+
+
+class Reconciler:
+    """The registry and the groups of one service; for one thread."""
+
+    def __init__(self, service: SyncService, control: Control) -> None:
+        self._service = service
+        self._control: Control | None = control
+        self._reopen = reopen_registry if isinstance(control, RegistryControl) else open_control
+        self._reopen_at = 0.0
+        self._observed_at = 0.0
+        self._reconciled_at = 0.0
+        self._beat_at: dict[str, float] = {}
+        self._listed: set[str] = set()
+        self._taken_down: list[TableRow] = []
+        self.known_at = datetime.now(UTC)
+        """When what is wanted was last known, and what is was last written."""
+        self.error: AqueduckError | None = None
+        """Why it is not known now."""
+
+    def close(self) -> None:
+        if self._control is not None:
+            self._control.close()
+
+    def follow(self) -> None:
+        """
+        Act on changes within a moment, and write what is once a second.
+
+        Where the registry cannot be asked, nobody knows what is wanted: everything goes on as it is, until it can.
+        """
+        try:
+            if self._control is None:
+                if time.monotonic() < self._reopen_at:
+                    return
+                self._control = self._reopen(self._service.config)
+                self._reconciled_at = -RECONCILE_SECONDS
+            self._follow(self._control)
+        except ServiceLockedError:
+            raise
+        except AqueduckError as exc:
+            self._lose(exc)
+        else:
+            self.error = self._unlisted()
+            self.known_at = datetime.now(UTC)
+
+    def _lose(self, error: AqueduckError) -> None:
+        if str(self.error) != str(error):
+            log.warning("registry out of reach", error=str(error))
+        self.error = error
+        if self._control is not None:
+            self._control.close()
+        self._control = None
+        self._reopen_at = time.monotonic() + REOPEN_SECONDS
+
+    def _follow(self, control: Control) -> None:
+        now = time.monotonic()
+        seconds = RECONCILE_SECONDS if control.listens else RECONCILE_SECONDS_POOLED
+        noticed = control.has_notice()
+        if noticed or now - self._reconciled_at >= seconds:
+            self._reconciled_at = now
+            self._reconcile(control.wanted(), noticed=noticed)
+            self.forget_rows()
+        if now - self._observed_at >= 1.0:
+            self._observed_at = now
+            self.observe()
+        self._heartbeat(control)
+
+    def _unlisted(self) -> AqueduckError | None:
+        """Groups that run or stand here, and of which the registry says nothing: not even that they were removed."""
+        missing = sorted((set(self._service.running) | set(self._service.errored)) - self._listed)
+        if not missing:
+            return None
+        return RegistryIncompleteError(
+            f"the registry does not have the group {', '.join(missing)} any more, and nobody removed it: it goes on as it was",
+            hint=f"make it again, with its tables: select aqueduck.create_group('{missing[0]}'), then aqueduck.add_table(…)",
+        )
+
+    def observe(self) -> None:
+        """Write what is, as of now."""
+        tables: list[TableObservation] = []
+        groups: list[GroupObservation] = []
+        for name, runner in self._service.running.items():
+            runner.refresh()
+            wanted = self._service.wanted[name]
+            tables += observe_tables(runner, wanted).values()
+            if wanted.id is not None:
+                groups.append(observe_group(runner, wanted.id))
+        for name, wanted in self._service.wanted.items():
+            if (
+                self._service.holds(name)
+                and name not in self._service.running.keys() | self._service.errored.keys()
+            ):
+                tables += waiting_tables(wanted, self._service.refused(name))
+        for name, errored in self._service.errored.items():
+            wanted = self._service.wanted[name]
+            tables += errored_tables(wanted, errored.error)
+            if wanted.id is not None:
+                groups.append(errored_group(wanted.id, errored.error))
+        if self._control is not None:
+            self._control.observe(tables, groups)
+
+    def _heartbeat(self, control: Control) -> None:
+        for name, runner in self._service.running.items():
+            seconds = runner.group.heartbeat_interval_ms / 1000
+            if seconds and time.monotonic() - self._beat_at.get(name, 0.0) >= seconds:
+                self._beat_at[name] = time.monotonic()
+                control.heartbeat()
+
+    def prepare(self, wanted_groups: list[Wanted]) -> Iterator[Wanted]:
+        """At a start: take down what was removed; the groups that are to be prepared."""
+        self._listed = {wanted.group.name for wanted in wanted_groups}
+        for wanted in wanted_groups:
+            if wanted.removed:
+                self.take_down(wanted)
+            else:
+                yield wanted
+        self.forget_rows()
+
+    def _reconcile(self, wanted_groups: list[Wanted], *, noticed: bool = False) -> None:
+        """Bring what runs in line with what is wanted, group by group; after a notice also those that stand."""
+        self._listed = {wanted.group.name for wanted in wanted_groups}
+        self._service.lake.limits = inline_limits(wanted_groups)
+        # First who gets tables, then who gives them: a table that moves is handed over.
+        for wanted in sorted(wanted_groups, key=self._loses_tables):
+            if not noticed and self._stands(wanted):
+                continue
+            try:
+                self._reconcile_group(wanted, wanted_groups)
+            except (ConnectionLostError, SourceUnreachableError):
+                raise
+            except AqueduckError as exc:
+                if wanted.group.name in self._service.running:
+                    log.warning("cannot do what the registry wants", group=wanted.group.name, error=str(exc))
+                else:
+                    self._service.set_errored(wanted, exc)
+
+    def _stands(self, wanted: Wanted) -> bool:
+        """Whether a group cannot run for a reason that nobody has done anything about."""
+        errored = self._service.errored.get(wanted.group.name)
+        if errored is None or errored.due or wanted.removed or not wanted.enabled:
+            return False
+        return wanted.group == self._service.wanted[wanted.group.name].group
+
+    def _loses_tables(self, wanted: Wanted) -> bool:
+        runner = self._service.running.get(wanted.group.name)
+        return runner is not None and bool(_surplus(runner, wanted))
+
+    def _reconcile_group(self, wanted: Wanted, all_wanted: list[Wanted]) -> None:
+        name = wanted.group.name
+        runs = name in self._service.running
+        if wanted.removed or not wanted.enabled:
+            if self._service.holds(name):
+                self._service.stop_group(name)
+            if wanted.removed:
+                self.take_down(wanted)
+            else:
+                before = self._service.wanted.get(name, wanted).rows.values()
+                self._service.wanted[name] = wanted.as_observed({row.id: row.observed for row in before})
+            return
+        if wanted.problem is not None:
+            raise wanted.problem
+        if not runs or _other_settings(self._service.wanted[name].group, wanted.group):
+            if runs:
+                self._service.stop_group(name)
+            self._service.prepare_group(wanted)
+            self._service.start_group(name)
+        else:
+            if any(row.resync_wanted for row in wanted.rows.values()):
+                self._service.watch.look(self._service.running[name])  # the table that is there now is meant
+            self._change_tables(wanted, all_wanted)
+        self._act_on_requests(wanted)
+
+    def _change_tables(self, wanted: Wanted, all_wanted: list[Wanted]) -> None:
+        """Tables come and go while the group's query runs."""
+        runner = self._service.running[wanted.group.name]
+        self._service.wanted[wanted.group.name] = wanted
+        for row in wanted.rows.values():
+            oid = row.observed.source_oid
+            if oid in runner.tables and not row.removed and runner.tables[oid].source != str(row.source):
+                follow_name(runner, oid, row.source)
+        gone = {**self._gone(runner, wanted, all_wanted), **_dropped(runner, wanted)}
+        if gone:
+            for oid, parting in gone.items():
+                name = runner.tables[oid].schema.qualified
+                log.info("table removed", group=wanted.group.name, table=name, reason=parting.why)
+            remove_tables(runner, gone)
+        self.forget_tables(wanted)
+        runner.strays = _strays(runner, wanted)
+        runner.refused = {n: e for n, e in runner.refused.items() if _concerns(n, e, wanted)}
+        known = {(t.schema.qualified, t.target, t.mode) for t in runner.tables.values()}
+        new = [
+            t
+            for t in wanted.group.tables
+            if (t.source_table.qualified, t.target_table, t.table_mode) not in known
+        ]
+        if new:
+            renew = [name for name, row in wanted.rows.items() if row.resync_wanted]
+            add_tables(runner, new, handover=lambda oid: self._giver(oid, runner), renew=renew)
+            for oid, table in runner.tables.items():  # a new table's copy is what was asked for
+                new_here = (table.schema.qualified, table.target, table.mode) not in known
+                if new_here and table.source in renew:
+                    done = runner.requests_done.setdefault(oid, RequestsDone())
+                    done.resync = wanted.rows[table.source].resync_requested
+        switch_tables(runner, wanted)
+
+    def _gone(self, runner: GroupRunner, wanted: Wanted, all_wanted: list[Wanted]) -> dict[int, Parting]:
+        """Tables to take out of a group now: those that another one is taking over stay until it has them."""
+        elsewhere = {
+            t.source_table.qualified
+            for other in all_wanted
+            if other.group.name in self._service.running and other.group.name != wanted.group.name
+            for t in other.group.tables
+        }
+        surplus = _surplus(runner, wanted)
+        moving = {
+            oid
+            for oid in surplus
+            if runner.tables[oid].schema.qualified in elsewhere and runner.states[oid].ready
+        }
+        waits = {oid for oid in moving if self._is_taken_over(oid)}
+        partings = {oid: _parting(runner, oid, wanted) for oid in surplus if oid not in waits}
+        return {oid: parting for oid, parting in partings.items() if parting is not None}
+
+    def _giver(self, oid: int, taker: GroupRunner) -> GroupRunner | None:
+        """The group that carries a table which comes to another one."""
+        for runner in self._service.running.values():
+            if runner is not taker and oid in runner.states and runner.states[oid].ready:
+                return runner
+        return None
+
+    def _is_taken_over(self, oid: int) -> bool:
+        return any(oid in runner.copier.handovers for runner in self._service.running.values())
+
+    def _act_on_requests(self, wanted: Wanted) -> None:
+        runner = self._service.running[wanted.group.name]
+        for oid, table in runner.tables.items():
+            row = wanted.rows.get(table.source)
+            if row is None:
+                continue
+            done = runner.requests_done.setdefault(oid, RequestsDone())
+            if row.retry_wanted and done.retry < row.retry_requested:
+                done.retry = row.retry_requested
+                runner.copier.retry_now(oid)
+            if row.resync_wanted and done.resync < row.resync_requested:
+                log.info("resync", group=wanted.group.name, table=table.schema.qualified)
+                runner.resync(oid)
+                done.resync = row.resync_requested
+
+    def forget_tables(self, wanted: Wanted) -> None:
+        """Rows of tables that were removed: out of the lake's books, with the target where that was asked for."""
+        gone, lake, group = wanted.removed_tables, self._service.lake, wanted.group.name
+        if not gone:
+            return
+        runner = self._service.running.get(group)
+
+        def remove() -> None:
+            ensure_table_states(lake)
+            known = read_states(lake, group)
+            for row in gone:
+                if row.drop_target:
+                    for state in known.values():  # what the books do not have was dropped, or is not ours
+                        if (state.target, state.mode) == (row.target, row.table_mode):
+                            remove_target(lake, row.target, row.table_mode, state.target_uuid)
+                    if row.observed.source_oid is not None:  # if it was added again, it begins anew
+                        forget_tables(lake, group, row.observed.source_oid)
+                elif not wanted.wants(row):
+                    left = [s.oid for s in known.values() if row.is_of(s.oid, s.source, s.target, s.mode)]
+                    forget_tables(
+                        lake, group, *(oid for oid in left if runner is None or oid not in runner.tables)
+                    )
+
+        with self._service.commit_lock:
+            transact(lake, remove)
+        self._taken_down += gone
+
+    def forget_rows(self) -> None:
+        """Out of the registry, last of all: until then it says that they were removed."""
+        if self._taken_down and self._control is not None:
+            self._control.forget(tables=self._taken_down)
+        self._taken_down = []
+
+    def take_down(self, wanted: Wanted) -> None:
+        """A removed group: its tables, its slot, its publication, its place in the lake's books."""
+        name = wanted.group.name
+        self.forget_tables(wanted)
+        with connect(self._service.config.source.dsn) as conn:
+            owned = read_ownership(conn, name)
+            if owned is not None and owned.slot == wanted.group.slot_name:
+                _drop_slot_soon(conn, wanted.group.slot_name)
+            elif slot_info(conn, wanted.group.slot_name) is not None:
+                log.warning("slot not dropped: Aqueduck did not make it", slot=wanted.group.slot_name)
+            if owned is not None and owned.publication == wanted.group.publication:
+                drop_publication(conn, wanted.group.publication)
+        forget_group(self._service.lake, name)
+        assert self._control is not None
+        self._control.forget(group=wanted)
+        self._service.wanted.pop(name, None)
+        self._service.watch.forget(name)
+        log.info("group removed", group=name)
+
+
+def _parting(runner: GroupRunner, oid: int, wanted: Wanted) -> Parting | None:
+    table = runner.tables[oid]
+    return wanted.parting(oid, table.schema.qualified, table.target, table.mode)
+
+
+def _dropped(runner: GroupRunner, wanted: Wanted) -> dict[int, Parting]:
+    """Tables whose targets are to be dropped; also one that was added again at once: it begins anew."""
+    dropped = {(row.target, row.table_mode) for row in wanted.removed_tables if row.drop_target}
+    return {
+        oid: Parting("it was removed", drop_target=True)
+        for oid, table in runner.tables.items()
+        if (table.target, table.mode) in dropped
+    }
+
+
+def _strays(runner: GroupRunner, wanted: Wanted) -> dict[str, AqueduckError]:
+    """Tables that the group follows, that nobody wants, and that nobody removed: they go on, and it is said."""
+    lost = [oid for oid in _surplus(runner, wanted) if _parting(runner, oid, wanted) is None]
+    found: dict[str, AqueduckError] = {
+        runner.tables[oid].source: stray(runner.tables[oid].source, wanted.group.name) for oid in lost
+    }
+    for source in found.keys() - runner.strays.keys():
+        log.error("table is not in the registry", group=wanted.group.name, error=str(found[source]))
+    return found
+
+
+def _concerns(source: str, error: AqueduckError, wanted: Wanted) -> bool:
+    """Whether a table that could not be added is still to be: it is wanted, or nobody has given it up."""
+    if source in {table.source for table in wanted.group.tables} or source in wanted.rows:
+        return True
+    given_up = any(str(row.source) == source for row in wanted.removed_tables)
+    return isinstance(error, RegistryIncompleteError) and not given_up
+
+
+def _surplus(runner: GroupRunner, wanted: Wanted) -> list[int]:
+    """Tables that run and are not wanted here any more."""
+    names = {(t.source_table.qualified, t.target_table, t.table_mode) for t in wanted.group.tables}
+    return [oid for oid, t in runner.tables.items() if (t.schema.qualified, t.target, t.mode) not in names]
+
+
+def switch_tables(runner: GroupRunner, wanted: Wanted) -> None:
+    """Disable and enable tables; at a start, also try once what failed before."""
+    for oid, table in runner.tables.items():
+        disabled = table.source in wanted.disabled
+        if disabled != (oid in runner.copier.disabled):
+            runner.set_enabled(oid, not disabled)
+
+
+def _drop_slot_soon(conn: psycopg.Connection[Any], name: str, *, seconds: float = 10.0) -> None:
+    """The capture that read it has just been stopped: the server needs a moment to notice."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return drop_slot(conn, name)
+        except SlotActiveError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def _other_settings(running: GroupConfig, wanted: GroupConfig) -> bool:
+    """Whether a group has to be started again to be what is wanted."""
+    options = {table.source: table.options for table in running.tables}
+    return running.model_copy(update={"tables": ()}) != wanted.model_copy(update={"tables": ()}) or any(
+        options.get(table.source, table.options) != table.options for table in wanted.tables
+    )

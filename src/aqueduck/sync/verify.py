@@ -1,0 +1,230 @@
+"""
+`aqueduck verify`: compare source and lake table by table, also while both are busy.
+
+Counts and content hashes first, then the first keys that differ.  A round compares everything that
+stood still (`verify_rounds`); what was in motion is compared in the next, a few times.  Reading is
+done by Spark, or in this process for callers that have a small lake in hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from aqueduck.config.sync import SyncConfig
+from aqueduck.lake.ledger.table_states import TableState
+from aqueduck.lake.session.catalog import LakeSession, open_lake
+from aqueduck.lake.session.versions import current_version, tables_at
+from aqueduck.lake.target.mode_checks import Finding, check_mode
+from aqueduck.model.errors import AqueduckError, ConfigError, TableMissingError
+from aqueduck.model.schema import TableName, lsn_text, parse_table_name
+from aqueduck.postgres.catalog.tables import describe_table
+from aqueduck.postgres.registry import registry
+from aqueduck.postgres.registry.registry import rows_of
+from aqueduck.postgres.session.connection import connect
+from aqueduck.spark.query.verify_job import InProcess, OnSpark, Reader
+from aqueduck.sync.comparing.verify_reads import Progress, Sides, Verdict, Work
+from aqueduck.sync.comparing.verify_rounds import Round
+
+__all__ = ["TableComparison", "verify_tables"]
+
+ROUNDS = 5
+WAIT_SECONDS = 60.0
+KEYS_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class TableComparison:
+    """One table's verdict: identical, different, or not compared."""
+
+    group: str
+    table: str
+    target: str
+    verdict: Verdict
+    source_rows: int
+    lake_rows: int
+    position: str | None
+    """Of the source's state that was compared last."""
+    lake_snapshot: int | None
+    in_motion: int
+    """Keys that changed in every round, and were not compared."""
+    differing: int
+    """Keys that differ; more than this if `more`."""
+    more: bool
+    differences: tuple[dict[str, Any], ...]
+    """The first of them: kind and key."""
+    note: str | None
+    behind: bool = False
+    """The lake did not have everything up to the position: what differs may only be late."""
+    findings: tuple[Finding, ...] = ()
+    """What is wrong with the lake table by itself; only of a deep comparison."""
+
+    @property
+    def same(self) -> bool:
+        return self.verdict == "identical"
+
+    def to_dict(self) -> dict[str, Any]:
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        findings = [{"rows": f.rows, "what": f.what} for f in self.findings]
+        return {**fields, "differences": list(self.differences), "findings": findings, "same": self.same}
+
+
+def verify_tables(
+    config: SyncConfig,
+    *,
+    session: LakeSession | None = None,
+    spark: Any = None,
+    tables: Sequence[str] = (),
+    wait_seconds: float = WAIT_SECONDS,
+    deep: bool = False,
+    reader: Callable[[LakeSession], Reader] | None = None,
+    progress: Progress | None = None,
+) -> list[TableComparison]:
+    """
+    Compare all tables that the lake has, or that the registry or the file wants, or only `tables`.
+
+    `session` is for callers whose own process holds the catalog; without `spark`, this process reads, unless there is
+    a `reader`.  `deep` also looks at what the lake tables have to be by themselves.
+    """
+    with contextlib.ExitStack() as stack:
+        lake = session or stack.enter_context(contextlib.closing(open_lake(config.lake, read_only=True)))
+        conn = stack.enter_context(connect(config.source.dsn))
+        reads = reader or (InProcess if spark is None else functools.partial(OnSpark, spark))
+        works = _chosen(_works(config, lake, conn), tables)
+        slots = _slots(config, conn, {work.group for work in works})
+        say = progress or (lambda _table, _doing, _share: None)
+        by_sql = any(group.capture == "poll" for group in config.groups)
+        comparison = Round(
+            Sides(config.source.dsn, conn, lake, reads(lake), say, by_sql), slots, wait_seconds
+        )
+        for _ in range(ROUNDS):
+            left = [work for work in works if work.verdict is None]
+            if not left:
+                break
+            comparison.run(left)
+        if deep:
+            _check_modes(lake, works)
+    return [_result(work) for work in works]
+
+
+def _works(config: SyncConfig, lake: LakeSession, conn: psycopg.Connection[Any]) -> list[Work]:
+    """Tables that the lake knows, however they came there, and those that the registry or the file wants and the lake does not know yet."""
+    known = tables_at(lake, current_version(lake))
+    works = [Work(group, state) for group, states in known.items() for state in states.values()]
+    for group, source, target, note in _should_be_there(config, conn):
+        # A table that the file names may have been moved to another group.
+        beside = [w.state for w in works if group is None or w.group == group]
+        if any(state.source == source.qualified for state in beside):
+            continue
+        oid = _oid(conn, str(source))
+        if any(state.oid == oid for state in beside):
+            continue
+        state = TableState(0, source.qualified, target, False, 0)
+        note = note or "it is not in the lake yet"
+        works.append(Work(group or "", state, verdict="not compared", note=note))
+    return works
+
+
+def _check_modes(lake: LakeSession, works: Sequence[Work]) -> None:
+    """What rows of the targets say about themselves, at the lake snapshots that were compared."""
+    for work in works:
+        if work.version is None or work.verdict == "not compared":
+            continue
+        target = work.state.target
+        states = (s for group in tables_at(lake, work.version).values() for s in group.values())
+        values = {
+            s.mode.source_value for s in states if s.target == target and s.mode.source_value is not None
+        }
+        work.findings = tuple(check_mode(lake, target, work.version, work.state.mode, values))
+
+
+def _should_be_there(
+    config: SyncConfig, conn: psycopg.Connection[Any]
+) -> Iterator[tuple[str | None, TableName, TableName, str | None]]:
+    """
+    Group (of the registry's), source, target and error of every table that is wanted in this lake.
+
+    Where there is a registry that the role may not read, nobody knows: that is an error, not an empty answer.
+    """
+    if registry.exists(conn):
+        for group in registry.read_desired(conn, lake=config.lake.data_path):
+            for row in group.tables:
+                if group.lake is not None and not group.removed and not row.removed:
+                    yield group.name, row.source, row.target, row.observed.error_message
+    for section in config.groups:
+        for table in section.tables:
+            yield None, table.source_table, table.target_table, None
+
+
+def _oid(conn: psycopg.Connection[Any], source: str) -> int | None:
+    try:
+        return describe_table(conn, source, need_key=False).oid
+    except TableMissingError:
+        return None
+
+
+def _chosen(works: list[Work], tables: Sequence[str]) -> list[Work]:
+    if not tables:
+        return works
+    wanted = {name: _name(name).qualified for name in tables}
+    known = {work.state.source for work in works}
+    for text, name in wanted.items():
+        if name not in known:
+            hint = f"tables of this lake: {', '.join(sorted(known))}"
+            raise ConfigError(f"{text} is no table that the lake follows", hint=hint)
+    return [work for work in works if work.state.source in wanted.values()]
+
+
+def _name(text: str) -> TableName:
+    try:
+        return parse_table_name(text, default_schema="public")
+    except ValueError as exc:
+        raise ConfigError(f"{text} is no name of a table: it {exc}") from None
+
+
+def _slots(config: SyncConfig, conn: psycopg.Connection[Any], groups: set[str]) -> dict[str, str]:
+    """The slot of each group, as the registry has it, or else the file."""
+    slots = {group: f"aqueduck_{group}" for group in groups}
+    slots |= {group.name: group.slot_name for group in config.groups}
+    with contextlib.suppress(AqueduckError):  # there need not be a registry
+        slots |= {row["name"]: row["slot_name"] for row in rows_of(conn, "groups")}
+    return slots
+
+
+def _result(work: Work) -> TableComparison:
+    verdict, note, in_motion = work.verdict, work.note, 0
+    if verdict is None and work.keys is not None and note is None:
+        verdict, in_motion = "identical", len(work.keys)
+        note = f"{in_motion:,} keys changed all the time and were not compared"
+    if work.findings:
+        verdict = "different"
+        found = "; ".join(f"{f.rows:,} {f.what}" for f in work.findings)
+        note = found if note is None else f"{note}; {found}"
+    if verdict in ("identical", "different") and work.left_out:
+        unsent = f"not compared: {', '.join(work.left_out)}, whose unchanged values the log does not have"
+        note = unsent if note is None else f"{note}; {unsent}"
+    return TableComparison(
+        group=work.group,
+        table=work.state.source,
+        target=work.state.target.qualified,
+        verdict=verdict or "not compared",
+        source_rows=work.source_rows,
+        lake_rows=work.lake_rows,
+        position=None if work.position is None else lsn_text(work.position),
+        lake_snapshot=work.version,
+        in_motion=in_motion,
+        differing=len(work.differences),
+        more=work.more,
+        differences=tuple(
+            {"kind": d.kind, "key": dict(zip(work.key_names, d.key, strict=True))}
+            for d in work.differences[:KEYS_SHOWN]
+        ),
+        note=note,
+        behind=work.behind,
+        findings=work.findings,
+    )

@@ -1,0 +1,223 @@
+"""
+Watch the source for what the stream does not tell: tables that are dropped or not sent, partitions that come and go with rows.
+
+`SourceWatch.look` reads the catalog and acts: a dropped table leaves the group, a table whose rows came or
+went with a partition is copied again, unless `on_partition_change` says to keep what the lake has.  One that somebody took
+out of our publication is published again, and copied.  What it saw of the publication and the slot is the proof that a
+group streams (`probe`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+import structlog
+
+from aqueduck.lake.commit.commit import transact
+from aqueduck.lake.ledger.partition_marks import Marks, read_marks, write_marks
+from aqueduck.model.errors import PublicationError
+from aqueduck.postgres.catalog.structure import (
+    Leaf,
+    News,
+    Structure,
+    has_rows,
+    has_rows_since_before,
+    partition_news,
+    read_horizon,
+    read_structure,
+)
+from aqueduck.postgres.publications.publications import published_since
+from aqueduck.postgres.publications.published import published_oids
+from aqueduck.postgres.publications.slots import look_at_slot
+from aqueduck.postgres.session.connection import connect
+from aqueduck.postgres.session.history import slot_mark
+from aqueduck.postgres.session.quoting import identifier
+from aqueduck.postgres.session.server import flushed_position
+from aqueduck.state_files.files import SlotMark, note_slot
+from aqueduck.sync.group import GroupRunner
+from aqueduck.sync.group_tables import leave_table
+from aqueduck.sync.prepare import publish
+from aqueduck.sync.watching.probe import Probe, Reading
+
+__all__ = ["SourceWatch"]
+
+log = structlog.get_logger()
+
+
+class SourceWatch:
+    """Looks at groups' tables in the source's catalog, now and then."""
+
+    def __init__(self) -> None:
+        self._awaited: dict[int, int] = {}
+        """Tables that seem to have been truncated as a whole, and the position by which the stream must have told."""
+        self._horizons: dict[int, int] = {}
+        """When tables last were as their marks say: which transactions had ended by then."""
+        self._sent: dict[str, dict[int, int]] = {}
+        """What each group's publication sent at the last look."""
+        self._slots: dict[str, SlotMark] = {}
+        """How far each group's slot was at the last look."""
+
+    def forget(self, group: str) -> None:
+        """The group was taken down, and its publication with it."""
+        self._sent.pop(group, None)
+
+    def look(self, runner: GroupRunner) -> None:
+        """Once; raises when the source cannot be asked."""
+        self._forget_left(runner)
+        dsn, tables = runner.config.source.dsn, list(runner.tables)
+        with connect(dsn) as conn:
+            horizon = read_horizon(conn)
+            structure = read_structure(conn, tables)
+            with runner.commit_lock:
+                marks = read_marks(runner.lake, runner.group.name) if structure.leaves else {}
+            news: dict[int, News] = {}
+            for oid, leaves in structure.leaves.items():
+                if oid in runner.states and runner.states[oid].ready:  # otherwise its copy makes the marks
+                    before = marks.get(oid) or marks_of(leaves, 0)
+                    news[oid] = self._news(conn, oid, before, leaves)
+            sent = published_since(conn, runner.group.publication)
+            mark = slot_mark(conn, runner.group.slot_name, runner.timeline)
+            published = published_oids(conn, runner.group.publication)
+            active, flushed = look_at_slot(conn, runner.group.slot_name)
+        self._note_slot(runner, mark)
+        _take_proof(runner, Probe(time.monotonic(), published, active, flushed))
+        _leave_dropped(runner, structure)
+        for oid, found in news.items():
+            if oid in runner.states and runner.states[oid].ready:
+                self._act(runner, oid, found, marks_of(structure.leaves[oid], horizon), marks.get(oid))
+        if runner.group.users_publication:
+            _note_unsent(runner, published)
+        else:
+            self._publish_again(runner, tables, sent)
+
+    def _forget_left(self, runner: GroupRunner) -> None:
+        """A table that left and came back was not published in between, and need not have been."""
+        for oid in runner.left.copy():
+            self._sent.get(runner.group.name, {}).pop(oid, None)
+            runner.left.discard(oid)
+
+    def _note_slot(self, runner: GroupRunner, now: SlotMark | None) -> None:
+        """Noted is what was there at the last look already: it is on the server's disk, and survives a crash."""
+        name, before = runner.group.name, self._slots.get(runner.group.name)
+        if now is not None and before is not None and before.timeline == now.timeline:
+            note_slot(runner.directory / "slot", before)
+        if now is not None:
+            self._slots[name] = now
+
+    def _publish_again(self, runner: GroupRunner, tables: list[int], sent: dict[int, int]) -> None:
+        """Tables that were not sent for a while are sent, and copied; one that is being copied, once more after that."""
+        group, before = runner.group, self._sent.get(runner.group.name, {})
+        missed = [o for o in tables if o not in sent or before.get(o, sent[o]) != sent[o]]
+        if missed or sent.keys() - set(
+            tables
+        ):  # one too many was left by a handover whose connection was lost
+            with connect(runner.config.source.dsn) as conn:
+                publish(conn, group, [t.schema for t in runner.tables.values()])
+                sent = published_since(conn, group.publication)
+        self._sent[group.name] = sent
+        for oid in missed:
+            if oid not in runner.tables:  # another group has it by now
+                continue
+            if runner.copier.is_copying(oid):
+                sent[oid] = 0
+                continue
+            if (
+                oid not in runner.states or not runner.states[oid].ready
+            ):  # its copy, or its handover, begins when it is published
+                continue
+            table = runner.tables[oid].schema.qualified
+            log.warning("table is copied again: it was not published", group=group.name, table=table)
+            runner.copier.unsettled.add(oid)
+            runner.resync(oid)
+
+    def _news(self, conn: psycopg.Connection[Any], oid: int, before: Marks, leaves: dict[int, Leaf]) -> News:
+        """What matters of it: partitions that came with rows, went, or may have been emptied."""
+        found = partition_news(before.nodes, leaves, before.ties)
+        horizon = max(before.horizon, self._horizons.get(oid, 0))
+        filled = tuple(leaf for leaf in found.attached if has_rows(conn, leaves[leaf]))
+        emptied = tuple(
+            leaf for leaf in found.rewritten if not has_rows_since_before(conn, leaves[leaf], horizon)
+        )
+        whole = found.whole and emptied == found.rewritten
+        return replace(found, attached=filled, rewritten=emptied, whole=whole)
+
+    def _act(self, runner: GroupRunner, oid: int, news: News, now: Marks, before: Marks | None) -> None:
+        group, table = runner.group, runner.tables[oid].schema.qualified
+        if news.whole and not news.attached and not news.lost:
+            # TRUNCATE of the table itself is in the stream, which may not have come so far.
+            position = self._awaited.setdefault(oid, flushed_position(runner.config.source.dsn))
+            if oid in runner.truncated:
+                runner.truncated.discard(oid)
+                news = News()
+            elif not runner.has_everything_before(position):
+                return
+        self._awaited.pop(oid, None)
+        if news.attached or news.lost or news.rewritten:
+            what = _describe(news)
+            if group.on_partition_change == "resync":
+                log.warning("table is copied again", group=group.name, table=table, reason=what)
+                runner.resync(oid)
+                return
+            log.warning("the lake keeps its rows", group=group.name, table=table, reason=what)
+        self._horizons[oid] = now.horizon
+        if before is None or (before.nodes, before.ties) != (now.nodes, now.ties):
+            with runner.commit_lock:
+                transact(runner.lake, lambda: write_marks(runner.lake, group.name, oid, now))
+
+
+def _take_proof(runner: GroupRunner, probe: Probe) -> None:
+    status = runner.refresh()
+    waits = status.held or status.paused or status.state != "streaming" or not status.reading
+    received = int(runner.report().get("received_bytes", 0))
+    reading = Reading(runner.group.slot_name, status.seen, received, waits, runner.group.capture == "poll")
+    before = runner.proof.error
+    runner.proof.take(probe, reading)
+    if runner.proof.error is not None and before is None:
+        log.error("group does not stream", group=runner.group.name, error=str(runner.proof.error))
+
+
+def _note_unsent(runner: GroupRunner, published: Collection[int]) -> None:
+    """A publication that is not ours does not send a table any more; when it does again, the table is copied."""
+    for oid, table in list(runner.tables.items()):
+        if oid in runner.unsent and oid in published:
+            log.warning(
+                "table is copied again: it was not published", group=runner.group.name, table=table.source
+            )
+            del runner.unsent[oid]
+            runner.copier.unsettled.add(oid)
+            runner.resync(oid)
+        elif oid not in published and oid not in runner.unsent:
+            name = runner.group.publication
+            runner.unsent[oid] = PublicationError(
+                f"the publication {name} does not send the table any more",
+                hint=f"alter publication {identifier(name)} add table {table.source}; it is copied again then",
+                table=table.source,
+            )
+            log.error("table is not sent", group=runner.group.name, error=str(runner.unsent[oid]))
+
+
+def _leave_dropped(runner: GroupRunner, structure: Structure) -> None:
+    for oid in [oid for oid in runner.tables if oid not in structure.tables]:
+        table = runner.tables[oid].schema.qualified
+        log.warning("table dropped at the source", group=runner.group.name, table=table)
+        leave_table(runner, oid)
+
+
+def marks_of(leaves: dict[int, Leaf], horizon: int) -> Marks:
+    """What is noted of partitions as they are now."""
+    nodes = {oid: leaf.filenode for oid, leaf in leaves.items()}
+    return Marks(nodes, horizon, {oid: leaf.ties for oid, leaf in leaves.items()})
+
+
+def _describe(news: News) -> str:
+    counted = (
+        ("attached", news.attached),
+        ("detached or dropped, also for a while", news.lost),
+        ("truncated or rewritten", news.rewritten),
+    )
+    parts = [f"{len(oids)} {what}" for what, oids in counted if oids]
+    return "partitions: " + ", ".join(parts)

@@ -1,0 +1,90 @@
+"""
+Watch the lake for what people do to targets, also to those that nothing is written to.
+
+`TargetWatch.look` asks for one number.  Only if it says that some table of the lake was changed are the targets looked at: one that is
+not what we made any more is errored before the next batch meets it, and one that is right again goes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import structlog
+
+from aqueduck.lake.ledger.table_states import TableState
+from aqueduck.lake.target.apply import check_target
+from aqueduck.lake.target.places import check_place, know_places, notice_changes
+from aqueduck.model.errors import (
+    LakeError,
+    LakeTableMissingError,
+    PartitionedTargetError,
+    SchemaChangeError,
+    TargetReplacedError,
+)
+from aqueduck.model.schema import TableName
+from aqueduck.overview import metrics
+from aqueduck.sync.group import GroupRunner
+
+__all__ = ["TargetWatch"]
+
+log = structlog.get_logger()
+
+_ABOUT_TARGETS = (LakeTableMissingError, PartitionedTargetError, SchemaChangeError, TargetReplacedError)
+_CODES = {error.code for error in _ABOUT_TARGETS}
+
+
+class TargetWatch:
+    """Looks at groups' targets, now and then."""
+
+    def __init__(self) -> None:
+        self._versions: dict[str, int | None] = {}
+        """DuckLake's count of changes of tables at the last look, by group."""
+
+    def look(self, runner: GroupRunner) -> None:
+        """Once; raises when the lake cannot be asked."""
+        mended = []
+        with runner.commit_lock:
+            notice_changes(runner.lake)
+            version = runner.lake.memory.schema_version
+            if self._versions.get(runner.group.name) == version:
+                return
+            know_places(runner.lake, [state.target for state in runner.states.values()])
+            for oid, state in list(runner.states.items()):
+                error = _problem(runner, state)
+                if state.ready and error is not None:
+                    _fail(runner, state, error)
+                elif error is None and _failed_for_its_target(runner, oid):
+                    mended.append(oid)
+            self._versions[runner.group.name] = version
+        for oid in mended:
+            runner.copier.retry_now(oid)
+
+
+def _problem(runner: GroupRunner, state: TableState) -> LakeError | None:
+    schema = runner.tables[state.oid].schema
+    try:
+        there = check_place(
+            runner.lake,
+            state.target,
+            state.target_uuid,
+            TableName(schema.schema, schema.name),
+            may_be_missing=state.awaits_copy,
+        )
+        if there and not state.awaits_copy and state.schema is not None:
+            check_target(runner.lake, state.target, state.schema, state.mode)
+    except _ABOUT_TARGETS as exc:
+        return exc
+    return None
+
+
+def _failed_for_its_target(runner: GroupRunner, oid: int) -> bool:
+    life = runner.copier.failures.get(oid)
+    return life is not None and life.failure is not None and life.failure.code in _CODES
+
+
+def _fail(runner: GroupRunner, state: TableState, error: LakeError) -> None:
+    log.warning("table failed", group=runner.group.name, table=state.source, error=str(error))
+    runner.copier.landings.set_state(replace(state, ready=False, error=str(error)))
+    runner.copier.failed(state.oid, error)
+    runner.tell_tasks()
+    metrics.count_error(error.code, flow="sync", group=runner.group.name)

@@ -1,0 +1,337 @@
+"""
+What we rely on in DuckLake, claim by claim, without any code of ours.
+
+A new version of DuckLake that behaves otherwise fails here by name.  A claim called `…_wrongly` is a fault that we work around: when it
+fails, the fault is mended, and what works around it may go (named in its docstring).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from tests.fanout_lakes import engine
+from tests.fix_lake import catalog_of
+
+MERGE = "call ducklake_merge_adjacent_files('lake')"
+FLUSH = "call ducklake_flush_inlined_data('lake')"
+REWRITE = "call ducklake_rewrite_data_files('lake', delete_threshold => 0)"
+CATALOG = "__ducklake_metadata_lake"
+
+
+class Lake:
+    """A lake with a table `t (id, v)`, and what DuckLake says of it."""
+
+    def __init__(self, directory: Path, *options: str, catalog: str = "") -> None:
+        self.con = engine()
+        given = [f"data_path '{directory}/data'", *options]
+        place = catalog or f"{directory}/lake.ducklake"
+        self.con.execute(f"attach 'ducklake:{place}' as lake ({', '.join(given)})")
+        self.con.execute("create table lake.t (id int, v int)")
+
+    def run(self, *statements: str) -> int:
+        """The newest lake snapshot after them."""
+        for statement in statements:
+            self.con.execute(statement)
+        [[snapshot]] = self.ask("from lake.current_snapshot()")
+        return int(snapshot)
+
+    def ask(self, query: str) -> list[tuple[Any, ...]]:
+        return self.con.execute(query).fetchall()
+
+    def changed(self, kind: str, first: int, last: int, columns: str = "snapshot_id, id, v") -> list[Any]:
+        rows = self.ask(f"select {columns} from ducklake_table_{kind}('lake', 'main', 't', {first}, {last})")
+        return sorted(rows)
+
+    def at(self, snapshot: int) -> list[Any]:
+        return sorted(self.ask(f"select id, v from lake.t at (version => {snapshot})"))
+
+    def done(self, snapshot: int) -> str:
+        [[text]] = self.ask(
+            f"select changes_made from {CATALOG}.ducklake_snapshot_changes where snapshot_id = {snapshot}"
+        )
+        return str(text)
+
+    def merged(self, commits: int = 3) -> int:
+        """Small commits, two rows each, that a merge makes one file: the lake snapshot of the merge."""
+        for n in range(commits):
+            self.run(f"insert into lake.t values ({2 * n}, 0), ({2 * n + 1}, 0)")
+        return self.run(MERGE)
+
+
+CATALOGS = ("duckdb", pytest.param("postgres", marks=pytest.mark.slow))
+
+
+@pytest.fixture(params=CATALOGS)
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lake]:
+    """A lake that inlines nothing."""
+    yield from _lake(request, tmp_path, 0)
+
+
+@pytest.fixture(params=CATALOGS)
+def inlined(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lake]:
+    """A lake that keeps small changes in its catalog."""
+    yield from _lake(request, tmp_path, 1000)
+
+
+def _lake(request: pytest.FixtureRequest, directory: Path, limit: int) -> Iterator[Lake]:
+    catalog = catalog_of("postgres", directory, request) if request.param == "postgres" else ""
+    lake = Lake(directory, f"data_inlining_row_limit {limit}", catalog=catalog)
+    yield lake
+    lake.con.close()
+
+
+# -- ranges
+
+
+def test_both_bounds_of_a_range_are_inclusive(files: Lake) -> None:
+    """A range begins with its first lake snapshot and ends with its last."""
+    one, two, three = (files.run(f"insert into lake.t values ({n}, 0)") for n in (1, 2, 3))
+    assert files.changed("insertions", one, two) == [(one, 1, 0), (two, 2, 0)]
+    assert files.changed("insertions", three, three) == [(three, 3, 0)]
+
+
+def test_a_range_needs_lake_snapshots_that_exist(files: Lake) -> None:
+    """A bound beyond the newest lake snapshot, or one that has expired, is an error and no empty answer."""
+    last = files.run("insert into lake.t values (1, 0)")
+    with pytest.raises(duckdb.Error, match="No snapshot found"):
+        files.changed("insertions", last, last + 1)
+
+
+def test_an_update_is_a_deletion_and_an_insertion_of_one_row_id(files: Lake) -> None:
+    """The row id outlives updates, also of every column."""
+    files.run("insert into lake.t values (1, 0)")
+    at = files.run("update lake.t set id = 9, v = 9 where id = 1")
+    assert files.changed("deletions", at, at, "rowid, id, v") == [(0, 1, 0)]
+    assert files.changed("insertions", at, at, "rowid, id, v") == [(0, 9, 9)]
+
+
+def test_row_ids_outlive_flushes_and_rewrites(inlined: Lake) -> None:
+    """A row is the same row wherever it is stored."""
+    inlined.run("insert into lake.t values (1, 0), (2, 0)", "insert into lake.t values (3, 0)")
+    inlined.run("update lake.t set v = 5 where id = 2", "delete from lake.t where id = 1")
+    before = sorted(inlined.ask("select rowid, id, v from lake.t"))
+    for upkeep in (FLUSH, REWRITE):
+        inlined.run(upkeep)
+        assert sorted(inlined.ask("select rowid, id, v from lake.t")) == before
+
+
+def test_a_merge_gives_updated_rows_new_row_ids_wrongly(files: Lake) -> None:
+    """So row ids are compared within one read only, and `_rowid` of `ducklake_changes` is documented as that."""
+    files.run("insert into lake.t values (1, 0), (2, 0), (3, 0)")
+    files.run("update lake.t set v = 1 where id in (1, 3)", "insert into lake.t values (4, 0)")
+    assert sorted(files.ask("select id, rowid from lake.t")) == [(1, 0), (2, 1), (3, 2), (4, 5)]
+    files.run(MERGE)
+    assert sorted(files.ask("select id, rowid from lake.t")) == [(1, 3), (2, 1), (3, 4), (4, 5)]
+
+
+@pytest.mark.parametrize("upkeep", [MERGE, FLUSH, REWRITE])
+@pytest.mark.parametrize("limit", [0, 1000])
+def test_upkeep_changes_no_past_state(tmp_path: Path, upkeep: str, limit: int) -> None:
+    """Time travel gives the same rows before and after it."""
+    lake = Lake(tmp_path, f"data_inlining_row_limit {limit}")
+    lake.run("insert into lake.t values (1, 0), (2, 0), (3, 0)", "insert into lake.t values (4, 0)")
+    last = lake.run("update lake.t set v = 1 where id = 2", "delete from lake.t where id in (1, 4)")
+    before = [lake.at(snapshot) for snapshot in range(1, last + 1)]
+    lake.run(upkeep)
+    assert [lake.at(snapshot) for snapshot in range(1, last + 1)] == before
+
+
+# -- dates
+
+
+def test_insertions_are_dated_after_a_merge(files: Lake) -> None:
+    """Each row of a merged file has the lake snapshot that inserted it."""
+    merge = files.merged()
+    assert files.changed("insertions", 2, merge - 1, "snapshot_id, id") == [
+        (2, 0), (2, 1), (3, 2), (3, 3), (4, 4), (4, 5),
+    ]  # fmt: skip
+
+
+def test_insertions_are_dated_after_a_flush(inlined: Lake) -> None:
+    """Each row that was inlined has the lake snapshot that inserted it."""
+    one = inlined.run("insert into lake.t values (1, 0)")
+    two = inlined.run("insert into lake.t values (2, 0)")
+    inlined.run(FLUSH)
+    assert inlined.changed("insertions", one, two) == [(one, 1, 0), (two, 2, 0)]
+
+
+def test_deletions_are_dated_where_nothing_was_merged(files: Lake) -> None:
+    """One after the other from one file: each has its own lake snapshot."""
+    files.run("insert into lake.t values (1, 0), (2, 0), (3, 0)")
+    one, two = files.run("delete from lake.t where id = 1"), files.run("delete from lake.t where id = 2")
+    assert files.changed("deletions", one, two) == [(one, 1, 0), (two, 2, 0)]
+
+
+def test_the_first_deletion_from_a_merged_file_is_dated_wrongly(files: Lake) -> None:
+    """By its insertion, in both functions; `lake/source/change_sides.py` works around it (ADR 51)."""
+    files.merged()
+    at = files.run("delete from lake.t where id in (0, 5)")
+    assert files.changed("deletions", at, at) == [(2, 0, 0), (4, 5, 0)]
+    changes = files.ask(
+        f"select snapshot_id, id from ducklake_table_changes('lake', 'main', 't', {at}, {at})"
+    )
+    assert sorted(changes) == [(2, 0), (4, 5)]
+
+
+def test_deletions_from_a_merged_file_are_in_the_range_in_which_they_happened(files: Lake) -> None:
+    """Wrong dates or not, one lake snapshot's deletions are those, and a range has those of all of its lake snapshots."""
+    files.merged()
+    first = files.run("delete from lake.t where id in (0, 5)")
+    files.run("insert into lake.t values (9, 0)", "update lake.t set v = 1 where id = 3")
+    last = files.run("delete from lake.t where id in (1, 9)")
+    each = [files.changed("deletions", s, s, "id") for s in range(first, last + 1)]
+    assert each == [[(0,), (5,)], [], [(3,)], [(1,), (9,)]]
+    assert files.changed("deletions", first, last, "id") == [(0,), (1,), (3,), (5,), (9,)]
+    assert files.changed("deletions", first + 1, last - 1, "id") == [(3,)]
+
+
+def test_a_merged_file_that_is_deleted_whole_is_in_the_range_in_which_it_happened(files: Lake) -> None:
+    """No delete file is written then; the data file ends."""
+    files.merged()
+    at = files.run("delete from lake.t")
+    assert files.changed("deletions", at, at, "id") == [(n,) for n in range(6)]
+    assert files.ask(f"select count(*) from {CATALOG}.ducklake_delete_file") == [(0,)]
+
+
+def test_deletions_of_inlined_rows_are_in_their_range_after_a_flush(inlined: Lake) -> None:
+    """The flush writes files with several lake snapshots, which count as merged ones."""
+    inlined.run("insert into lake.t values (1, 0), (2, 0), (3, 0)")
+    one = inlined.run("update lake.t set v = 1 where id = 1")
+    two = inlined.run("delete from lake.t where id = 1")
+    three = inlined.run("delete from lake.t where id = 3")
+    inlined.run(FLUSH)
+    assert [inlined.changed("deletions", s, s, "id, v") for s in (one, two, three)] == [
+        [(1, 0)], [(1, 1)], [(3, 0)],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", [MERGE, FLUSH])
+def test_files_of_several_lake_snapshots_are_marked(tmp_path: Path, how: str) -> None:
+    """`partial_max` of their row in the catalog; by that we know where deletions cannot be dated."""
+    lake = Lake(tmp_path, f"data_inlining_row_limit {0 if how == MERGE else 1000}")
+    lake.run("insert into lake.t values (1, 0)", "insert into lake.t values (2, 0)")
+    lake.run(how)
+    assert lake.ask(f"select partial_max from {CATALOG}.ducklake_data_file where end_snapshot is null") == [
+        (3,)
+    ]
+
+
+# -- what lake snapshots say they did
+
+
+def test_a_lake_snapshot_says_what_it_did(files: Lake) -> None:
+    """The words by which we tell changes from upkeep."""
+    assert files.done(files.run("insert into lake.t values (1, 0), (2, 0)")) == "inserted_into_table:1"
+    assert files.done(files.run("delete from lake.t where id = 1")) == "deleted_from_table:1"
+    files.run("insert into lake.t values (3, 0)")
+    assert files.done(files.run(REWRITE)) == "rewrite_delete:1"
+    assert files.done(files.run("insert into lake.t values (4, 0)", MERGE)) == "merge_adjacent:1"
+
+
+def test_a_lake_snapshot_says_what_it_inlined(inlined: Lake) -> None:
+    """Inlined changes and their flush have words of their own."""
+    assert inlined.done(inlined.run("insert into lake.t values (1, 0), (2, 0)")) == "inlined_insert:1"
+    assert inlined.done(inlined.run("delete from lake.t where id = 1")) == "inlined_delete:1"
+    assert "inline_flush:1" in inlined.done(inlined.run(FLUSH))
+
+
+def test_rows_that_a_transaction_wrote_and_removed_are_reported_wrongly(files: Lake) -> None:
+    """On both sides, at one place in a file; the summary mentions the insert only. `sides` in `lake/source/change_sides.py` cancels them."""
+    at = files.run("begin; insert into lake.t values (1, 0), (2, 0); delete from lake.t where id = 1; commit")
+    place = "filename, file_row_number, id"
+    both = set(files.changed("insertions", at, at, place)) & set(files.changed("deletions", at, at, place))
+    assert [row[2] for row in both] == [1]
+    assert files.done(at) == "inserted_into_table:1"
+
+
+def test_a_file_that_is_emptied_in_two_steps_is_reported_twice_wrongly(files: Lake) -> None:
+    """By its delete file and by its end; `ONCE` in `lake/source/change_sides.py` takes each place once."""
+    files.run("insert into lake.t values (1, 0), (2, 0)")
+    at = files.run("begin; delete from lake.t where id = 1; update lake.t set v = 1 where id = 2; commit")
+    assert files.changed("deletions", at, at, "id") == [(1,), (1,), (2,)]
+
+
+def test_a_rewrite_reports_rows_that_did_not_change_wrongly(files: Lake) -> None:
+    """Lake snapshots that compact are left out, and no range crosses one (`readable_runs`)."""
+    files.run("insert into lake.t values (1, 0), (2, 0)", "delete from lake.t where id = 1")
+    at = files.run(REWRITE)
+    assert files.changed("insertions", at, at, "id") == [(2,)]
+
+
+# -- other things
+
+
+def test_a_filter_misses_rows_after_a_file_of_nulls_wrongly(files: Lake) -> None:
+    """One transaction writes a file of NULLs, then one of values: the table's statistics forget the values with the next insert."""
+    files.run("begin; insert into lake.t values (1, null); insert into lake.t values (2, 7); commit")
+    assert files.ask("select id from lake.t where v = 7") == [(2,)]
+    files.run("insert into lake.t values (3, 1)")
+    assert files.ask("select id from lake.t where v = 7") == []
+    assert sorted(files.ask("select id from lake.t where concat(v, '') = '7'")) == [(2,)]
+
+
+def test_counts_are_those_of_the_rows(files: Lake) -> None:
+    """`count(*)` at any lake snapshot is right after deletes, a merge and a rewrite: destinations are checked by it."""
+    files.merged()
+    last = files.run("delete from lake.t where id = 0", "insert into lake.t values (7, 0)", REWRITE)
+    for snapshot in range(1, last + 1):
+        counted = files.ask(f"select count(*) from lake.t at (version => {snapshot})")
+        assert counted == [(len(files.at(snapshot)),)]
+
+
+def test_expired_lake_snapshots_leave_the_catalog(files: Lake) -> None:
+    """A gap is found by looking for them there."""
+    last = files.run("insert into lake.t values (1, 0)", "insert into lake.t values (2, 0)")
+    files.run("call ducklake_expire_snapshots('lake', older_than => now())")
+    assert files.ask(f"select snapshot_id from {CATALOG}.ducklake_snapshot") == [(last,)]
+
+
+def test_changes_of_a_partitioned_table_are_complete(files: Lake) -> None:
+    """A commit writes a file for each partition; a range has them all, also after a merge."""
+    files.run("alter table lake.t set partitioned by (v)")
+    first = files.run("insert into lake.t values (1, 1), (2, 2)")
+    files.run("insert into lake.t values (3, 1), (4, 2)", MERGE)
+    last = files.run("delete from lake.t where id in (1, 4)")
+    assert files.changed("deletions", last, last, "id") == [(1,), (4,)]
+    assert files.changed("insertions", first, first + 1, "snapshot_id, id") == [
+        (first, 1), (first, 2), (first + 1, 3), (first + 1, 4),
+    ]  # fmt: skip
+
+
+def test_added_files_are_refused_on_a_partitioned_table(files: Lake, tmp_path: Path) -> None:
+    """Unless their rows tell the partition; the copy of a partitioned target has to know."""
+    files.run("alter table lake.t set partitioned by (v)")
+    files.con.execute(f"copy (select 1 as id, 1 as v union all select 2, 2) to '{tmp_path}/x.parquet'")
+    with pytest.raises(duckdb.Error):
+        files.run(f"call ducklake_add_data_files('lake', 't', '{tmp_path}/x.parquet')")
+
+
+def test_a_plain_file_added_to_an_encrypted_lake_is_taken_wrongly(tmp_path: Path) -> None:
+    """And cannot be read afterwards; such lakes are refused before anything is written."""
+    lake = Lake(tmp_path, "data_inlining_row_limit 0", "encrypted")
+    lake.con.execute(f"copy (select 1 as id, 1 as v) to '{tmp_path}/x.parquet'")
+    lake.run(f"call ducklake_add_data_files('lake', 't', '{tmp_path}/x.parquet')")
+    with pytest.raises(duckdb.Error):
+        lake.ask("select id, v from lake.t")
+
+
+def test_changes_of_an_encrypted_lake_are_read(tmp_path: Path) -> None:
+    """Deletions from merged files there are in their range, too."""
+    lake = Lake(tmp_path, "data_inlining_row_limit 0", "encrypted")
+    lake.merged()
+    at = lake.run("delete from lake.t where id in (0, 5)")
+    assert lake.changed("deletions", at, at, "id") == [(0,), (5,)]
+
+
+def test_an_added_file_is_an_insertion(files: Lake, tmp_path: Path) -> None:
+    """Rows that came with a file are dated by the transaction that added it, and deleted like others."""
+    files.con.execute(f"copy (select i::int as id, 0::int as v from range(3) r(i)) to '{tmp_path}/x.parquet'")
+    at = files.run(f"call ducklake_add_data_files('lake', 't', '{tmp_path}/x.parquet')")
+    assert files.changed("insertions", at, at) == [(at, 0, 0), (at, 1, 0), (at, 2, 0)]
+    gone = files.run("delete from lake.t where id = 1")
+    assert files.changed("deletions", gone, gone) == [(gone, 1, 0)]

@@ -1,0 +1,60 @@
+"""What a snapshot shows, by position and by the numbers of transactions."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aqueduck.model.visibility import Moment, moment_of
+
+NUMBERS = 1 << 32
+
+
+def test_a_snapshot_shows_what_had_ended_when_it_was_taken() -> None:
+    """Hazard 1: not what was running, not what came later, and nothing after the position that was read last."""
+    moment = Moment.from_snapshot("100:110:100,104", 5000)
+    assert [x for x in range(98, 113) if moment.shows(4999, x)] == [
+        98,
+        99,
+        101,
+        102,
+        103,
+        105,
+        106,
+        107,
+        108,
+        109,
+    ]
+    assert not moment.shows(5000, 99)
+
+
+def test_numbers_of_transactions_start_again() -> None:
+    """Four billion transactions later the numbers are small again, and still in order."""
+    moment = Moment.from_snapshot(f"{NUMBERS - 2}:{NUMBERS + 3}:{NUMBERS + 1}", 5000)
+    assert moment.shows(1, NUMBERS - 1)
+    assert moment.shows(1, 2)
+    assert not moment.shows(1, 1)
+    assert not moment.shows(1, 3)
+    assert not moment.shows(1, 100)
+
+
+def test_a_position_is_a_moment() -> None:
+    """A slot's snapshot shows exactly what was committed before its position, whoever did it."""
+    assert moment_of(7) == Moment(7)
+    assert moment_of(7).shows(6, 123)
+    assert not moment_of(7).shows(7, 123)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, NUMBERS - 1), st.sets(st.integers(0, NUMBERS - 1), max_size=5),
+    st.lists(st.tuples(st.integers(1, 20), st.integers(0, NUMBERS - 1)), min_size=1),
+)  # fmt: skip
+def test_changes_of_a_segment_are_told_apart_as_one_by_one(
+    xmax: int, running: set[int], rows: list[tuple[int, int]]
+) -> None:
+    """The columns of a segment give what each of its changes gives."""
+    moment = Moment(10, xmax, tuple(running))
+    batch = pa.record_batch({"_lsn": [r[0] for r in rows], "_xid": [r[1] for r in rows]})
+    assert moment.mask(batch).to_pylist() == [moment.shows(*row) for row in rows]

@@ -1,0 +1,98 @@
+"""A row of the registry that cannot be read is a matter of its own group, and is seen there."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from aqueduck.config.sync import SyncConfig
+from aqueduck.model.errors import ConfigError
+from aqueduck.postgres.registry.registry import install
+from aqueduck.postgres.session.connection import connect
+from aqueduck.sync.prepare import prepare
+from tests.fix_postgres import Database
+from tests.sync.test_errored_groups import config, service_of
+
+__all__ = ["config"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        ("""update aqueduck.sync_groups set settings = '{"flush_interval_ms": "soon"}'""", "flush_interval_ms"),
+        ("""update aqueduck.sync_groups set settings = '{"flush_interval_ms": -1}'""", "flush_interval_ms"),
+        ("update aqueduck.sync_groups set last_sync_at = 'infinity'", "a value that no service writes"),
+        (
+            """update aqueduck.table_mappings m set settings = '{"inline_rows": null}' from aqueduck.sync_groups g
+               where g.id = m.group_id and g.name = 'two' and 'two' <> ''""",
+            "inline_rows",
+        ),
+        (
+            """update aqueduck.table_mappings m set target_table = '' from aqueduck.sync_groups g
+               where g.id = m.group_id and g.name = 'two'""",
+            "tables.0.target",
+        ),
+    ],
+)  # fmt: skip
+def test_a_malformed_row_errors_its_group_alone(
+    db: Database, config: SyncConfig, statement: str, told: str
+) -> None:
+    """At a start: the other group runs, the error names the key without its value, and the repair is enough."""
+    list(prepare(config))
+    without_file = config.model_copy(update={"groups": ()})
+    db.execute("update aqueduck.sync_groups set created_by_file = false")
+    db.execute("update aqueduck.table_mappings set created_by_file = false")
+    where = "" if "table_mappings" in statement else " where name = 'two'"
+    db.execute(statement + where)
+    with service_of(without_file) as service:
+        service.prepare()
+        assert set(service.prepared) == {"one"}
+        error = service.errored["two"].error
+        assert isinstance(error, ConfigError)
+        assert told in error.message
+        assert "soon" not in str(error)
+        service.reconciler.observe()
+        shown = dict(db.query("select name, error_code from aqueduck.groups()"))
+        assert shown == {"one": None, "two": "config.invalid"}
+    db.execute(
+        "update aqueduck.sync_groups set settings = '{}', last_sync_at = null;"
+        " update aqueduck.table_mappings set settings = '{}', target_table = source_table"
+    )
+    with service_of(without_file) as service:
+        service.prepare()
+        assert set(service.prepared) == {"one", "two"}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "update aqueduck.sync_groups set settings = '[]'",
+        "update aqueduck.table_mappings set options = '3'",
+        "insert into aqueduck.settings values ('inline_rows', '\"many\"')",
+        "insert into aqueduck.settings values ('no_such_setting', '1')",
+        "insert into aqueduck.settings values ('inline_rows', '-1')",
+    ],
+)
+def test_the_registry_does_not_take_what_nobody_could_read(
+    db: Database, config: SyncConfig, statement: str
+) -> None:
+    """What would concern all groups, or has no form at all, is refused where it is written."""
+    list(prepare(config))
+    with pytest.raises(psycopg.errors.CheckViolation):
+        db.execute(statement)
+
+
+def test_an_upgrade_takes_malformed_rows_out(db: Database, config: SyncConfig) -> None:
+    """They ended every service before, so nothing that was in force is lost."""
+    list(prepare(config))
+    db.execute(
+        "alter table aqueduck.settings drop constraint settings_fit; drop function aqueduck._setting_fits;"
+        " alter table aqueduck.sync_groups drop constraint sync_groups_objects;"
+        " alter table aqueduck.table_mappings drop constraint table_mappings_objects;"
+        " update aqueduck.schema_version set version = 6; update aqueduck.sync_groups set settings = '[]';"
+        " insert into aqueduck.settings values ('inline_rows', '\"many\"'), ('flush_interval_ms', '7')"
+    )
+    with connect(db.dsn) as conn:
+        assert install(conn)
+    assert db.query("select name, value from aqueduck.settings") == [("flush_interval_ms", 7)]
+    assert db.query("select distinct settings from aqueduck.sync_groups") == [({},)]

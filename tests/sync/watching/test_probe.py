@@ -1,0 +1,122 @@
+"""STREAMING is proven: by the publication, the slot and the position."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aqueduck.model.lifecycle import TableState
+from aqueduck.sync.group import GroupRunner
+from aqueduck.sync.observe import table_state
+from aqueduck.sync.watching.probe import STILL_SECONDS, Probe, Proof, Reading
+from aqueduck.sync.watching.source_watch import SourceWatch
+from tests.fix_postgres import Database, wait_until
+from tests.local_service import local_config, local_service
+from tests.whole_group import whole_group
+
+
+def probe(at: float, *, active: bool = True, flushed: int = 100) -> Probe:
+    return Probe(at, frozenset(), active, flushed)
+
+
+def reading(seen: int, *, received: int = 0, waits: bool = False, polls: bool = False) -> Reading:
+    return Reading("s", seen, received, waits, polls)
+
+
+def error_after(*taken: tuple[Probe, Reading]) -> str | None:
+    proof = Proof()
+    for one, group in taken:
+        proof.take(one, group)
+    return None if proof.error is None else proof.error.message
+
+
+def state(runner: GroupRunner, oid: int) -> TableState:
+    runner.refresh()
+    return table_state(runner, oid)
+
+
+LATE = STILL_SECONDS + 1
+
+
+def test_a_slot_that_nobody_reads_is_found() -> None:
+    """Not at once: a query that is started again lets go of it for a moment."""
+    idle = reading(100)
+    assert error_after((probe(0), idle), (probe(5, active=False), idle)) is None
+    late = error_after((probe(0), idle), (probe(LATE, active=False), idle))
+    assert late is not None
+    assert "is not read by anybody" in late
+    assert error_after((probe(0), idle), (probe(LATE, active=False), idle), (probe(LATE + 5), idle)) is None
+
+
+def test_a_position_that_stands_while_the_server_goes_on_is_found() -> None:
+    """The connection is there, and nothing comes."""
+    late = error_after(
+        (probe(0), reading(100)),
+        (probe(5, flushed=200), reading(100)),
+        (probe(LATE + 5, flushed=300), reading(100)),
+    )
+    assert late is not None
+    assert "has not moved" in late
+
+
+@pytest.mark.parametrize(
+    "later",
+    [reading(100), reading(150), reading(50, received=7), reading(50, waits=True)],
+    ids=["it is where the server is", "it moves", "it receives a large transaction", "it waits on purpose"],
+)
+def test_what_moves_or_has_everything_is_well(later: Reading) -> None:
+    assert error_after((probe(0), reading(50)), (probe(LATE), later)) is None
+
+
+def test_a_slot_that_is_polled_is_active_now_and_then() -> None:
+    polled = reading(100, polls=True)
+    assert error_after((probe(0), polled), (probe(LATE, active=False), polled)) is None
+
+
+def test_a_group_that_is_not_proven_is_not_shown_as_streaming(db: Database, tmp_path: Path) -> None:
+    """P-T01: until a probe finds it well again."""
+    db.execute("create table t (id int primary key)")
+    watch = SourceWatch()
+    with whole_group(db, tmp_path, {"public.t": {}}) as group:
+        runner = group.runner
+        runner.status.state = "streaming"
+        [oid] = runner.tables
+        watch.look(runner)
+        wait_until(lambda: state(runner, oid) is TableState.STREAMING, "it streams")
+        group.capture.stop()
+        active = "select active from pg_replication_slots where slot_name = 'aqueduck_test'"
+        wait_until(lambda: not db.value(active), "the slot is free")
+        watch.look(runner)
+        runner.proof._read_at -= LATE
+        watch.look(runner)
+        assert state(runner, oid) is TableState.ERRORED
+        group.restart_capture()
+        wait_until(lambda: db.value(active), "the slot is read")
+        watch.look(runner)
+        wait_until(lambda: state(runner, oid) is TableState.STREAMING, "it streams again")
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_a_table_that_a_publication_of_others_drops_is_errored_and_comes_back(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P-T01, P-S30: nobody sends its changes, so it does not stream; once it is sent again, it is copied."""
+    monkeypatch.setattr("aqueduck.sync.service.WATCH_SECONDS", 0.1)
+    db.execute("create table t (id int primary key, v int); create table u (id int primary key)")
+    db.execute("insert into t values (1, 1); create publication ours for table t, u")
+    config = local_config(
+        db, tmp_path, {"test": ["public.t", "public.u"]}, publication="ours", publication_by="user"
+    )
+    with local_service(db, config) as service:
+        service.wait_streaming("public.t", "public.u")
+        db.execute("alter publication ours drop table t; update t set v = 2")
+        service.wait_state("public.t", "ERRORED")
+        assert (
+            db.value("select error_code from aqueduck.status() where source = 'public.t'") == "pg.publication"
+        )
+        db.execute("insert into u values (7)")
+        service.wait_same("u")
+        db.execute("alter publication ours add table t")
+        service.wait_streaming("public.t")
+        service.wait_same("t")
