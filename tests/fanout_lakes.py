@@ -17,13 +17,13 @@ import duckdb
 from aqueduck.config.fanout import FanoutConfig, parse_fanout
 from aqueduck.config.lake_place import LakePlace
 from aqueduck.lake.destinations.buckets import apply_bucket
+from aqueduck.lake.destinations.cycle import Applied, Destination
 from aqueduck.lake.destinations.destination import read_state
 from aqueduck.lake.session.engine import load_extension
 from aqueduck.lake.session.pool import LakePool
 from aqueduck.lake.source.lake_changes import ReadReport, Routes, check_routes, chunks, read_routed
 from aqueduck.lake.source.source_lake import SourceLake
 from aqueduck.model.errors import MergedChangesError, SourceExpiredError
-from aqueduck.model.routing import Applied, Destination
 from aqueduck.model.schema import TableName
 
 T = TableName("main", "t")

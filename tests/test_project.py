@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,19 +20,34 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "aqueduck"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-# A package may import from those to the right of it; "" is the top level.
 DOOR = "aqueduck/__init__.py"
 """Where users come in: it hands over to `spark` when it is called, and loads nothing before."""
 
+_PURE = {"model", "faults"}
+_SETTINGS = _PURE | {"envelopes", "config", "state_files", "overview"}
+_WORK = _SETTINGS | {"postgres", "lake", "sinks", "spark"}
+_FLOW = _WORK | {"service", "web"}
+
+# Which packages a package may import; the three flows never import each other.
 LAYERS = {
-    DOOR: {"spark", ""},
-    "app": {"app", "web", "spark", "postgres", "lake", "sinks", ""},
-    "web": {"web", ""},
-    "spark": {"spark", "postgres", "lake", "sinks", ""},
-    "postgres": {"postgres", ""},
-    "lake": {"lake", ""},
-    "sinks": {"sinks", ""},
-    "": {""},
+    DOOR: {"spark"},
+    "cli": _FLOW | {"sync", "fanout", "events", "lab", "cli"},
+    "lab": _FLOW | {"sync", "fanout", "events", "lab"},
+    "sync": _FLOW | {"sync"},
+    "fanout": _FLOW | {"fanout"},
+    "events": _FLOW | {"events"},
+    "service": _WORK | {"service"},
+    "web": _PURE | {"config", "overview", "web"},
+    "spark": _WORK,
+    "sinks": _SETTINGS | {"postgres", "lake", "sinks"},
+    "lake": _SETTINGS | {"lake"},
+    "postgres": _SETTINGS | {"postgres"},
+    "overview": _PURE | {"config", "state_files", "overview"},
+    "state_files": _PURE | {"config", "state_files"},
+    "config": _PURE | {"envelopes", "config"},
+    "envelopes": _PURE | {"envelopes"},
+    "model": _PURE,
+    "faults": _PURE,
 }
 
 # What opens files, sockets, processes or sessions, or waits for them.
@@ -81,7 +99,7 @@ def package_of(module: Path) -> str:
     parts = module.relative_to(PACKAGE).parts
     if parts == ("__init__.py",):
         return DOOR
-    return parts[0] if len(parts) > 1 else ""
+    return parts[0].removesuffix(".py")
 
 
 def imports(module: Path) -> Iterator[str]:
@@ -118,18 +136,88 @@ def test_imports_point_inward(module: Path) -> None:
     package = package_of(module)
     assert package in LAYERS, f"{package} has no place in the layers yet"
     for name in imports(module):
-        if name.startswith("aqueduck."):
-            target = name.split(".")[1]
-            layer = target if (PACKAGE / target).is_dir() else ""
-            assert layer in LAYERS[package], f"{module.relative_to(ROOT)} must not import {name}"
+        if name.startswith("aqueduck.") and name != "aqueduck.__version__":
+            assert name.split(".")[1] in LAYERS[package], f"{module.relative_to(ROOT)} must not import {name}"
+
+
+# Calls by which a module touches files, processes or the clock of others, whatever it imports.
+TOUCHES = {
+    "open",
+    "fsync",
+    "getenv",
+    "iterdir",
+    "kill",
+    "mkdir",
+    "read_bytes",
+    "read_text",
+    "rename",
+    "sleep",
+    "stat",
+    "system",
+    "unlink",
+    "write_bytes",
+    "write_text",
+}
+
+
+def calls(module: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            called = node.func
+            if isinstance(called, ast.Attribute):
+                yield called.attr
+            elif isinstance(called, ast.Name):
+                yield called.id
 
 
 @pytest.mark.parametrize(
-    "module", [path for path in MODULES if package_of(path) == ""], ids=lambda path: str(path.name)
+    "module",
+    [path for path in MODULES if package_of(path) in {"model", "envelopes"}],
+    ids=lambda path: str(path.relative_to(PACKAGE)),
 )
-def test_top_level_modules_do_no_input_or_output(module: Path) -> None:
-    """Deciding is at the top level, doing is in the packages."""
+def test_pure_modules_touch_nothing(module: Path) -> None:
+    """`model` and `envelopes` decide: they open no file, socket, process or session, by what they import and by what they call."""
     assert not {name.split(".")[0] for name in imports(module)} & INPUT_OUTPUT
+    assert not set(calls(module)) & TOUCHES
+
+
+def closure(start: str) -> set[str]:
+    """The modules that are loaded when one is imported, without those that functions import later."""
+    code = f"import sys, {start}; print(*(m for m in sys.modules if m.startswith('aqueduck.')))"
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    return set(found.stdout.split())
+
+
+def test_a_fanout_loads_nothing_of_other_flows() -> None:
+    """A running fan-out has neither the other flows nor what reads PostgreSQL's stream and tables."""
+    loaded = closure("aqueduck.fanout.run")
+    strange = (
+        "aqueduck.sync",
+        "aqueduck.events",
+        "aqueduck.postgres.decode",
+        "aqueduck.postgres.capture",
+        "aqueduck.postgres.copy",
+    )
+    assert "aqueduck.fanout.service" in loaded
+    assert not [name for name in loaded if name.startswith(strange)]
+
+
+@pytest.mark.parametrize(("flow", "module"), [("sync", "service"), ("events", "run")])
+def test_a_flow_loads_no_other(flow: str, module: str) -> None:
+    """Each flow can be read and changed without the two others."""
+    loaded = closure(f"aqueduck.{flow}.{module}")
+    others = tuple(f"aqueduck.{other}" for other in {"sync", "fanout", "events"} - {flow})
+    assert f"aqueduck.{flow}.service" in loaded
+    assert not [name for name in loaded if name.startswith(others)]
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({path.parent for path in MODULES}), ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_a_folder_needs_no_search(folder: Path) -> None:
+    """About fifteen modules are what one look takes in; then a folder wants subfolders."""
+    assert len(list(folder.glob("[!_]*.py"))) <= 18
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -146,7 +234,9 @@ def test_every_error_code_has_its_heading() -> None:
 
 def test_every_error_is_drawn_in_the_tree() -> None:
     """The docstring of errors.py shows each class with its code."""
-    docstring = ast.get_docstring(ast.parse((PACKAGE / "errors.py").read_text(encoding="utf-8"))) or ""
+    docstring = (
+        ast.get_docstring(ast.parse((PACKAGE / "model" / "errors.py").read_text(encoding="utf-8"))) or ""
+    )
     for code, cls in error_codes().items():
         assert re.search(rf"\b{cls.__name__} +{re.escape(code)}\b", docstring), cls.__name__
 

@@ -18,8 +18,8 @@ from pyspark.sql.types import StructType
 from aqueduck.config.lake_place import LakeKeys, LakePlace, resolve
 from aqueduck.config.secret_text import SECRETS_VARIABLE, SecretText, keep_secrets
 from aqueduck.config.sync import parse_config
+from aqueduck.lake.destinations.cycle import Destination
 from aqueduck.model.errors import ConfigError
-from aqueduck.model.routing import Destination
 from aqueduck.model.schema import TableName
 from aqueduck.spark.formats.cdc_options import CdcOptions
 from aqueduck.spark.formats.cdc_source import CdcReader

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from aqueduck.config.fanout_roster import Made
-from aqueduck.fanout.status import DestinationStatus, FanoutStatus, StateFile
+from aqueduck.fanout.progress import LaneProgress
+from aqueduck.fanout.status import DestinationStatus, FanoutStatus, destination_rows
 from aqueduck.spark.query.fanout_query import Workers
-from aqueduck.state_files.job_progress import LaneProgress
+from aqueduck.state_files.destinations import DestinationsFile
 from tests.fix_postgres import wait_until
 
 
@@ -58,15 +59,15 @@ def test_only_work_is_a_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_state_file_is_plain_sql_and_rests_when_nothing_changes(tmp_path: Path) -> None:
     """P-F03, P-F18: one row per destination with its error; an idle service does not write it again."""
-    file = StateFile(tmp_path / "deep" / "state.sqlite")
+    file = DestinationsFile(tmp_path / "deep" / "state.sqlite")
     status = FanoutStatus("instance-1")
     status.destinations["a"] = DestinationStatus(
         "a", "errored", 4, last_error="[lake.write] no", rows_upserted=2
     )
     status.destinations["b"] = DestinationStatus("b", "live", 5)
-    file.write(status)
+    file.write(destination_rows(status))
     written = file.path.stat().st_mtime_ns
-    file.write(status)
+    file.write(destination_rows(status))
     assert file.path.stat().st_mtime_ns == written
     con = sqlite3.connect(file.path)
     rows = con.execute(
@@ -75,7 +76,7 @@ def test_the_state_file_is_plain_sql_and_rests_when_nothing_changes(tmp_path: Pa
     assert rows.fetchall() == [("a", "instance-1", 4, 2, "[lake.write] no"), ("b", "instance-1", 5, 0, None)]
     con.close()
     del status.destinations["b"]
-    file.write(status)
+    file.write(destination_rows(status))
     assert [row["destination_id"] for row in file.read()] == ["a"]
 
 
@@ -88,8 +89,8 @@ def test_a_state_file_of_an_older_shape_is_made_anew(tmp_path: Path) -> None:
     con.close()
     status = FanoutStatus("i")
     status.destinations["a"] = DestinationStatus("a", "live", 4, lag_seconds=1.25, rows_before=7)
-    StateFile(path).remember(Made([("p", "there")]))
-    StateFile(path).write(status)
-    assert StateFile(path).recall() == {("p", "there")}, "only what comes from the lakes is made anew"
-    [row] = StateFile(path).read()
+    DestinationsFile(path).remember(Made([("p", "there")]))
+    DestinationsFile(path).write(destination_rows(status))
+    assert DestinationsFile(path).recall() == {("p", "there")}, "only what comes from the lakes is made anew"
+    [row] = DestinationsFile(path).read()
     assert (row["lag_seconds"], row["rows_replicated"], row["state"]) == (1.2, 7, "live")

@@ -50,8 +50,8 @@ def fan(tmp_path: Path) -> Iterator[Fan]:
 def serve(fan: Fan, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     """Start a service of the fan's destinations that has caught up."""
     monkeypatch.setattr("aqueduck.spark.query.fanout_query.TaskContext", SmallTaskContext)
-    monkeypatch.setattr("aqueduck.model.verification.RECHECK_SECONDS", 0.0)
-    monkeypatch.setattr("aqueduck.model.verification.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("aqueduck.overview.verification.RECHECK_SECONDS", 0.0)
+    monkeypatch.setattr("aqueduck.overview.verification.RETRY_SECONDS", 0.0)
     services: list[FanoutService] = []
 
     def start(**sections: Any) -> FanoutService:
@@ -236,8 +236,8 @@ def tables(service: SyncService, group: WholeGroup) -> dict[str, TableOverview]:
 
 @pytest.fixture
 def two_tables(db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WholeGroup]:
-    monkeypatch.setattr("aqueduck.model.verification.RECHECK_SECONDS", 0.0)
-    monkeypatch.setattr("aqueduck.model.verification.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("aqueduck.overview.verification.RECHECK_SECONDS", 0.0)
+    monkeypatch.setattr("aqueduck.overview.verification.RETRY_SECONDS", 0.0)
     db.execute("create table a (id int primary key, v text); create table b (id int primary key, v text)")
     with whole_group(db, tmp_path, {"a": {}, "b": {"mode": "append"}}) as group:
         db.execute("insert into a select g, 'x' from generate_series(1, 50) g; insert into b values (1, 'x')")

@@ -420,7 +420,7 @@ def setting_names() -> list[str]:
 def _with_secrets(
     values: dict[str, Any], base_dir: Path, env: Mapping[str, str], name: str
 ) -> dict[str, Any]:
-    """Put what variables and files hold into `source.dsn` and `lake.session.catalog`."""
+    """Put what variables and files hold into `source.dsn` and `lake.catalog`."""
     found = dict(values)
     for section, key in (("source", "dsn"), ("lake", "catalog")):
         if isinstance(found.get(section), dict):

@@ -29,6 +29,7 @@ from aqueduck.events.wiring import load_bookmark, source_dsn
 from aqueduck.model.errors import AqueduckError
 from aqueduck.model.schema import lsn_text
 from aqueduck.overview.problems import Problems
+from aqueduck.overview.processes import SLOW_SECONDS, processes
 from aqueduck.overview.values import (
     DeliveryOverview,
     FlowOverview,
@@ -42,7 +43,6 @@ from aqueduck.postgres.session.connection import connect
 from aqueduck.postgres.session.group_lock import group_runs
 from aqueduck.postgres.session.server import read_server
 from aqueduck.state_files.files import read_report, write_note
-from aqueduck.sync.overview import SLOW_SECONDS, processes
 
 if TYPE_CHECKING:  # the service starts the server that shows it
     from aqueduck.events.service import EventsService

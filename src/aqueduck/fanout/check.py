@@ -15,7 +15,7 @@ from pathlib import Path
 from aqueduck.config.fanout import FanoutConfig
 from aqueduck.config.lake_place import LakePlace
 from aqueduck.fanout.service import FanoutService
-from aqueduck.fanout.status import state_path
+from aqueduck.lake.destinations.cycle import Destination
 from aqueduck.lake.destinations.destination import check_target, make_tables, read_state
 from aqueduck.lake.destinations.destination_table import find_table
 from aqueduck.lake.session.catalog import catalog_file, catalog_place
@@ -29,12 +29,12 @@ from aqueduck.model.errors import (
     LakeWriteError,
     own_error,
 )
-from aqueduck.model.routing import Destination
 from aqueduck.postgres.session.connection import connect, translate_errors
 from aqueduck.postgres.session.quoting import identifier
 from aqueduck.service.check_lake import check_state_dir, file_catalog_problem, folder_problem, repair
 from aqueduck.service.check_server import CheckResult, result_of
 from aqueduck.service.check_spark import spark_checks
+from aqueduck.state_files.destinations import state_path
 from aqueduck.web.server import check_server
 
 __all__ = ["init_fanout", "run_fanout_checks"]

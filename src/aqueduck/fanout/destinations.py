@@ -16,8 +16,9 @@ import structlog
 from aqueduck.config.fanout import DestinationConfig, FanoutConfig, assigned
 from aqueduck.config.lake_place import lake_address
 from aqueduck.fanout.status import FLOW, DestinationStatus, FanoutStatus
+from aqueduck.lake.destinations.cycle import Applied, Destination
 from aqueduck.model.errors import AqueduckError
-from aqueduck.model.routing import Applied, Destination, backoff_seconds
+from aqueduck.model.routing import backoff_seconds
 from aqueduck.overview import metrics
 from aqueduck.spark.query.fanout_query import CycleResult
 

@@ -18,7 +18,6 @@ from typing import Any
 from aqueduck.config.fanout import FanoutConfig
 from aqueduck.config.lake_place import LakePlace, resolve
 from aqueduck.config.sync import MaintenanceConfig
-from aqueduck.fanout.status import state_path
 from aqueduck.lake.destinations.destination import STATE
 from aqueduck.lake.session.engine import is_remote
 from aqueduck.lake.session.pool import LakePool, PooledLake
@@ -29,6 +28,7 @@ from aqueduck.model.errors import AqueduckError, ServiceLockedError
 from aqueduck.model.schema import TableName
 from aqueduck.model.upkeep import MaintenanceReport
 from aqueduck.overview.values import to_plain
+from aqueduck.state_files.destinations import state_path
 
 __all__ = [
     "DestinationUpkeep",

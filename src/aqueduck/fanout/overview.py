@@ -17,6 +17,7 @@ from aqueduck import __version__
 from aqueduck.fanout.status import FLOW, DestinationStatus
 from aqueduck.fanout.verdicts import FOREIGN
 from aqueduck.overview.problems import Problems, difference
+from aqueduck.overview.processes import SLOW_SECONDS, processes
 from aqueduck.overview.values import (
     DestinationOverview,
     FlowOverview,
@@ -26,7 +27,6 @@ from aqueduck.overview.values import (
     SeedOverview,
 )
 from aqueduck.service.verify_schedule import summary
-from aqueduck.sync.overview import SLOW_SECONDS, processes
 
 if TYPE_CHECKING:  # the service starts the server that shows it
     from aqueduck.fanout.service import FanoutService

@@ -19,10 +19,10 @@ from aqueduck.config.fanout import load_fanout
 from aqueduck.fanout.maintain import only_instance
 from aqueduck.fanout.overview import FanoutOverviews
 from aqueduck.fanout.service import FanoutService
-from aqueduck.fanout.status import StateFile, state_path
 from aqueduck.fanout.verify_schedule import fanout_verifier
 from aqueduck.model.errors import LakeWriteError, own_error
 from aqueduck.model.routing import TRIES
+from aqueduck.state_files.destinations import DestinationsFile, state_path
 from aqueduck.web.server import serve
 
 __all__ = ["catch_up", "fanout_state", "follow", "run_fanout"]
@@ -143,7 +143,7 @@ def _reload(service: FanoutService, path: Path) -> None:
 
 def fanout_state(path: Path) -> list[dict[str, Any]]:
     """What `aqueduck status` shows: the destinations as the service last wrote them."""
-    return StateFile(state_path(load_fanout(path))).read()
+    return DestinationsFile(state_path(load_fanout(path))).read()
 
 
 def run_fanout(path: Path, *, once: bool) -> None:

@@ -30,7 +30,8 @@ from aqueduck.config.fanout_roster import Made, Roster, made_of, values_of
 from aqueduck.config.lake_place import LakePlace
 from aqueduck.fanout.destinations import Tenant, Tenants
 from aqueduck.fanout.maintain import DestinationUpkeep
-from aqueduck.fanout.status import FLOW, FanoutStatus, StateFile, state_path
+from aqueduck.fanout.progress import LaneProgress
+from aqueduck.fanout.status import FLOW, FanoutStatus, destination_rows
 from aqueduck.lake.source.allowed_places import AllowedPlaces
 from aqueduck.lake.source.fanout_source import FanoutSource
 from aqueduck.lake.source.source_lake import ReadPlan
@@ -50,7 +51,7 @@ from aqueduck.overview import metrics
 from aqueduck.service.verify_schedule import Verdicts
 from aqueduck.spark.query.fanout_query import CycleResult, Workers, find_cursors, run_cycle
 from aqueduck.spark.session.session import build_session
-from aqueduck.state_files.job_progress import LaneProgress
+from aqueduck.state_files.destinations import DestinationsFile, state_path
 
 __all__ = ["FanoutService"]
 
@@ -74,7 +75,7 @@ class FanoutService:
         self.config = config
         self.env = env
         self.status = FanoutStatus(config.instance.id)
-        self.state_file = StateFile(state_path(config))
+        self.state_file = DestinationsFile(state_path(config))
         self.tenants = Tenants(config, self.status, env)
         self.source = FanoutSource(config, env)
         self._spark: Any = spark
@@ -473,7 +474,7 @@ class FanoutService:
         for name, status in list(self.status.destinations.items()):
             status.verified = self.verdicts[name]
         self.state_file.remember(self._made or Made())
-        self.state_file.write(self.status)
+        self.state_file.write(destination_rows(self.status))
 
     def stop(self) -> None:
         """End Spark and the sessions; what is committed is committed."""

@@ -1,29 +1,21 @@
 """
 What the fan-out knows about itself: counters for metrics, and a state per destination that SQL can read.
 
-`FanoutStatus` is plain values that the service changes and others read.  `StateFile` is a SQLite database in
-`state_dir` with one row per destination, written when something changed: also the errors of destinations whose own
-lake cannot be written.  The cursor that counts is in each destination's lake (`lake.destinations.destination`).  A second table
-is no copy of anything: for which values the pattern made destinations.
+`FanoutStatus` is plain values that the service changes and others read.  `destination_rows` are the rows that
+`state_files.destinations` keeps of it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
-import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from aqueduck.config.fanout import FanoutConfig
-from aqueduck.config.fanout_roster import Made
-from aqueduck.model.verification import NEVER, in_words
 from aqueduck.overview.values import DestinationState, FanoutCounts, VerifyOverview
+from aqueduck.overview.verification import NEVER, in_words
 
-__all__ = ["FLOW", "DestinationStatus", "FanoutStatus", "StateFile", "state_path"]
+__all__ = ["FLOW", "DestinationStatus", "FanoutStatus", "destination_rows"]
 
 FLOW = "fanout"
 """The name of the flow on the page, in the API and in metrics."""
@@ -109,88 +101,9 @@ class FanoutStatus:
         )
 
 
-_TABLE = """
-create table if not exists destinations (
-    destination_id text primary key, instance_id text, state text, last_snapshot_id integer,
-    lag_snapshots integer, lag_seconds real, rows_replicated integer, last_error text, last_change_at text,
-    retry_at text, verdict text, verified_at text, identical_at text, differences integer, verify_note text, updated_at text
-)
-"""
-_SHAPE = 3
-"""The table's; one of another shape is made anew, because everything in it comes from the lakes."""
-_DISCOVERED = "create table if not exists discovered (routing_value text, made_at text, primary key (routing_value, made_at))"
-"""What the pattern made, and where; never made anew."""
-
-
-class StateFile:
-    """The state of every destination as a SQLite table, for `aqueduck status` and anyone's SQL."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._written: dict[str, tuple[Any, ...]] = {}
-        self._remembered = Made()
-        self._writing = threading.Lock()
-
-    def write(self, status: FanoutStatus) -> None:
-        """Write what changed since the last time; nothing if nothing did."""
-        with self._writing:
-            self._write(status)
-
-    def remember(self, made: Made) -> None:
-        """Keep what the pattern made; nothing is written if nothing is new."""
-        with self._writing:
-            new = made - self._remembered
-            if not new:
-                return
-            with self._open() as con:
-                con.execute(_DISCOVERED)
-                con.executemany("insert or ignore into discovered values (?, ?)", new)
-            self._remembered = made
-
-    def recall(self) -> Made:
-        """What the pattern ever made."""
-        if not self.path.exists():
-            return Made()
-        with self._open() as con:
-            if con.execute("select 1 from sqlite_master where name = 'discovered'").fetchone() is None:
-                return Made()
-            return Made(con.execute("select routing_value, made_at from discovered").fetchall())
-
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        """The file, in a transaction; made if it is not there."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.closing(sqlite3.connect(self.path, timeout=10)) as con, con:
-            yield con
-
-    def _write(self, status: FanoutStatus) -> None:
-        rows = {d.id: _row(d, status.instance) for d in list(status.destinations.values())}
-        changed = [row for key, row in rows.items() if self._written.get(key) != row]
-        gone = [(key,) for key in self._written if key not in rows]
-        if not changed and not gone:
-            return
-        with self._open() as con:
-            if con.execute("pragma user_version").fetchone() != (_SHAPE,):
-                con.execute("drop table if exists destinations")
-                con.execute(f"pragma user_version = {_SHAPE}")
-            con.execute(_TABLE)
-            con.executemany(
-                f"insert or replace into destinations values ({'?, ' * 15}"
-                " strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))",
-                changed,
-            )
-            con.executemany("delete from destinations where destination_id = ?", gone)
-        self._written = rows
-
-    def read(self) -> list[dict[str, Any]]:
-        """The rows; none before the service ran."""
-        if not self.path.exists():
-            return []
-        with self._open() as con:
-            if con.execute("select 1 from sqlite_master where name = 'destinations'").fetchone() is None:
-                return []
-            con.row_factory = sqlite3.Row
-            return [dict(row) for row in con.execute("select * from destinations order by destination_id")]
+def destination_rows(status: FanoutStatus) -> dict[str, tuple[Any, ...]]:
+    """What the file of destinations says about each (`state_files.destinations`)."""
+    return {d.id: _row(d, status.instance) for d in list(status.destinations.values())}
 
 
 def _row(d: DestinationStatus, instance: str) -> tuple[Any, ...]:
@@ -209,9 +122,3 @@ def _verified(v: VerifyOverview) -> tuple[Any, ...]:
 
 def _iso(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-
-
-def state_path(config: FanoutConfig) -> Path:
-    """Where an instance keeps the state of its destinations for readers."""
-    name = "".join(c if c.isalnum() or c in "-_" else "_" for c in config.instance.id)
-    return Path(config.state_dir) / "fanout" / f"{name}.sqlite"

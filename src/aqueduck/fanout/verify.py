@@ -21,6 +21,7 @@ from aqueduck.config.lake_place import resolve
 from aqueduck.fanout.service import FanoutService
 from aqueduck.fanout.verdicts import DestinationComparison, Verdict
 from aqueduck.fanout.verify_deep import compare_deeply
+from aqueduck.lake.destinations.cycle import Destination
 from aqueduck.lake.destinations.destination import State, read_state
 from aqueduck.lake.destinations.destination_table import refuse_others
 from aqueduck.lake.session.failures import lake_errors
@@ -29,7 +30,7 @@ from aqueduck.lake.session.sql import equal, ident
 from aqueduck.lake.source.source_lake import SourceLake
 from aqueduck.lake.values.kept_types import compared
 from aqueduck.model.errors import AqueduckError, ConfigError, own_error
-from aqueduck.model.routing import Destination, SourceColumn, SourceTable
+from aqueduck.model.routing import SourceColumn, SourceTable
 
 __all__ = ["compare_sums", "verify_destinations"]
 

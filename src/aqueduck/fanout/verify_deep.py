@@ -32,11 +32,11 @@ from aqueduck.lake.compare.deep_digest import (
     sum_source,
     values_in_source,
 )
+from aqueduck.lake.destinations.cycle import Destination
 from aqueduck.lake.destinations.destination_table import refuse_others
 from aqueduck.lake.session.pool import LakePool, PooledLake
 from aqueduck.lake.source.source_lake import SourceLake
 from aqueduck.model.errors import AqueduckError, own_error
-from aqueduck.model.routing import Destination
 
 __all__ = ["compare_deeply"]
 

@@ -17,7 +17,7 @@ from aqueduck.fanout.verify import compare_sums
 from aqueduck.fanout.verify_deep import WAVE, compare_deeply
 from aqueduck.lake.session.pool import LakePool
 from aqueduck.model.errors import AqueduckError, LakeTableMissingError, TargetReplacedError
-from aqueduck.model.verification import Look
+from aqueduck.overview.verification import Look
 from aqueduck.service.verify_schedule import Verifier
 
 if TYPE_CHECKING:  # the service starts the verifier

@@ -22,9 +22,9 @@ import structlog
 
 from aqueduck.config.sync import VerifyConfig
 from aqueduck.model.errors import VerifyPostponedError, own_error
-from aqueduck.model.verification import NEVER, Look, after, due, rest_seconds
 from aqueduck.overview import metrics
 from aqueduck.overview.values import VerificationOverview, VerifyOverview, to_plain
+from aqueduck.overview.verification import NEVER, Look, after, due, rest_seconds
 from aqueduck.state_files.files import write_note
 
 __all__ = ["Verdicts", "Verifier", "summary"]

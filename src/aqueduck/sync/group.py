@@ -29,16 +29,16 @@ from aqueduck.lake.ledger.table_states import read_states
 from aqueduck.lake.session.catalog import LakeSession
 from aqueduck.lake.session.directories import read_directories
 from aqueduck.model.errors import AqueduckError, CopyDisturbedError, TableDisabledError
-from aqueduck.model.verification import NEVER
 from aqueduck.overview.values import VerifyOverview
+from aqueduck.overview.verification import NEVER
 from aqueduck.postgres.capture.capture_settings import CaptureSettings
 from aqueduck.service.tracing import BatchTimes
 from aqueduck.spark.query.copy_job import cancel_copies, run_copy
 from aqueduck.spark.query.sync_query import SyncQuery
-from aqueduck.state_files.copy_journal import forget_journal
 from aqueduck.state_files.files import read_report, write_skips, write_tables
 from aqueduck.sync.column_versions import ColumnVersions
 from aqueduck.sync.copying.copies import Copier
+from aqueduck.sync.copying.copy_journal import forget_journal
 from aqueduck.sync.group_commits import Units, commit_units
 from aqueduck.sync.prepare import PreparedGroup, PreparedTable, group_dir, refuse_another_source
 from aqueduck.sync.status import GroupStatus, Parked, TableCounts

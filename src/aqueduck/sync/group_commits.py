@@ -34,8 +34,8 @@ from aqueduck.model.errors import (
 from aqueduck.model.schema import TableName, lsn_text
 from aqueduck.overview import metrics
 from aqueduck.service.tracing import BatchTimes
-from aqueduck.state_files.copy_journal import forget_journal
 from aqueduck.state_files.files import note_position
+from aqueduck.sync.copying.copy_journal import forget_journal
 from aqueduck.sync.status import Parked
 
 if TYPE_CHECKING:  # a group hands its batches over

@@ -23,8 +23,8 @@ from aqueduck.model.schema import TableName
 from aqueduck.postgres.copy.table_copy import export_snapshot
 from aqueduck.postgres.session.connection import connect
 from aqueduck.postgres.session.server import flushed_position, settled_position
-from aqueduck.state_files.copy_journal import forget_journal
 from aqueduck.sync.control import Parting
+from aqueduck.sync.copying.copy_journal import forget_journal
 from aqueduck.sync.group import GroupRunner
 from aqueduck.sync.prepare import describe_tables, prepare_tables, publish, refuse_recreated
 from aqueduck.sync.status import TableCounts

@@ -36,8 +36,8 @@ from aqueduck.overview.values import to_plain
 from aqueduck.postgres.session.connection import connect
 from aqueduck.postgres.session.group_lock import try_lock_group
 from aqueduck.postgres.session.server import read_server
-from aqueduck.state_files.copy_journal import journaled_files, journals_of
 from aqueduck.state_files.files import write_note
+from aqueduck.sync.copying.copy_journal import journaled_files, journals_of
 
 if TYPE_CHECKING:  # the service starts the maintainer
     from aqueduck.sync.service import SyncService

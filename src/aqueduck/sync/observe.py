@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from aqueduck.model.errors import AqueduckError, TableDisabledError
 from aqueduck.model.lifecycle import TableState as Life
 from aqueduck.model.lifecycle import classify
-from aqueduck.model.verification import NEVER, in_words
+from aqueduck.overview.verification import NEVER, in_words
 from aqueduck.postgres.registry.registry import GroupObservation, TableObservation, TableRow
 from aqueduck.sync.control import Wanted
 from aqueduck.sync.group import GroupRunner

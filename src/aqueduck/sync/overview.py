@@ -13,7 +13,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-import psutil
 import structlog
 from psycopg.conninfo import conninfo_to_dict
 
@@ -23,6 +22,7 @@ from aqueduck.model.errors import AqueduckError
 from aqueduck.model.lifecycle import TableState
 from aqueduck.model.schema import lsn_text
 from aqueduck.overview.problems import Problems, difference
+from aqueduck.overview.processes import SLOW_SECONDS, processes
 from aqueduck.overview.values import (
     CopyOverview,
     FlowOverview,
@@ -50,12 +50,11 @@ from aqueduck.sync.verify_schedule import subject
 if TYPE_CHECKING:  # the service starts the server that shows it
     from aqueduck.sync.service import SyncService
 
-__all__ = ["SLOW_SECONDS", "SyncOverviews", "processes"]
+__all__ = ["SyncOverviews"]
 
 log = structlog.get_logger()
 
 FLOW = "sync"
-SLOW_SECONDS = 15.0
 
 
 class SyncOverviews:
@@ -278,22 +277,3 @@ def _copy(seen: TableObservation) -> CopyOverview | None:
         seconds_left=seconds * (1 - share) / share if seconds and share and not done else None,
         done=done,
     )
-
-
-def processes() -> Iterator[ProcessUsage]:
-    """The driver, the JVM below it, and the Python processes below that."""
-    driver = psutil.Process()
-    memory = {"driver": 0, "jvm": 0, "workers": 0}
-    cpu = dict.fromkeys(memory, 0.0)
-    for process in (driver, *driver.children(recursive=True)):
-        try:
-            with process.oneshot():
-                kind = "driver" if process == driver else "jvm" if "java" in process.name() else "workers"
-                used = process.cpu_times()
-                memory[kind] += process.memory_info().rss
-                cpu[kind] += used.user + used.system
-        except psutil.Error:
-            continue  # it ended meanwhile
-    for name, size in memory.items():
-        if size:
-            yield ProcessUsage(name=name, memory_bytes=size, cpu_seconds=round(cpu[name], 2))

@@ -77,10 +77,10 @@ from aqueduck.postgres.publications.slots import SlotInfo, check_slot, create_sl
 from aqueduck.postgres.session.connection import connect
 from aqueduck.postgres.session.history import KnownPast, refuse_another_history
 from aqueduck.postgres.session.server import ServerInfo, read_server, require_logical_wal
-from aqueduck.state_files.copy_journal import forget_journal
 from aqueduck.state_files.files import Confirmation, note_confirmation, read_confirmation, read_slot
 from aqueduck.state_files.private_files import private_directory
 from aqueduck.sync.control import FileControl, Wanted, open_control
+from aqueduck.sync.copying.copy_journal import forget_journal
 from aqueduck.sync.table_options import is_other, known_projections, with_projection
 
 __all__ = [

@@ -44,9 +44,9 @@ from aqueduck.postgres.session.server import flushed_position
 from aqueduck.service.tracing import Traces, open_traces
 from aqueduck.service.verify_schedule import Verifier
 from aqueduck.spark.session.session import build_session
-from aqueduck.state_files.copy_journal import journaled_files, journals_of
 from aqueduck.sync.actions import RegistryActions
 from aqueduck.sync.control import Wanted, inline_limits, open_control
+from aqueduck.sync.copying.copy_journal import journaled_files, journals_of
 from aqueduck.sync.group import GroupRunner
 from aqueduck.sync.maintain import Maintainer
 from aqueduck.sync.observe import RequestsDone, observe_tables

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from aqueduck.config.sync import SyncConfig
 from aqueduck.lake.compare.digest import MEMORY
 from aqueduck.lake.session.catalog import LakeSession, open_lake
-from aqueduck.model.verification import Look
+from aqueduck.overview.verification import Look
 from aqueduck.service.verify_schedule import Verdicts, Verifier
 from aqueduck.spark.query.verify_job import Gently, OnSpark, Reader
 from aqueduck.sync.verify import TableComparison, verify_tables

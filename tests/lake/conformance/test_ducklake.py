@@ -241,7 +241,7 @@ def test_a_lake_snapshot_says_what_it_inlined(inlined: Lake) -> None:
 
 
 def test_rows_that_a_transaction_wrote_and_removed_are_reported_wrongly(files: Lake) -> None:
-    """On both sides, at one place in a file; the summary mentions the insert only. `sides` in `lake/source/change_sides.py` cancels them."""
+    """On both sides, at one place in a file; the summary mentions the insert only. `sides` in `lake.source.change_sides` cancels them."""
     at = files.run("begin; insert into lake.t values (1, 0), (2, 0); delete from lake.t where id = 1; commit")
     place = "filename, file_row_number, id"
     both = set(files.changed("insertions", at, at, place)) & set(files.changed("deletions", at, at, place))

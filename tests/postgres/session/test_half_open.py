@@ -14,8 +14,8 @@ import psycopg
 import pytest
 
 from aqueduck.lab.embedded import EmbeddedPostgres
+from aqueduck.model.connections import CLIENT_END, SERVER_END
 from aqueduck.model.errors import ConnectionLostError, ServiceLockedError
-from aqueduck.model.keepalive import CLIENT_END, SERVER_END
 from aqueduck.postgres.capture.capture import Silence
 from aqueduck.postgres.session.connection import connect, translate_errors
 from aqueduck.postgres.session.group_lock import GroupLocks

@@ -15,8 +15,8 @@ import pytest
 from aqueduck.config.sync import LakeConfig
 from aqueduck.lab.embedded import EmbeddedPostgres
 from aqueduck.lake.session.catalog import open_lake
+from aqueduck.model.connections import login_demands
 from aqueduck.model.errors import AuthenticationError, CatalogUnreachableError
-from aqueduck.model.password_guard import login_demands
 from aqueduck.postgres.session.connection import connect
 from aqueduck.postgres.session.wire import connect_replication, connect_wire
 from tests.fix_postgres import wait_until

@@ -20,6 +20,7 @@ from aqueduck.config.lake_place import LakePlace
 from aqueduck.fanout import run as fanout_run
 from aqueduck.fanout.overview import FanoutOverviews
 from aqueduck.fanout.service import FanoutService
+from aqueduck.fanout.status import destination_rows
 from aqueduck.overview.metrics import METRICS, scrape
 from aqueduck.spark.formats.register import register_sources
 from aqueduck.spark.session.session import build_session
@@ -201,7 +202,7 @@ def test_a_failing_destination_is_isolated_and_returns(fan: Fan, spark: SparkSes
     service.poll()
     assert fan.rows("one") == [(1, "a", 1)]
     assert tenant.status.state == "errored"
-    service.state_file.write(service.status)
+    service.state_file.write(destination_rows(service.status))
     [row] = [r for r in service.state_file.read() if r["destination_id"] == "two"]
     assert row["last_error"].startswith("[lake.")
     assert row["retry_at"] is not None

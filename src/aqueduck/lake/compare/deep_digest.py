@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from aqueduck.lake.destinations.cycle import Destination
 from aqueduck.lake.destinations.destination import STATE, State, Terms, read_state
 from aqueduck.lake.session.engine import new_connection
 from aqueduck.lake.session.failures import lake_errors
 from aqueduck.lake.session.pool import LakePool, PooledLake
 from aqueduck.lake.session.sql import equal, ident
 from aqueduck.lake.values.kept_types import compared
-from aqueduck.model.routing import Destination, SourceColumn
+from aqueduck.model.routing import SourceColumn
 from aqueduck.model.schema import TableName
 
 __all__ = [

@@ -22,6 +22,7 @@ import duckdb
 import pyarrow as pa
 
 from aqueduck import faults
+from aqueduck.lake.destinations.cycle import Applied, Destination
 from aqueduck.lake.destinations.destination_table import (
     evolve_table,
     find_table,
@@ -38,7 +39,7 @@ from aqueduck.lake.source.source_lake import ReadPlan
 from aqueduck.lake.upkeep.statistics import settle_statistics
 from aqueduck.lake.values.kept_types import one_key, received, unkept, unkept_error
 from aqueduck.lake.values.not_inlined import keep_out_of_catalog
-from aqueduck.model.routing import Applied, Destination, SourceColumn, SourceTable, evolution
+from aqueduck.model.routing import SourceColumn, SourceTable, evolution
 from aqueduck.model.schema import TableName
 
 __all__ = [

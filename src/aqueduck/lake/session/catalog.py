@@ -32,6 +32,7 @@ from aqueduck.lake.session.engine import (
 from aqueduck.lake.session.failures import classify_attach, lake_errors
 from aqueduck.lake.session.object_stores import know_store
 from aqueduck.lake.session.sql import LAKE, ident, literal
+from aqueduck.model.connections import CLIENT_END, login_demands, with_search_path
 from aqueduck.model.errors import (
     CatalogUnreachableError,
     ConfigError,
@@ -39,11 +40,8 @@ from aqueduck.model.errors import (
     LakeWriteError,
     system_reason,
 )
-from aqueduck.model.keepalive import CLIENT_END
 from aqueduck.model.modes import TableMode
-from aqueduck.model.password_guard import login_demands
 from aqueduck.model.schema import TableName, TableSchema
-from aqueduck.model.session_guards import with_search_path
 
 if TYPE_CHECKING:  # it asks through a session
     from aqueduck.lake.target.places import Place

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import duckdb
 
+from aqueduck.model.connections import LET_SCRAM
 from aqueduck.model.errors import (
     AqueduckError,
     CatalogUnreachableError,
@@ -21,7 +22,6 @@ from aqueduck.model.errors import (
     LakeWriteError,
     ValueCastError,
 )
-from aqueduck.model.password_guard import LET_SCRAM
 
 __all__ = ["classify", "classify_attach", "lake_errors"]
 

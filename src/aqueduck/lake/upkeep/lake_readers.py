@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from aqueduck.config.fanout import DestinationConfig, FanoutConfig, assigned, load_fanout
 from aqueduck.config.fanout_roster import Roster, values_of
 from aqueduck.config.lake_place import resolve
-from aqueduck.fanout.status import StateFile, state_path
 from aqueduck.lake.destinations.destination import read_state
 from aqueduck.lake.session.catalog import catalog_place
 from aqueduck.lake.session.pool import LakePool
@@ -23,6 +22,7 @@ from aqueduck.lake.source.allowed_places import AllowedPlaces
 from aqueduck.lake.source.fanout_source import FanoutSource
 from aqueduck.lake.upkeep.maintenance import Kept
 from aqueduck.model.errors import AqueduckError, ConfigError, MaintenanceError
+from aqueduck.state_files.destinations import DestinationsFile, state_path
 
 __all__ = ["destinations_of", "oldest_cursor"]
 
@@ -76,7 +76,7 @@ def _found_in_source(
     config: FanoutConfig, source: FanoutSource, env: Mapping[str, str]
 ) -> list[DestinationConfig]:
     plan = source.plan_scan()
-    made = StateFile(state_path(config)).recall()
+    made = DestinationsFile(state_path(config)).recall()
     roster = Roster(config, env, functools.partial(source.canonical, plan), made)
     if config.destinations_table is not None:
         roster.add_rows(source.listed(config.destinations_table, plan), AllowedPlaces(config).refuse)

@@ -18,10 +18,8 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
+from aqueduck.model.connections import CLIENT_END, SET_LOCAL_GUARDS, guard_session, login_demands
 from aqueduck.model.errors import AqueduckError, ConfigError, ConnectionLostError
-from aqueduck.model.keepalive import CLIENT_END
-from aqueduck.model.password_guard import login_demands
-from aqueduck.model.session_guards import SET_LOCAL_GUARDS, guard_session
 from aqueduck.postgres.session.failures import classify_connect_failure, classify_server_error, may_show
 
 __all__ = [
@@ -45,7 +43,7 @@ def connect(
 
     What the string says wins over our defaults, but for the encoding: what we read is UTF-8.
     Statements are not prepared behind the scenes, so that poolers which share server connections work.  Both ends
-    notice a peer that vanished (`links`), the server's end only where the session is ours.
+    notice a peer that vanished (`model.connections`), the server's end only where the session is ours.
     """
     given = connection_parameters(dsn)
     refuse_gss_encryption(given)

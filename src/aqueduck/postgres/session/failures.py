@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from aqueduck.model.connections import LET_SCRAM
 from aqueduck.model.errors import (
     AqueduckError,
     AuthenticationError,
@@ -28,7 +29,6 @@ from aqueduck.model.errors import (
     TableMissingError,
     WalLevelError,
 )
-from aqueduck.model.password_guard import LET_SCRAM
 from aqueduck.model.schema import parse_table_name
 from aqueduck.postgres.session.quoting import identifier, table_identifier
 

@@ -2,7 +2,7 @@
 One service for a group at a time: an advisory lock that lives as long as its connection.
 
 It needs no registry, only the source database.  A service that dies lets go of it: its
-connection ends, and where its machine has vanished the server notices within 30 s (`links`).  A pooler gives sessions to
+connection ends, and where its machine has vanished the server notices within 30 s (`model.connections`).  A pooler gives sessions to
 others between transactions: there each lock lives in a transaction that stays open, idle and without a snapshot.
 
 Every role that may connect can take an advisory lock, so only locks of roles that could run a service count (ADR 67).

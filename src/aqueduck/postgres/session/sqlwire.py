@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from psycopg import OperationalError, pq
 
+from aqueduck.model.connections import SET_LOCAL_GUARDS, guard_session
 from aqueduck.model.errors import ConnectionLostError
-from aqueduck.model.session_guards import SET_LOCAL_GUARDS, guard_session
 from aqueduck.postgres.decode.pgoutput import Bytes
 from aqueduck.postgres.session.connection import connection_parameters, options_of
 from aqueduck.postgres.session.wire import connect_wire, raise_failed

@@ -20,11 +20,9 @@ import numpy as np
 from psycopg import OperationalError, pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from aqueduck.model.connections import CLIENT_END, GUARDS, guard_session, login_demands, server_end
 from aqueduck.model.errors import AqueduckError, ConnectionLostError, ProtocolError
-from aqueduck.model.keepalive import CLIENT_END, server_end
-from aqueduck.model.password_guard import login_demands
 from aqueduck.model.schema import lsn_text
-from aqueduck.model.session_guards import GUARDS, guard_session
 from aqueduck.postgres.decode.pgoutput import PG_EPOCH_US, Bytes
 from aqueduck.postgres.session.connection import options_of, refuse_gss_encryption
 from aqueduck.postgres.session.failures import classify_connect_failure, classify_server_error

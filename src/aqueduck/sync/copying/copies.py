@@ -55,8 +55,8 @@ from aqueduck.postgres.publications.publications import refuse_without_columns
 from aqueduck.postgres.session.connection import connect, translate_errors
 from aqueduck.postgres.session.server import flush_wal, settled_position
 from aqueduck.spark.query.copy_job import CopyJob
-from aqueduck.state_files.copy_journal import CopyJournal, forget_journal, journaled_files, journals_of
 from aqueduck.sync.copying.copy_commits import Landings
+from aqueduck.sync.copying.copy_journal import CopyJournal, forget_journal, journaled_files, journals_of
 from aqueduck.sync.copying.running_copy import RunningCopy, check_undisturbed, refuse_changed
 
 __all__ = ["Copier", "CopyProgress"]

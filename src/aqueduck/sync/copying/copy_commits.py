@@ -28,7 +28,7 @@ from aqueduck.lake.upkeep.statistics import settle_statistics
 from aqueduck.model.changes import SegmentRef
 from aqueduck.model.errors import CopyDisturbedError, LakeError, TableDisabledError
 from aqueduck.model.schema import TableName, TableSchema, lsn_text
-from aqueduck.state_files.copy_journal import forget_journal
+from aqueduck.sync.copying.copy_journal import forget_journal
 from aqueduck.sync.copying.running_copy import RunningCopy
 
 __all__ = ["Landings"]

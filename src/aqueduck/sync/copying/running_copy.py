@@ -22,7 +22,7 @@ from aqueduck.model.schema import TableSchema
 from aqueduck.postgres.catalog.structure import read_horizon, read_structure
 from aqueduck.postgres.copy.table_copy import Chunk, plan_chunks, read_column_marks
 from aqueduck.spark.query.copy_job import CopyItem
-from aqueduck.state_files.copy_journal import CopyJournal, CopySession
+from aqueduck.sync.copying.copy_journal import CopyJournal, CopySession
 
 __all__ = ["RunningCopy", "check_undisturbed", "refuse_changed"]
 

@@ -8,8 +8,8 @@ import pytest
 
 from aqueduck.config.sections import Section
 from aqueduck.config.sync import VerifyConfig
-from aqueduck.model.verification import NEVER, Look, after, due, in_words, rest_seconds
 from aqueduck.overview.values import VerifyOverview
+from aqueduck.overview.verification import NEVER, Look, after, due, in_words, rest_seconds
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 IDENTICAL = Look(verdict="identical")
