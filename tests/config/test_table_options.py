@@ -11,8 +11,7 @@ from pydantic import ValidationError
 from aqueduck.config.sections import describe_problems
 from aqueduck.config.sync import TableConfig
 from aqueduck.config.table_options import read_options
-from aqueduck.model.errors import ConfigError
-from aqueduck.model.projection import (
+from aqueduck.model.columns.projection import (
     Mask,
     Projection,
     bind,
@@ -22,6 +21,7 @@ from aqueduck.model.projection import (
     only_needed,
     problem,
 )
+from aqueduck.model.errors import ConfigError
 from aqueduck.model.schema import Column, TableSchema
 
 TABLE = TableSchema(

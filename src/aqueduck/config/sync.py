@@ -49,9 +49,9 @@ from aqueduck.config.sections import (
     refuse_repeated,
 )
 from aqueduck.config.server import ServerConfig, TokenConfig
+from aqueduck.model.columns.projection import Mask, Projection
 from aqueduck.model.errors import ConfigError
 from aqueduck.model.modes import TableMode
-from aqueduck.model.projection import Mask, Projection
 from aqueduck.model.schema import TableName, parse_table_name
 
 __all__ = [

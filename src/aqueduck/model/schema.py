@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from aqueduck.model.column_numbers import UNCLEAR, match_numbers
-from aqueduck.model.projection import Projection, lake_schema, only_needed
+from aqueduck.model.columns.column_numbers import UNCLEAR, match_numbers
+from aqueduck.model.columns.projection import Projection, lake_schema, only_needed
 
 __all__ = ["Column", "TableName", "TableSchema", "lsn_text", "parse_lsn", "parse_table_name"]
 

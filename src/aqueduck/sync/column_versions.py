@@ -14,9 +14,9 @@ import structlog
 
 from aqueduck.lake.ledger.table_states import TableState
 from aqueduck.model.changes import SegmentRef
-from aqueduck.model.column_numbers import UNCLEAR
+from aqueduck.model.columns.column_numbers import UNCLEAR
+from aqueduck.model.columns.projection import is_clear
 from aqueduck.model.errors import AqueduckError, Retry
-from aqueduck.model.projection import is_clear
 from aqueduck.model.schema import TableSchema
 from aqueduck.postgres.catalog.tables import describe_oid, dropped_columns
 from aqueduck.postgres.session.connection import connect

@@ -34,6 +34,7 @@ from aqueduck.lake.session.catalog import LakeSession, open_lake
 from aqueduck.lake.session.directories import read_directories
 from aqueduck.lake.target.apply import check_target, ensure_target, make_target, refuse_names
 from aqueduck.lake.target.places import check_place, notice_changes, with_places
+from aqueduck.model.columns.projection import Projection
 from aqueduck.model.errors import (
     AqueduckError,
     ConnectionLostError,
@@ -49,7 +50,6 @@ from aqueduck.model.errors import (
     TargetReplacedError,
 )
 from aqueduck.model.modes import UPSERT, TableMode
-from aqueduck.model.projection import Projection
 from aqueduck.model.schema import TableName, TableSchema, lsn_text
 from aqueduck.postgres.catalog.row_security import refuse_row_security
 from aqueduck.postgres.catalog.structure import read_structure

@@ -14,8 +14,8 @@ from aqueduck.lake.fold.row_filter import check_constants, compile_filter
 from aqueduck.lake.ledger.table_states import TableState
 from aqueduck.lake.session.catalog import LakeSession
 from aqueduck.lake.session.versions import current_version, tables_at
+from aqueduck.model.columns.projection import Projection, bind, salt_mark
 from aqueduck.model.errors import ConfigError
-from aqueduck.model.projection import Projection, bind, salt_mark
 from aqueduck.model.schema import TableSchema
 
 __all__ = ["is_other", "known_projections", "with_projection"]

@@ -9,10 +9,10 @@ import pytest
 
 from aqueduck.lake.target.apply import ensure_target
 from aqueduck.lake.target.evolve import evolve, plan_changes, same_columns, widen, wider_columns
-from aqueduck.model.column_numbers import UNCLEAR
+from aqueduck.model.columns.column_numbers import UNCLEAR
+from aqueduck.model.columns.typemap import lake_type
 from aqueduck.model.errors import ResyncNeededError
 from aqueduck.model.schema import Column, TableName, TableSchema
-from aqueduck.model.typemap import lake_type
 from tests.fix_lake import Lake
 
 INT2, INT4, INT8, TEXT, NUMERIC, FLOAT4, FLOAT8 = 21, 23, 20, 25, 1700, 700, 701

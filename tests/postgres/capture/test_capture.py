@@ -13,9 +13,9 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from aqueduck.lab.embedded import EmbeddedPostgres
+from aqueduck.model.columns.typemap import cast_sql, lake_type
 from aqueduck.model.errors import AqueduckError, SlotActiveError
 from aqueduck.model.schema import TableSchema, parse_lsn
-from aqueduck.model.typemap import cast_sql, lake_type
 from aqueduck.postgres.capture.capture import Capture
 from aqueduck.postgres.capture.capture_settings import CaptureSettings
 from aqueduck.postgres.capture.readers import open_reader

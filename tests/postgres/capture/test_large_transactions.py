@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from aqueduck.lab.embedded import EmbeddedPostgres
+from aqueduck.model.columns.typemap import lake_type
 from aqueduck.model.schema import parse_lsn
-from aqueduck.model.typemap import lake_type
 from aqueduck.postgres.catalog.tables import describe_table
 from tests.fix_postgres import Database, _new_database, wait_until
 from tests.replica import Replica

@@ -14,8 +14,8 @@ import pytest
 
 from aqueduck.lab.embedded import EmbeddedPostgres
 from aqueduck.lake.session.engine import new_connection
+from aqueduck.model.columns.typemap import TABLE
 from aqueduck.model.errors import AqueduckError, ProtocolError
-from aqueduck.model.typemap import TABLE
 from aqueduck.postgres.catalog.tables import describe_table
 from aqueduck.postgres.copy.table_copy import ChunkReader, export_snapshot, plan_chunks
 from aqueduck.postgres.decode import copybinary

@@ -11,7 +11,7 @@ from aqueduck.lake.session.engine import new_connection
 from aqueduck.spark.formats.cdc_source import CdcReader, PostgresCdcSource
 from aqueduck.spark.formats.table_source import PostgresTableSource
 from tests.fix_postgres import Database
-from tests.model.test_typemap import CASES, USER_TYPES
+from tests.model.columns.test_typemap import CASES, USER_TYPES
 
 DEPTH = max(len(values) for _, _, values in CASES)
 SPARK = {

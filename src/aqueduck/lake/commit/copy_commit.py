@@ -26,9 +26,9 @@ from aqueduck.lake.target.mode_rows import own_rows
 from aqueduck.lake.target.places import check_place
 from aqueduck.model.batches import plan_runs
 from aqueduck.model.changes import SegmentRef
+from aqueduck.model.columns.typemap import cast_sql
 from aqueduck.model.errors import CopyDisturbedError, LakeBusyError
 from aqueduck.model.schema import TableName, TableSchema
-from aqueduck.model.typemap import cast_sql
 from aqueduck.model.visibility import Moment
 
 __all__ = ["is_shown", "land_copy", "replay_parked"]

@@ -23,8 +23,8 @@ from aqueduck.lake.target.kept_columns import fit_columns
 from aqueduck.lake.target.mode_rows import current_rows, end_rows, has_rows, own_rows, tell_of_resync
 from aqueduck.model.batches import plan_runs
 from aqueduck.model.changes import SegmentRef
+from aqueduck.model.columns.projection import other_rules
 from aqueduck.model.errors import CopyDisturbedError, SchemaChangeError
-from aqueduck.model.projection import other_rules
 from aqueduck.model.schema import Column, TableSchema
 from aqueduck.model.visibility import Moment
 

@@ -20,9 +20,9 @@ from aqueduck.lake.fold.projected import project_rows
 from aqueduck.lake.session.engine import is_remote
 from aqueduck.lake.session.files import write_files
 from aqueduck.lake.session.sql import ident
-from aqueduck.model.projection import copies_cells
+from aqueduck.model.columns.projection import copies_cells
+from aqueduck.model.columns.typemap import cast_sql
 from aqueduck.model.schema import TableSchema
-from aqueduck.model.typemap import cast_sql
 
 __all__ = ["ChunkFile", "write_chunk"]
 

@@ -22,10 +22,10 @@ from aqueduck.lake.session.engine import new_connection
 from aqueduck.lake.session.failures import lake_errors
 from aqueduck.lake.session.sql import ident, lake_table
 from aqueduck.lake.target.mode_rows import present_rows
+from aqueduck.model.columns.typemap import cast_sql, lake_type
 from aqueduck.model.errors import AqueduckError
 from aqueduck.model.modes import UPSERT, TableMode
 from aqueduck.model.schema import Column, TableName, TableSchema
-from aqueduck.model.typemap import cast_sql, lake_type
 
 __all__ = [
     "Answer",

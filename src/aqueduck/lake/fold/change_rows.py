@@ -26,8 +26,8 @@ from aqueduck.lake.session.failures import lake_errors
 from aqueduck.lake.session.sql import ident, literal, string_list
 from aqueduck.lake.values.spark_cells import spark_type
 from aqueduck.model.changes import OP_DELETE, SegmentRef
+from aqueduck.model.columns.typemap import cast_sql, lake_type
 from aqueduck.model.schema import TableSchema
-from aqueduck.model.typemap import cast_sql, lake_type
 
 __all__ = ["CHANGE_SCHEMA", "EVENT_SCHEMA", "TABLE_META", "CommitRange", "change_rows", "table_rows"]
 

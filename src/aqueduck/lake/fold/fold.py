@@ -28,9 +28,9 @@ from aqueduck.lake.fold.unchanged import UnchangedCells, resolve_unchanged
 from aqueduck.lake.session.failures import lake_errors
 from aqueduck.lake.session.sql import ident
 from aqueduck.model.changes import OP_DELETE, OP_INSERT, SegmentRef
-from aqueduck.model.projection import filters_rows
+from aqueduck.model.columns.projection import filters_rows
+from aqueduck.model.columns.typemap import cast_sql, lake_type
 from aqueduck.model.schema import TableSchema
-from aqueduck.model.typemap import cast_sql, lake_type
 from aqueduck.model.visibility import Moment
 
 __all__ = [

@@ -31,9 +31,9 @@ from aqueduck.lake.session.sql import literal
 from aqueduck.lake.session.storage import discard_file, join, make_directory
 from aqueduck.model.batches import Unit
 from aqueduck.model.changes import SegmentRef
+from aqueduck.model.columns.projection import is_clear
 from aqueduck.model.errors import ConfigError, ResyncNeededError
 from aqueduck.model.modes import UPSERT, TableMode
-from aqueduck.model.projection import is_clear
 from aqueduck.model.schema import TableSchema
 from aqueduck.state_files.files import read_modes, read_skips, read_tables
 

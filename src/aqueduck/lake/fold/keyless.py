@@ -13,8 +13,8 @@ from aqueduck.lake.session.catalog import LakeSession
 from aqueduck.lake.session.sql import ident, lake_table
 from aqueduck.lake.target.evolve import stored_columns
 from aqueduck.model.changes import OP_DELETE, OP_INSERT
+from aqueduck.model.columns.typemap import cast_sql
 from aqueduck.model.schema import TableName, TableSchema
-from aqueduck.model.typemap import cast_sql
 
 __all__ = ["delete_rows", "net_rows"]
 

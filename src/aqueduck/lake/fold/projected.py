@@ -18,8 +18,7 @@ import duckdb
 
 from aqueduck.lake.session.sql import literal
 from aqueduck.model.changes import OP_DELETE, OP_INSERT, OP_UPDATE, SegmentRef
-from aqueduck.model.errors import ConfigError, ResyncNeededError
-from aqueduck.model.projection import (
+from aqueduck.model.columns.projection import (
     Cell,
     blank_columns,
     copies_cells,
@@ -29,8 +28,9 @@ from aqueduck.model.projection import (
     problem,
     salt_mark,
 )
+from aqueduck.model.columns.typemap import cast_sql
+from aqueduck.model.errors import ConfigError, ResyncNeededError
 from aqueduck.model.schema import TableSchema
-from aqueduck.model.typemap import cast_sql
 
 __all__ = [
     "ChangeView",

@@ -16,10 +16,10 @@ import duckdb
 
 from aqueduck.lake.session.engine import new_connection
 from aqueduck.lake.session.sql import literal
+from aqueduck.model.columns.projection import Projection
+from aqueduck.model.columns.typemap import cast_sql, lake_type
 from aqueduck.model.errors import ConfigError
-from aqueduck.model.projection import Projection
 from aqueduck.model.schema import Column, TableSchema
-from aqueduck.model.typemap import cast_sql, lake_type
 
 __all__ = ["check_constants", "compile_filter"]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from aqueduck.lake.ledger.progress import forget_position
 from aqueduck.lake.session.catalog import OWN_SCHEMA, LakeSession
 from aqueduck.lake.session.sql import LAKE, qualified
+from aqueduck.model.columns.projection import Projection
 from aqueduck.model.modes import UPSERT, TableMode
-from aqueduck.model.projection import Projection
 from aqueduck.model.schema import TableName, TableSchema
 
 __all__ = [

@@ -15,9 +15,9 @@ from aqueduck.lake.session.catalog import METADATA, OWN_SCHEMA, LakeSession
 from aqueduck.lake.session.failures import lake_errors
 from aqueduck.lake.session.sql import LAKE, ident, lake_table, literal
 from aqueduck.lake.target.mode_rows import own_rows
+from aqueduck.model.columns.typemap import lake_type
 from aqueduck.model.modes import UPSERT, TableMode
 from aqueduck.model.schema import TableName, TableSchema
-from aqueduck.model.typemap import lake_type
 
 __all__ = ["changed_keys", "current_version", "tables_at", "unsent_columns"]
 

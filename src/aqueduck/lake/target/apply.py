@@ -24,11 +24,11 @@ from aqueduck.lake.session.storage import no_glob
 from aqueduck.lake.target.evolve import holds, stored_columns
 from aqueduck.lake.target.inlined import inlining
 from aqueduck.lake.target.mode_rows import current_rows, end_rows, own_rows, source_tag
+from aqueduck.model.columns.projection import filters_rows
+from aqueduck.model.columns.typemap import lake_type
 from aqueduck.model.errors import SchemaChangeError
 from aqueduck.model.modes import MODES, UPSERT, TableMode
-from aqueduck.model.projection import filters_rows
 from aqueduck.model.schema import Column, TableName, TableSchema
-from aqueduck.model.typemap import lake_type
 
 __all__ = [
     "add_files",

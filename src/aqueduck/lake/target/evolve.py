@@ -15,10 +15,10 @@ from typing import Literal
 
 from aqueduck.lake.session.catalog import LakeSession
 from aqueduck.lake.session.sql import ident, lake_table, literal
-from aqueduck.model.column_numbers import UNCLEAR
+from aqueduck.model.columns.column_numbers import UNCLEAR
+from aqueduck.model.columns.typemap import cast_sql, keeps_values, lake_type
 from aqueduck.model.errors import ResyncNeededError, SchemaChangeError
 from aqueduck.model.schema import Column, TableName, TableSchema
-from aqueduck.model.typemap import cast_sql, keeps_values, lake_type
 
 __all__ = [
     "Step",

@@ -14,10 +14,10 @@ from aqueduck.lake.session.catalog import LakeSession
 from aqueduck.lake.session.sql import ident, lake_table
 from aqueduck.lake.target.evolve import Step, alter, holds, literal_value, stored_columns
 from aqueduck.lake.target.mode_rows import own_rows
+from aqueduck.model.columns.typemap import lake_type
 from aqueduck.model.errors import ResyncNeededError, SchemaChangeError
 from aqueduck.model.modes import TableMode
 from aqueduck.model.schema import Column, TableName, TableSchema
-from aqueduck.model.typemap import lake_type
 
 __all__ = ["fit_columns", "keep_columns"]
 

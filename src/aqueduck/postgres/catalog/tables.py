@@ -14,8 +14,8 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
+from aqueduck.model.columns.projection import Projection, bind
 from aqueduck.model.errors import NoKeyError, PublicationError, TableMissingError
-from aqueduck.model.projection import Projection, bind
 from aqueduck.model.schema import Column, TableName, TableSchema, parse_table_name
 from aqueduck.postgres.publications.narrowed import as_published
 from aqueduck.postgres.session.connection import translate_errors

@@ -25,8 +25,8 @@ import psycopg
 import pyarrow as pa
 from psycopg import pq
 
+from aqueduck.model.columns.projection import blank_columns
 from aqueduck.model.errors import AqueduckError, CopyDisturbedError
-from aqueduck.model.projection import blank_columns
 from aqueduck.model.schema import TableName, TableSchema, parse_lsn
 from aqueduck.model.visibility import Moment
 from aqueduck.postgres.copy.copy_connections import kept_streams

@@ -17,8 +17,8 @@ import pyarrow as pa
 from numba import njit
 
 from aqueduck.model.byte_copy import copy_bytes
+from aqueduck.model.columns.typemap import decimal_digits
 from aqueduck.model.schema import Column
-from aqueduck.model.typemap import decimal_digits
 from aqueduck.postgres.decode.binary_numerics import decode_decimals
 from aqueduck.postgres.decode.pgoutput import Bytes, Ints, gather, protocol_error
 from aqueduck.postgres.session.quoting import identifier

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from aqueduck.model.columns.projection import only_needed
 from aqueduck.model.errors import ProtocolError
-from aqueduck.model.projection import only_needed
 from aqueduck.model.schema import Column, TableSchema
 from aqueduck.postgres.decode import pgoutput as wireformat
 from aqueduck.postgres.decode import pgoutput_messages as messages

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from aqueduck.model.projection import blank_columns
+from aqueduck.model.columns.projection import blank_columns
 from aqueduck.model.schema import Column, TableSchema
 from aqueduck.postgres.decode.pgoutput import Bytes
 from aqueduck.postgres.decode.pgoutput_messages import WireColumn, WireRelation

@@ -12,8 +12,8 @@ from typing import Any
 
 import psycopg
 
+from aqueduck.model.columns.projection import Projection
 from aqueduck.model.errors import PublicationError
-from aqueduck.model.projection import Projection
 from aqueduck.model.schema import TableSchema
 from aqueduck.postgres.session.connection import translate_errors
 from aqueduck.postgres.session.quoting import identifier, table_identifier

@@ -97,7 +97,7 @@ def table_struct(table: TableSchema) -> StructType:
     from aqueduck.lake.fold.fold_tasks import task_engine
     from aqueduck.lake.session.sql import ident
     from aqueduck.lake.values.spark_cells import spark_type
-    from aqueduck.model.typemap import lake_type
+    from aqueduck.model.columns.typemap import lake_type
     from aqueduck.spark.formats.spark_types import struct_of
 
     cells = ", ".join(f"cast(null as {spark_type(lake_type(c))}) as {ident(c.name)}" for c in table.columns)
@@ -168,7 +168,7 @@ class TableReader(DataSourceReader):
         from aqueduck.lake.session.failures import lake_errors
         from aqueduck.lake.session.sql import ident
         from aqueduck.lake.values.spark_cells import spark_type
-        from aqueduck.model.typemap import cast_sql, lake_type
+        from aqueduck.model.columns.typemap import cast_sql, lake_type
         from aqueduck.spark.formats.spark_types import duckdb_types
 
         failed: list[AqueduckError] = []

@@ -25,8 +25,8 @@ from aqueduck import faults
 from aqueduck.lake.commit.copy_files import ChunkFile, write_chunk
 from aqueduck.lake.fold.fold_tasks import TASK_MEMORY
 from aqueduck.lake.session.object_stores import know_store
+from aqueduck.model.columns.projection import copies_cells
 from aqueduck.model.errors import AqueduckError, CopyDisturbedError, own_error
-from aqueduck.model.projection import copies_cells
 from aqueduck.model.schema import TableSchema
 from aqueduck.postgres.copy.table_copy import Chunk, ChunkReader
 from aqueduck.state_files.files import write_note

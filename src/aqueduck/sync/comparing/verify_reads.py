@@ -19,7 +19,7 @@ from aqueduck.lake.ledger.table_states import TableState
 from aqueduck.lake.session.catalog import LakeSession
 from aqueduck.lake.session.versions import KEYS
 from aqueduck.lake.target.mode_checks import Finding
-from aqueduck.model.projection import masks_key
+from aqueduck.model.columns.projection import masks_key
 from aqueduck.model.schema import TableSchema
 from aqueduck.postgres.catalog.key_lookup import can_look_up, key_condition
 from aqueduck.postgres.copy.table_copy import plan_chunks

@@ -31,6 +31,7 @@ from aqueduck.lake.session.versions import KEYS, changed_keys, current_version, 
 from aqueduck.lake.target.apply import check_target
 from aqueduck.lake.target.evolve import same_columns
 from aqueduck.lake.target.places import check_place, notice_changes
+from aqueduck.model.columns.projection import only_needed
 from aqueduck.model.errors import (
     AqueduckError,
     LakeTableMissingError,
@@ -39,7 +40,6 @@ from aqueduck.model.errors import (
     SchemaChangeError,
     TargetReplacedError,
 )
-from aqueduck.model.projection import only_needed
 from aqueduck.model.schema import TableName, TableSchema, lsn_text
 from aqueduck.postgres.catalog.table_storage import read_storage
 from aqueduck.postgres.catalog.tables import describe_oid

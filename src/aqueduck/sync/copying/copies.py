@@ -30,6 +30,7 @@ from aqueduck.lake.session.files import file_prefix
 from aqueduck.lake.target.apply import refuse_names
 from aqueduck.lake.target.places import OTHER, check_place, notice_changes
 from aqueduck.model.changes import SegmentRef
+from aqueduck.model.columns.projection import only_needed
 from aqueduck.model.errors import (
     AqueduckError,
     CopyDisturbedError,
@@ -39,7 +40,6 @@ from aqueduck.model.errors import (
 )
 from aqueduck.model.lifecycle import Lifecycle, fail, retry_is_due
 from aqueduck.model.lifecycle import TableState as Life
-from aqueduck.model.projection import only_needed
 from aqueduck.model.schema import TableName, TableSchema, lsn_text
 from aqueduck.overview import metrics
 from aqueduck.postgres.catalog.tables import describe_oid

@@ -18,7 +18,7 @@ from aqueduck.lake.commit.commit import RunPlan, apply_run, set_lineage, transac
 from aqueduck.lake.ledger.table_states import TableState, write_state
 from aqueduck.lake.target.evolve import same_columns, widen, wider_columns
 from aqueduck.lake.target.places import check_place
-from aqueduck.model.column_numbers import UNCLEAR
+from aqueduck.model.columns.column_numbers import UNCLEAR
 from aqueduck.model.errors import (
     AqueduckError,
     LakeBusyError,

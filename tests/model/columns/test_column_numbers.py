@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aqueduck.model.column_numbers import match_numbers
+from aqueduck.model.columns.column_numbers import match_numbers
 
 TWO = {1: "id", 2: "v"}
 

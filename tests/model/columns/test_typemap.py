@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aqueduck.lake.session.engine import new_connection
+from aqueduck.model.columns.typemap import ARRAY_LAKE_TYPE, TABLE, cast_sql, lake_type
 from aqueduck.model.schema import Column
-from aqueduck.model.typemap import ARRAY_LAKE_TYPE, TABLE, cast_sql, lake_type
 from aqueduck.postgres.catalog.tables import describe_table
 from tests.fix_postgres import Database
 from tests.type_strategies import texts
@@ -311,7 +311,7 @@ def documented_table() -> list[str]:
 
 def test_the_document_has_the_table_of_the_code() -> None:
     """docs/types.md lists exactly what is mapped."""
-    text = (Path(__file__).parents[2] / "docs" / "types.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "types.md").read_text()
     table = text.partition("| PostgreSQL | Arrow | DuckLake | JSON |\n|---|---|---|---|\n")[2].partition(
         "\n\n"
     )[0]

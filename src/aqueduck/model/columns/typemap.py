@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from aqueduck.model import casts
-from aqueduck.model.casts import Json
+from aqueduck.model.columns import casts
+from aqueduck.model.columns.casts import Json
 from aqueduck.model.schema import Column
 
 __all__ = ["ARRAY_LAKE_TYPE", "TABLE", "TypeRow", "cast_sql", "decimal_digits", "keeps_values", "lake_type"]
