@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+
+from aqueduck import faults
 
 _PLUGINS = (
     "tests.fix_postgres",
@@ -20,6 +22,13 @@ _PLUGINS = (
 )
 
 pytest_plugins = [name for name in _PLUGINS if importlib.util.find_spec(name)]
+
+
+@pytest.fixture
+def arm() -> Iterator[Callable[[str], None]]:
+    """Takes a fault point of this process, as `AQUEDUCK_FAULT` names it; disarmed afterwards."""
+    yield faults.arm
+    faults.arm("")
 
 
 @pytest.fixture(autouse=True)

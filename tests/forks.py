@@ -100,8 +100,7 @@ def run(request: dict[str, Any]) -> NoReturn:
     if request["file_bytes"] is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_bytes"], resource.RLIM_INFINITY))
-    name, _, how = request["fault"].partition(":")
-    vars(faults).update(_name=name, _how=how, _left=int(how) if how.isdigit() else 1)
+    faults.arm(request["fault"])
     module, _, function = request["target"].partition(":")
     code = 0
     try:

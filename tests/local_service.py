@@ -19,6 +19,7 @@ import pytest
 
 from aqueduck.config.sync import SyncConfig, load_config
 from aqueduck.model.batches import plan_units
+from aqueduck.model.errors import AqueduckError
 from aqueduck.overview.values import FlowOverview
 from aqueduck.postgres.capture.capture import Capture
 from aqueduck.postgres.capture.capture_settings import CaptureSettings
@@ -168,7 +169,7 @@ class LocalService:
     def in_lake(self, table: str) -> list[tuple[Any, ...]]:
         try:
             return self.service.query_lake(f"from lake.main.{table} order by all")[0]
-        except Exception as exc:  # noqa: BLE001 - it is not there yet, or somebody commits
+        except AqueduckError as exc:  # it is not there yet, or somebody commits
             return [(type(exc).__name__,)]
 
     def wait_same(self, *tables: str, seconds: float = 30) -> None:

@@ -15,10 +15,17 @@ import sys
 
 from aqueduck.model.errors import LakeWriteError
 
-__all__ = ["point"]
+__all__ = ["arm", "point"]
 
-_name, _, _how = os.environ.get("AQUEDUCK_FAULT", "").partition(":")
-_left = int(_how) if _how.isdigit() else 1
+_name = _how = ""
+_left = 1
+
+
+def arm(fault: str) -> None:
+    """Take `fault`, written as in `AQUEDUCK_FAULT`, from now on; an empty one disarms."""
+    global _name, _how, _left
+    _name, _, _how = fault.partition(":")
+    _left = int(_how) if _how.isdigit() else 1
 
 
 def point(name: str) -> None:
@@ -36,3 +43,6 @@ def _trip() -> None:
     if _how == "raise":
         raise LakeWriteError(f"a test made {_name} fail")
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+arm(os.environ.get("AQUEDUCK_FAULT", ""))

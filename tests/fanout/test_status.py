@@ -51,7 +51,7 @@ def test_only_work_is_a_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyP
     os.utime(file, (1, 1))
     workers = Workers("i", tasks=1, progress_file=str(file))
     with workers.alive():
-        time.sleep(1.0)
+        time.sleep(1.0)  # nothing may happen meanwhile: several beats
     assert file.stat().st_mtime == 1
     with workers.alive():
         wait_until(lambda: sum(range(50_000)) and file.stat().st_mtime > 1, "a busy task shows", 30)

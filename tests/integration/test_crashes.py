@@ -53,6 +53,7 @@ def test_a_kill_loses_and_doubles_nothing(db: Database, sync: Sync, point: str) 
     sync.catch_up()
     registered = {p for (p,) in sync.lake("select data_file from ducklake_list_files('lake', 't')")}
     on_disk = {str(p) for p in (sync.directory / "data").rglob("aqueduck-test-*.parquet")}
+    assert on_disk
     assert on_disk <= registered | _ended(sync), "files that a dead batch left behind are removed"
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from aqueduck import faults
 from aqueduck.config.events import load_events
 from aqueduck.events.status import lock_name
 from aqueduck.lab.embedded import EmbeddedPostgres
@@ -126,7 +125,7 @@ def test_a_store_that_is_down_when_a_file_is_due_is_tried_again(
 
 
 def test_a_file_is_not_published_while_its_batch_is_in_doubt(
-    db: Database, flow_of: FlowOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    db: Database, flow_of: FlowOf, tmp_path: Path, arm: Callable[[str], None]
 ) -> None:
     """P-E03: events that no bookmark knows of are written again, so they must not be visible before that."""
     db.execute(SHOP)
@@ -137,8 +136,7 @@ def test_a_file_is_not_published_while_its_batch_is_in_doubt(
     try:
         service.prepare()
         before = service.position
-        monkeypatch.setattr(faults, "_name", "sink.flushed")
-        monkeypatch.setattr(faults, "_how", "raise")
+        arm("sink.flushed:raise")
         with pytest.raises(LakeWriteError):
             service._deliver([EventPart(0, str(text), 1, 3)], before + 8, 1)
         service._tick(final=True)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from aqueduck import faults
 from aqueduck.cli.commands import app
 from aqueduck.config.events import load_events
 from aqueduck.config.server import ServerConfig
@@ -91,13 +90,11 @@ def test_a_running_flow_shows_itself(db: Database, served: tuple[Flow, EventsSer
 
 
 def test_a_failure_is_shown_until_it_is_over_and_noted_for_later(
-    db: Database, served: tuple[Flow, EventsService, str], monkeypatch: pytest.MonkeyPatch
+    db: Database, served: tuple[Flow, EventsService, str], arm: Callable[[str], None]
 ) -> None:
     """The error with its code while it is tried again; afterwards it is the last error, and the flow is well."""
     flow, _, address = served
-    monkeypatch.setattr(faults, "_left", 1)
-    monkeypatch.setattr(faults, "_how", "raise")
-    monkeypatch.setattr(faults, "_name", "sink.flushed")
+    arm("sink.flushed:raise")
     db.execute("insert into orders values (1, 'a')")
     wait_until(lambda: group(address)["state"] == "retrying", "the failure is shown", 60)
     error = group(address)["error"]

@@ -37,7 +37,7 @@ def _first_in_the_normal_run(points: Sequence[str]) -> list[Any]:
 POLL = """
 import json, sys
 from pathlib import Path
-from aqueduck.lake_place import LakePlace
+from aqueduck.config.lake_place import LakePlace
 from tests.fanout_lakes import Fan
 directory, values, places = json.loads(sys.argv[1])
 Fan(Path(directory), values, places={k: LakePlace(**v) for k, v in places.items()}).poll()

@@ -43,7 +43,7 @@ def test_a_server_starts_within_seconds_with_logical_decoding(new_server: NewSer
     """Both versions of the wheel come up quickly and are ready for slots."""
     began = time.monotonic()
     server = new_server(version=version)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30  # one second where nothing else runs
     assert str(query(server, "show server_version")).startswith(f"{version}.")
     assert query(server, "show wal_level") == "logical"
     assert query(server, "show max_replication_slots") == "20"

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import psycopg
 import pytest
 
 from aqueduck.config.sync import SyncConfig, load_config
 from aqueduck.lake.ledger.table_states import read_states
 from aqueduck.lake.session.catalog import open_lake
-from aqueduck.model.errors import AqueduckError, ConnectionLostError, ServiceLockedError, SlotLostError
+from aqueduck.model.errors import ServiceLockedError, SlotLostError
 from aqueduck.postgres.session.group_lock import GroupLocks
-from aqueduck.sync.control import Wanted
 from aqueduck.sync.overview import SyncOverviews
 from aqueduck.sync.prepare import prepare
 from aqueduck.sync.service import SyncService
-from tests.fix_postgres import Database
+from tests.fix_postgres import Database, wait_until
+from tests.local_service import LocalService, local_service
 
 
 @pytest.fixture
@@ -48,17 +47,6 @@ def service_of(config: SyncConfig) -> Iterator[SyncService]:
         yield service
     finally:
         service.stop()
-
-
-def look(service: SyncService, *, noticed: bool = False) -> None:
-    control = service.reconciler._control
-    assert control is not None
-    service.reconciler._reconcile(control.wanted(), noticed=noticed)
-
-
-def stub(**fields: Any) -> Any:
-    """A runner that runs nothing."""
-    return SimpleNamespace(**fields, refused={}, stop=lambda: None, refresh=lambda: None)
 
 
 def groups(db: Database) -> dict[str, Any]:
@@ -112,99 +100,96 @@ def test_a_group_of_another_service_is_refused(db: Database, config: SyncConfig)
         assert second.errored == {}
 
 
-def test_an_errored_group_is_tried_again_when_somebody_acts(
-    db: Database, config: SyncConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A notice, other settings, or a minute: not all the time."""
+def drop_slot(db: Database, group: str) -> None:
+    """Somebody ends its reader and drops it, before the reader is back."""
+
+    def dropped() -> bool:
+        with contextlib.suppress(psycopg.errors.ObjectInUse):
+            db.execute(
+                f"select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = 'aqueduck_{group}' and active;"
+                f"select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = 'aqueduck_{group}'"
+            )
+        return not db.query("select from pg_replication_slots where slot_name = %s", [f"aqueduck_{group}"])
+
+    wait_until(dropped, "the slot is gone")
+
+
+@pytest.fixture
+def errored(
+    db: Database, config: SyncConfig, without_spark: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[LocalService]:
+    """A service that runs `one`; `two` has no slot, and its next try by itself is an hour away."""
+    monkeypatch.setattr("aqueduck.sync.service.ERRORED_SECONDS", 3600.0)
     list(prepare(config))
-    db.execute("select pg_drop_replication_slot('aqueduck_two')")
-    with service_of(config) as service:
-        service.prepare()
-        started: list[str] = []
-        monkeypatch.setattr(service, "start_group", started.append)  # what Spark does is not the point here
-        monkeypatch.setattr(service.reconciler, "_act_on_requests", lambda wanted: None)
-        monkeypatch.setattr(service.reconciler, "_change_tables", lambda wanted, every: None)
-        service.running["one"] = stub(tables={})
-        tried = service.errored["two"].retry_at
-        look(service)
-        assert service.errored["two"].retry_at == tried
-        look(service, noticed=True)
-        assert service.errored["two"].retry_at > tried
-        assert started == []
-        db.execute("select aqueduck.set_setting('on_slot_loss', 'resync', group_name => 'two')")
-        look(service)
-        assert started == ["two"]
-        assert service.errored == {}
-        assert "two" in service.prepared
+    drop_slot(db, "two")
+    with local_service(db, config) as running:
+        running.wait_streaming("public.one")
+        assert set(running.service.errored) == {"two"}
+        yield running
+
+
+def test_an_errored_group_is_tried_again_when_somebody_acts(db: Database, errored: LocalService) -> None:
+    """A notice, other settings, or a minute: not all the time."""
+    service = errored.service
+    tried, looks = service.errored["two"].retry_at, errored.looks
+    wait_until(lambda: errored.looks > looks + 3, "it has looked at what is wanted")
+    assert service.errored["two"].retry_at == tried
+    db.execute("select aqueduck.set_setting('flush_interval_ms', '70', group_name => 'one')")
+    wait_until(lambda: service.errored["two"].retry_at > tried, "a notice has it tried")
+    db.execute("select aqueduck.set_setting('on_slot_loss', 'resync', group_name => 'two')")
+    errored.wait_streaming("public.one", "public.two")
+    assert service.errored == {}
+    db.execute("insert into one values (1); insert into two values (1)")
+    errored.wait_same("one", "two")
 
 
 @pytest.mark.parametrize("wanted", ["disable_group('two')", "drop_group('two', with_tables => true)"])
 def test_an_errored_group_can_be_given_up(
-    db: Database, config: SyncConfig, monkeypatch: pytest.MonkeyPatch, wanted: str
+    db: Database, config: SyncConfig, errored: LocalService, wanted: str
 ) -> None:
-    list(prepare(config))
-    db.execute("select pg_drop_replication_slot('aqueduck_two')")
-    with service_of(config) as service:
-        service.prepare()
-        monkeypatch.setattr(service.reconciler, "_act_on_requests", lambda wanted: None)
-        monkeypatch.setattr(service.reconciler, "_change_tables", lambda wanted, every: None)
-        service.running["one"] = stub(tables={})
-        db.execute(f"select aqueduck.{wanted}")
-        look(service)
-        assert service.errored == {}
-        assert set(service.running) == {"one"}
-        with service_of(config) as other:  # nobody has its lock
-            other._locks = GroupLocks(config.source.dsn)
-            other._lock("two")
+    """The service goes on without it, and its lock is free for others."""
+    db.execute(f"select aqueduck.{wanted}")
+    wait_until(lambda: not errored.service.errored, "it is given up")
+    assert set(errored.service.running) == {"one"}
+    others = GroupLocks(config.source.dsn)
+    others.take("two")
+    others.close()
 
 
-class _Query:
-    """A query that ended with an error."""
-
-    def __init__(self, error: AqueduckError) -> None:
-        self.error = error
-
-    def check(self) -> None:
-        raise self.error
-
-
-def _runner(name: str, error: AqueduckError) -> Any:
-    status = SimpleNamespace(last_error=None, restarts=0, state="streaming")
-    group = SimpleNamespace(name=name, on_slot_loss="stop")
-    return stub(group=group, query=_Query(error), status=status, retry_at=None, failures=0, tables={})
-
-
+@pytest.mark.usefixtures("without_spark")
 def test_a_group_that_is_tried_again_keeps_nobody_waiting(
-    config: SyncConfig, monkeypatch: pytest.MonkeyPatch
+    db: Database, config: SyncConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pause of one group was a pause of all: requests by SQL, copies and other groups waited for it."""
-    service = SyncService(config)
-    restarted: list[str] = []
-    monkeypatch.setattr(service, "_restart", lambda runner: restarted.append(runner.group.name))
-    runner = _runner("one", ConnectionLostError("the connection was lost"))
-    runner.failures = 4
-    began = time.monotonic()
-    service._recover(runner)
-    service._recover(runner)
-    assert time.monotonic() - began < 1
-    assert restarted == []
-    assert runner.status.restarts == 1
-    assert runner.retry_at - began == pytest.approx(30, abs=1)
-    runner.retry_at = time.monotonic()
-    service._recover(runner)
-    assert restarted == ["one"]
+    monkeypatch.setattr("aqueduck.model.retries.RESTART_SECONDS", (3600.0,))
+    db.execute("create table three (id int primary key); insert into three values (1)")
+    with local_service(db, config) as running:
+        running.wait_streaming("public.one", "public.two")
+        one = running.service.running["one"]
+        db.execute(
+            "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = 'aqueduck_one'"
+        )
+        wait_until(lambda: one.retry_at is not None, "the group pauses")
+        db.execute(
+            "insert into two values (2); select aqueduck.add_table('public.three', group_name => 'two')"
+        )
+        running.wait_streaming("public.three")
+        running.wait_same("two", "three")
+        assert one.retry_at is not None
+        assert one.status.restarts == 1
 
 
-def test_an_error_that_needs_a_person_ends_only_its_group(config: SyncConfig) -> None:
-    service = SyncService(config)
-    one, two = (_runner(name, SlotLostError("the slot is gone")) for name in ("one", "two"))
-    service.running |= {"one": one, "two": two}
-    service.wanted |= {group.name: Wanted(group) for group in config.groups}
-    service._recover(one)
-    assert set(service.running) == {"two"}
-    assert set(service.errored) == {"one"}
-    with pytest.raises(SlotLostError):  # nothing is left to go on
-        service._recover(two)
+@pytest.mark.usefixtures("without_spark")
+def test_an_error_that_needs_a_person_ends_only_its_group(db: Database, config: SyncConfig) -> None:
+    """The service ends with the last of its groups."""
+    with local_service(db, config) as running:
+        running.wait_streaming("public.one", "public.two")
+        drop_slot(db, "one")
+        wait_until(lambda: set(running.service.errored) == {"one"}, "the group is errored")
+        db.execute("insert into two values (2)")
+        running.wait_same("two")
+        drop_slot(db, "two")
+        wait_until(lambda: isinstance(running.error, SlotLostError), "nothing is left to go on")
 
 
 def test_a_table_that_was_removed_with_its_target_and_added_before_a_start(

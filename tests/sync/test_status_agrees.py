@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from aqueduck.cli import commands as cli
@@ -183,7 +184,7 @@ def test_an_errored_group_is_errored_everywhere(
         )
 
         def dropped() -> bool:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(psycopg.errors.ObjectInUse):
                 db.execute(drop)
             return not db.query("select from pg_replication_slots where slot_name = 'aqueduck_other'")
 

@@ -140,8 +140,10 @@ def test_a_table_that_is_disabled_while_it_is_copied(group: WholeGroup) -> None:
 
 
 @contextlib.contextmanager
-def lost_answers(monkeypatch: pytest.MonkeyPatch, message: str) -> Iterator[list[str]]:
-    """The next commit of a transaction with such a message happens, and its answer is lost."""
+def lost_answers(
+    monkeypatch: pytest.MonkeyPatch, message: str, *, then_away: bool = False
+) -> Iterator[list[str]]:
+    """The next commit of a transaction with such a message happens, and its answer is lost; so is the catalog, if asked for."""
     execute, said = LakeSession.execute, [""]
     lost: list[str] = []
 
@@ -154,8 +156,16 @@ def lost_answers(monkeypatch: pytest.MonkeyPatch, message: str) -> Iterator[list
             raise LakeWriteError("the connection to the catalog was lost")
         return result
 
+    query = LakeSession.query
+
+    def away(self: LakeSession, *arguments: Any, **keywords: Any) -> Any:
+        if lost and then_away:
+            raise LakeWriteError("the catalog does not answer")
+        return query(self, *arguments, **keywords)
+
     with monkeypatch.context() as patch:
         patch.setattr(LakeSession, "execute", losing)
+        patch.setattr(LakeSession, "query", away)
         yield lost
 
 
@@ -185,13 +195,11 @@ def test_a_landing_that_nobody_knows_of_is_found_later(
     """The catalog stays away: whether the copy is in is asked again before it is made again."""
     oid = oid_of(group)
     copier = group.runner.copier
-    with lost_answers(monkeypatch, "copy of") as lost:
-        monkeypatch.setattr(copier.landings, "_in_lake", lambda states: False)
+    with lost_answers(monkeypatch, "copy of", then_away=True) as lost:
         group.runner.resync(oid)
         wait_until(lambda: not copier.busy, "the landing fails")
     assert lost
     assert not group.runner.states[oid].ready
-    monkeypatch.undo()
     group.db.execute("delete from t where id = 7; insert into t values (1000, 'parked')")
     group.apply_only()
     copier.retry_now(oid)

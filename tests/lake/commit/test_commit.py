@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,13 +62,6 @@ def insert(directory: Path, *ids: int, first_ord: int = 5) -> list[SegmentRef]:
     return stage(directory, [Change(OP_INSERT, ("big", "a", "1", str(i), "x")) for i in ids], first_ord)
 
 
-def fail_once(monkeypatch: pytest.MonkeyPatch, point: str) -> None:
-    """What AQUEDUCK_FAULT=point:raise does."""
-    monkeypatch.setattr(faults, "_name", point)
-    monkeypatch.setattr(faults, "_how", "raise")
-    monkeypatch.setattr(faults, "_left", 1)
-
-
 def test_all_tables_and_the_position_are_one_lake_snapshot(shop: Lake, tmp_path: Path) -> None:
     """Promise 2: rows of all tables, and the position, appear together, with their lineage."""
     before = shop.read("select count(*) from lake.snapshots()")[0][0]
@@ -123,11 +116,11 @@ def test_inlined_rows_are_flushed_beyond_the_limit(
 
 
 def test_a_failure_before_the_commit_leaves_nothing(
-    shop: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shop: Lake, tmp_path: Path, arm: Callable[[str], None]
 ) -> None:
     """P-S17: a transient failure takes everything back, and the same batch succeeds the next time."""
     plan = BatchPlan(END, (table(ONE, insert(tmp_path, 1)),))
-    fail_once(monkeypatch, "lake.before_commit")
+    arm("lake.before_commit:raise")
     with pytest.raises(Exception, match=r"\[lake.write\]"):
         commit_batch(shop.session, plan)
     assert counts(shop) == (0, 0)
@@ -137,10 +130,10 @@ def test_a_failure_before_the_commit_leaves_nothing(
 
 
 def test_a_commit_whose_answer_was_lost_counts(
-    shop: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shop: Lake, tmp_path: Path, arm: Callable[[str], None]
 ) -> None:
     """Hazard 3: a failure after the write is found to be a success, and nothing is written twice."""
-    fail_once(monkeypatch, "lake.after_commit")
+    arm("lake.after_commit:raise")
     assert commit_batch(shop.session, BatchPlan(END, (table(ONE, insert(tmp_path, 1)),)))
     assert counts(shop) == (1, 0)
     assert read_position(shop.session, "shop") == END
@@ -223,12 +216,12 @@ def test_changes_that_the_copy_has_are_left_out(shop: Lake, tmp_path: Path) -> N
 
 KILLED = """
 import sys
-from aqueduck.config import LakeConfig
+from aqueduck.config.sync import LakeConfig
 from aqueduck.lake.session.catalog import open_lake
 from aqueduck.lake.commit.commit import BatchPlan, RunPlan, TablePlan, commit_batch
 from aqueduck.lake.ledger.progress import Position
-from aqueduck.changes import SegmentRef
-from aqueduck.schema import TableName, TableSchema
+from aqueduck.model.changes import SegmentRef
+from aqueduck.model.schema import TableName, TableSchema
 import json
 given = json.loads(sys.argv[1])
 schema = TableSchema.from_json(given["schema"])

@@ -434,7 +434,7 @@ def test_values_of_every_type_arrive_unchanged(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from tests.fanout_lakes import connect
-from aqueduck.lake_place import LakePlace
+from aqueduck.config.lake_place import LakePlace
 con = connect(LakePlace(catalog=sys.argv[1], data_path=sys.argv[2]), "data_inlining_row_limit 5")
 con.execute("insert into lake.t values (50, 'a', 50)")
 print("held", flush=True)

@@ -157,7 +157,8 @@ def test_a_server_that_asks_does_not_take_back_what_was_noted(
     again.start()
     try:
         wait_until(lambda: again.seen >= target, "the capture has seen it")
-        time.sleep(0.5)
+        told = "select flush_lsn from pg_stat_replication where pid = (select active_pid from pg_replication_slots where slot_name = 's')"
+        wait_until(lambda: db.value(told) is not None, "the first status has arrived")
         noted = read_confirmation(run.settings.confirmed_path)
         assert noted is not None
         assert noted.position >= run.confirmed() >= target > run.settings.position
@@ -306,7 +307,8 @@ def test_a_slot_that_is_let_go_is_taken(
     db.execute("insert into t values (1, 'x')")
     second.wait_seen(second.position())
     assert second.rows() == 1
-    assert refused[2] - refused[1] > refused[1] - refused[0] >= 0.25
+    assert refused[1] - refused[0] >= 0.25
+    assert refused[2] - refused[1] >= 0.5
 
 
 def test_a_server_that_goes_away_is_a_typed_error(

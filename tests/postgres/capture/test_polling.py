@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 from collections.abc import Callable
@@ -143,6 +144,10 @@ def test_steps_do_not_make_versions_of_columns_and_ddl_between_them_does(
     assert max(s.version for s in segments(watched)) > first
 
 
+def have_seen(end: int, *watched: Watched) -> bool:
+    return min(one.capture.seen for one in watched) >= end
+
+
 def test_a_transaction_larger_than_a_step_comes_whole_and_once(
     db: Database, watch: Callable[..., Watched], pooler: Callable[..., str]
 ) -> None:
@@ -157,7 +162,8 @@ def test_a_transaction_larger_than_a_step_comes_whole_and_once(
                 f"insert into f select g, repeat('x', 500) from generate_series({part}0000, {part}0999) g"
             )
             db.execute(f"insert into u values ('short', {part})")
-            time.sleep(0.1)
+            end = parse_lsn(db.value("select pg_current_wal_flush_lsn()::text"))
+            wait_until(functools.partial(have_seen, end, own, pooled), "a step ends within it")
         large.execute("commit")
     db.execute("insert into u values ('last', 9)")
     for watched in (own, pooled):
@@ -185,7 +191,7 @@ def test_the_slot_moves_only_with_what_is_durable(
     staged = segments(watched)
     db.execute("insert into quiet select generate_series(1, 1000)")
     segments(watched)
-    time.sleep(1.5)  # longer than between two attempts to move it
+    time.sleep(1.5)  # nothing may happen meanwhile: longer than between two attempts to move it
     assert confirmed(db, "polled") < staged[0].last_lsn
     assert confirmed(db, "polled") >= begin
     watched.stage.release(watched.stage.furthest(0, 1 << 40))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ import duckdb
 import pytest
 
 from aqueduck.lake.fold import fold_tasks as units
-from aqueduck.model.errors import AqueduckError
+from aqueduck.model.errors import AqueduckError, LakeWriteError
 from aqueduck.postgres.catalog.tables import describe_table
 from aqueduck.postgres.copy.table_copy import ChunkReader, export_snapshot, plan_chunks
 from aqueduck.spark.query import copy_job
@@ -79,20 +79,12 @@ def test_each_reader_has_a_connection(db: Database, tmp_path: Path, monkeypatch:
         assert len(made) == READERS + 1
 
 
-def test_a_failure_of_one_ends_both(db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_one_ends_both(db: Database, tmp_path: Path, arm: Callable[[str], None]) -> None:
     """What is left is not read in vain."""
-    started: list[int] = []
-    copy = CopyJob._copy_item
-
-    def fail_first(job: CopyJob, item: CopyItem, *others: object) -> object:
-        started.append(item.chunk.number)
-        if item.chunk.number == 0:
-            raise AqueduckError("the first one fails")
-        return copy(job, item, *others)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(CopyJob, "_copy_item", fail_first)
-    with made_job(db, tmp_path, "text") as job, pytest.raises(AqueduckError, match="the first one fails"):
+    arm("copy.chunk_written:raise")
+    with made_job(db, tmp_path, "text") as job, pytest.raises(LakeWriteError, match=r"copy\.chunk_written"):
         job.run(range(len(job.items)))
-    assert len(started) < len(job.items)
+    written = list(tmp_path.rglob("*.parquet"))
+    assert 0 < len(written) < len(job.items)
     with pytest.raises(AqueduckError):
         replace(job, snapshot="none").run([1, 2])

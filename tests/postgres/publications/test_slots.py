@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -122,9 +121,7 @@ def test_the_flushed_position_is_after_every_commit(db: Database) -> None:
     for n in range(5):
         db.execute(f"insert into t values ({n})")
         committed = parse_lsn(db.value("select pg_current_wal_insert_lsn()::text"))
-        began = time.monotonic()
         assert flushed_position(db.dsn) >= committed
-        assert time.monotonic() - began < 5
 
 
 # -- publications

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -365,21 +364,15 @@ def test_without_the_registry_a_call_says_how_to_get_it(db: Database) -> None:
     assert error.hint == "run: aqueduck init"
 
 
-def test_a_change_is_heard_within_a_second(any_db: Database, conn: Connection) -> None:
-    """P-S25: the service does not wait for its next look."""
+def test_a_change_is_heard_at_once(any_db: Database, conn: Connection) -> None:
+    """P-S25: the service does not wait for its next look, here a minute away."""
     listen(conn)
-    heard: list[float] = []
-
-    def wait() -> None:
-        assert wait_for_notice(conn, 10)
-        heard.append(time.monotonic())
-
-    waiting = threading.Thread(target=wait)
+    heard: list[bool] = []
+    waiting = threading.Thread(target=lambda: heard.append(wait_for_notice(conn, 60)))
     waiting.start()
-    sent = time.monotonic()
     any_db.execute("select aqueduck.add_table('a')")
-    waiting.join()
-    assert heard[0] - sent < 1
+    waiting.join(30)
+    assert heard == [True]
 
 
 def test_a_notice_says_what_changed(any_db: Database, conn: Connection) -> None:

@@ -201,7 +201,7 @@ NOTEBOOK = """
 import os, sys
 from pyspark.sql import SparkSession
 import aqueduck
-from aqueduck.errors import AqueduckError
+from aqueduck.model.errors import AqueduckError
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 aqueduck.register(spark)
 place = dict(catalog=f"sqlite:{sys.argv[1]}/lake.sqlite", data_path=f"{sys.argv[1]}/data/", table="t")

@@ -17,7 +17,7 @@ ATTACK = """
 import contextlib, os, stat, sys
 from pathlib import Path
 import psutil
-from aqueduck.private_files import restrict_new_files
+from aqueduck.state_files.private_files import restrict_new_files
 from aqueduck.spark.session.session import build_session
 from tests.stranger import RefusedError, fetch_block, listening_ports
 

@@ -68,7 +68,7 @@ print(*sorted(planning))
 """
 
 DOES_NOT_START = """
-from aqueduck.errors import SparkStartError
+from aqueduck.model.errors import SparkStartError
 from aqueduck.spark.session.session import build_session
 
 try:
