@@ -35,6 +35,7 @@ class Receiver:
         self.headers: dict[str, str] = {}
         self.answer = b""
         self.answered = 0
+        self.connections: set[Any] = set()
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -43,6 +44,7 @@ class Receiver:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 receiver.bodies.append(body)
+                receiver.connections.add(self.client_address)
                 status = receiver.answers.pop(0) if receiver.answers else 200
                 if status == 0:  # taken, but the answer never comes
                     receiver.requests.append((dict(self.headers), json.loads(body)))
@@ -167,6 +169,41 @@ def test_a_long_answer_is_not_read(receiver: Receiver, tmp_path: Path) -> None:
     sink.close()
     assert [(e["lsn"], e["seq"]) for e in receiver.events()] == EVENTS
     assert receiver.answered < 64 << 20
+
+
+def test_requests_share_a_connection_and_nothing_else(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No cookie comes back, no proxy of the environment sees the events, and no library logs the URL."""
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    receiver.headers = {"Set-Cookie": "seen=1"}
+    sink = sink_of(receiver, batch_size=1, retries=0)
+    with caplog.at_level("INFO"):
+        sink.write([rows(tmp_path, EVENTS)], 1)
+    sink.close()
+    assert len(receiver.requests) == len(EVENTS)
+    assert len(receiver.connections) == 1
+    assert not any("cookie" in map(str.lower, headers) for headers, _ in receiver.requests)
+    assert receiver.url not in caplog.text
+
+
+def test_a_connection_that_the_receiver_closed_costs_no_try(receiver: Receiver, tmp_path: Path) -> None:
+    """After a pause the receiver may have closed the connection: the next batch takes another one."""
+    receiver.headers = {"Connection": "close"}
+    sink = sink_of(receiver, batch_size=1, retries=0)
+    sink.write([rows(tmp_path, EVENTS)], 1)
+    assert len(receiver.connections) == len(EVENTS)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"url": "http://hunter2@-\u00e4.example/x"}, {"headers": {"X-Token": "hunter2 \u20ac"}}]
+)
+def test_what_http_cannot_send_is_an_error_of_the_file(receiver: Receiver, wrong: dict[str, Any]) -> None:
+    """The error names the keys and shows no value of them."""
+    with pytest.raises(ConfigError, match=r"sink\.config\.url or a header") as caught:
+        HttpSink(HttpSinkConfig(**{"url": receiver.url, **wrong}))
+    assert "hunter2" not in str(caught.value)
 
 
 def test_a_redirect_takes_no_events_elsewhere(receiver: Receiver, tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ from aqueduck.sinks.bookmark_file import FileBookmarks
 from aqueduck.sinks.bookmark_lake import LakeBookmarks, read_lake_bookmark
 from aqueduck.sinks.bookmark_table import PostgresBookmarks
 from aqueduck.sinks.files import JsonlSink, RotatedJsonlSink
-from aqueduck.sinks.http import HttpSink
 from aqueduck.sinks.kafka import KafkaSink
 from aqueduck.sinks.lake_table import LakeEvents
 from aqueduck.sinks.postgres_table import EventsTable, bookmarks_beside
@@ -107,6 +106,8 @@ def _open_sink(
             return JsonlSink(path)
         return RotatedJsonlSink(path, rotate_bytes=sink.rotate_bytes, rotate_seconds=sink.rotate_seconds)
     if isinstance(sink, HttpSinkConfig):
+        from aqueduck.sinks.http import HttpSink  # it loads httpx, for which no other sink waits
+
         return HttpSink(sink, sleep=pause)
     return KafkaSink(sink) if isinstance(sink, KafkaSinkConfig) else StdoutSink()
 

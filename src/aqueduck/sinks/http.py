@@ -12,7 +12,7 @@ import base64
 import contextlib
 import hashlib
 import hmac
-import http.client
+import itertools
 import json
 import os
 import ssl
@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
+import httpx
 import structlog
 
 from aqueduck import faults
@@ -35,6 +35,7 @@ from aqueduck.model.errors import (
     system_reason,
 )
 from aqueduck.model.event_parts import EventPart, PartFormat
+from aqueduck.model.retries import doubling, retried
 from aqueduck.sinks.rows import EventBatch, event_batches
 
 __all__ = ["HttpSink"]
@@ -48,8 +49,16 @@ ANSWER_BYTES_MAX = 64 << 10
 _LATER = (408, 425, 429)
 
 
+class _LaterError(Exception):
+    """The receiver cannot take the batch now; the text says why."""
+
+
 class HttpSink:
-    """Posts to one URL over one connection that is kept open."""
+    """
+    Posts to one URL over one connection that is kept open.
+
+    A transport of httpx without its client: no redirects, cookies, proxies of the environment or log lines with the URL.
+    """
 
     part_format: PartFormat = "rows"
     batch_bytes_max: int | None = 16 << 20
@@ -57,15 +66,23 @@ class HttpSink:
     def __init__(self, config: HttpSinkConfig, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._config = config
         self._sleep = sleep
-        self._url = urlsplit(config.url)
-        self._target = (self._url.path or "/") + (f"?{self._url.query}" if self._url.query else "")
-        self._connection: http.client.HTTPConnection | None = None
-        self._headers = {"Content-Type": "application/json", "User-Agent": "aqueduck"}
+        try:
+            self._url = httpx.URL(config.url)
+            headers = httpx.Headers(config.headers, encoding="latin-1")
+        except (httpx.InvalidURL, UnicodeEncodeError):  # the text of either shows what may be secret
+            raise ConfigError(
+                "sink.config.url or a header of the webhook cannot be sent",
+                hint="write the URL as https://host:port/path, and headers without letters beyond ISO 8859-1",
+            ) from None
+        self._headers = httpx.Headers({"Content-Type": "application/json", "User-Agent": "aqueduck"})
         if self._url.username:
-            login = f"{unquote(self._url.username)}:{unquote(self._url.password or '')}".encode()
+            login = f"{self._url.username}:{self._url.password}".encode()
             self._headers["Authorization"] = f"Basic {base64.b64encode(login).decode()}"
-        self._headers |= config.headers
-        self._tls = _tls(config) if self._url.scheme == "https" else None
+        self._headers.update(headers)
+        self._transport = httpx.HTTPTransport(
+            verify=_tls(config) if self._url.scheme == "https" else False,
+            limits=httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=None),
+        )
 
     def recover(self, bookmark: Bookmark | None) -> None: ...
 
@@ -79,53 +96,42 @@ class HttpSink:
                 faults.point("sink.posted")
 
     def _deliver(self, batch: EventBatch) -> None:
-        delay = self._config.backoff
-        for attempt in range(self._config.retries + 1):
-            status, reason = self._post(batch)
-            if status is not None and 200 <= status < 300:
-                return
-            if status is not None and status < 500 and status not in _LATER:
-                self._put_aside(batch, status)
-                return
-            if attempt < self._config.retries:
-                log.warning("webhook failed, trying again", reason=reason, attempt=attempt + 1)
-                self._sleep(min(delay, BACKOFF_SECONDS_MAX))
-                delay *= 2
-        raise SinkUnreachableError(
-            f"the webhook did not take a batch in {self._config.retries + 1} tries: {reason}",
-            hint="check that the receiver runs; the batch is delivered again from its beginning",
-        )
+        delays = doubling(self._config.backoff, BACKOFF_SECONDS_MAX, times=self._config.retries)
+        tries = itertools.count(1)
 
-    def _post(self, batch: EventBatch) -> tuple[int | None, str]:
+        def tell(exc: Exception) -> None:
+            log.warning("webhook failed, trying again", reason=str(exc), attempt=next(tries))
+
+        try:
+            status = retried(lambda: self._post(batch), delays, self._sleep, on=_LaterError, failed=tell)
+        except _LaterError as exc:
+            raise SinkUnreachableError(
+                f"the webhook did not take a batch in {self._config.retries + 1} tries: {exc}",
+                hint="check that the receiver runs; the batch is delivered again from its beginning",
+            ) from exc
+        if not 200 <= status < 300:
+            self._put_aside(batch, status)
+
+    def _post(self, batch: EventBatch) -> int:
+        """The status of the answer; raises if the batch is to be sent again later."""
         ids = batch.ids()
-        headers = {
-            **self._headers,
-            "Idempotency-Key": f"{ids[0].split('-')[0]}..{_last(ids[-1])}",
-            "Aqueduck-Events": ",".join(ids),
-        }
+        headers = self._headers.copy()
+        headers["Idempotency-Key"] = f"{ids[0].split('-')[0]}..{_last(ids[-1])}"
+        headers["Aqueduck-Events"] = ",".join(ids)
         body = batch.as_array()
         if self._config.signature_secret is not None:
             headers["Aqueduck-Signature"] = _signature(self._config.signature_secret, int(time.time()), body)
+        timeout = {"timeout": httpx.Timeout(self._config.timeout).as_dict()}
+        request = httpx.Request("POST", self._url, headers=headers, content=body, extensions=timeout)
         try:
-            connection = self._connected()
-            connection.request("POST", self._target, body, headers)
-            response = connection.getresponse()
-            if not _read_up(response, time.monotonic() + self._config.timeout):
-                self.close()
-        except (OSError, http.client.HTTPException) as exc:
-            self.close()
-            return None, type(exc).__name__
-        return response.status, f"status {response.status}"
-
-    def _connected(self) -> http.client.HTTPConnection:
-        if self._connection is None:
-            host, port, timeout = self._url.hostname, self._url.port, self._config.timeout
-            assert host is not None
-            if self._tls is not None:
-                self._connection = http.client.HTTPSConnection(host, port, timeout=timeout, context=self._tls)
-            else:
-                self._connection = http.client.HTTPConnection(host, port, timeout=timeout)
-        return self._connection
+            with contextlib.closing(self._transport.handle_request(request)) as response:
+                _read_up(response, time.monotonic() + self._config.timeout)
+        except httpx.TransportError as exc:
+            raise _LaterError(type(_root(exc)).__name__) from exc
+        status = response.status_code
+        if status >= 500 or status in _LATER:
+            raise _LaterError(f"status {status}")
+        return status
 
     def _put_aside(self, batch: EventBatch, status: int) -> None:
         """A batch that the receiver will never take: into the dead-letter file, or nowhere and stop."""
@@ -153,10 +159,7 @@ class HttpSink:
     def settle(self, position: int) -> None: ...
 
     def close(self) -> None:
-        if self._connection is not None:
-            with contextlib.suppress(OSError):
-                self._connection.close()
-            self._connection = None
+        self._transport.close()
 
 
 def _tls(config: HttpSinkConfig) -> ssl.SSLContext:
@@ -185,16 +188,18 @@ def _signature(secret: str, at: int, body: bytes) -> str:
     return f"t={at},sha256={digest}"
 
 
-def _read_up(response: http.client.HTTPResponse, deadline: float) -> bool:
-    """Whether an answer ends soon, so that its connection can take another request."""
+def _read_up(response: httpx.Response, deadline: float) -> None:
+    """Read an answer that ends soon, so that its connection can take another request; others are closed with it."""
     left = ANSWER_BYTES_MAX
-    while left > 0 and time.monotonic() < deadline:
-        chunk = response.read1(left)
-        if not chunk:
-            response.close()
-            return True
+    for chunk in response.iter_raw():
         left -= len(chunk)
-    return False
+        if left <= 0 or time.monotonic() >= deadline:
+            return
+
+
+def _root(exc: BaseException) -> BaseException:
+    """The system's error below those of httpx and httpcore: it says most."""
+    return exc if exc.__cause__ is None else _root(exc.__cause__)
 
 
 def _last(run: str) -> str:
