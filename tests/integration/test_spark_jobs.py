@@ -45,6 +45,8 @@ class Job:
             "PYSPARK_SUBMIT_ARGS": _SUBMIT,
         }
         prepare_environment(self._env, "local[2]")
+        # For the service's own process only: spark-submit runs the job with it.
+        self._env.pop("PYSPARK_DRIVER_PYTHON")
         self.process: subprocess.Popen[bytes] | None = None
         self.log = directory / "job.log"
 
