@@ -121,6 +121,22 @@ class TableSchema:
         )
         return replace(self, columns=columns, newest=max(newest, *found) if found else newest)
 
+    def following(self, before: TableSchema) -> TableSchema:
+        """
+        The table as the catalog has it, next after the version `before`: numbers leave nothing to be told.
+
+        A column that was there before and not sent has values in rows from before.
+        """
+        known = {c.number for c in before.columns}
+        newest = before.newest or max(known, default=0)
+        if min(known, default=1) <= 0:
+            return self._like(before.columns, newest)
+        columns = tuple(
+            replace(c, computed=c.computed or (c.number <= newest and c.number not in known))
+            for c in self.columns
+        )
+        return replace(self, columns=columns)
+
     def settled(self, now: TableSchema | None) -> TableSchema:
         """The same version with the catalog's numbers if the catalog has exactly these columns, else without any."""
         if now is not None and [_shape(c) for c in now.columns] == [_shape(c) for c in self.columns]:

@@ -79,7 +79,7 @@ class GroupRunner:
         self.directory = group_dir(config, ready.group)
         self.status = GroupStatus(ready.group.name, position=ready.position)
         self.columns_waiting: dict[int, tuple[str, ...]] = {}
-        """Columns that differ from the source's until the table's next row, as `column_watch` sees it."""
+        """Columns that differ from the source's until the lake has what came before, as `column_watch` sees it."""
         self.truncated: set[int] = set()
         """Tables that were truncated as a whole, until `watch` has seen it in the catalog."""
         self.left: set[int] = set()

@@ -8,6 +8,7 @@ A table that cannot be written is parked in the same batch, so that the others g
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ import structlog
 
 from aqueduck.lake.commit.commit import BatchPlan, TableFailed, commit_batch, transact
 from aqueduck.lake.fold.fold_tasks import UnitFiles, parked_units, plan_batch, remove_scratch
+from aqueduck.lake.fold.projected import refuse_unclear
 from aqueduck.lake.ledger.parking import copy_to_parking
 from aqueduck.lake.ledger.progress import Position
 from aqueduck.lake.ledger.table_states import TableState
@@ -41,7 +43,7 @@ from aqueduck.sync.status import Parked
 if TYPE_CHECKING:  # a group hands its batches over
     from aqueduck.sync.group import GroupRunner
 
-__all__ = ["Units", "commit_units"]
+__all__ = ["Units", "commit_units", "with_way_out"]
 
 log = structlog.get_logger()
 
@@ -138,12 +140,7 @@ def _isolate(runner: GroupRunner, failed: TableFailed) -> TableState:
     """The state of a table that is not applied any more: it waits for a new copy, or for whatever mends its error."""
     state, error = runner.states[failed.oid], failed.error
     again = isinstance(error, ResyncNeededError) and runner.group.on_type_change == "resync"
-    if isinstance(error, ResyncNeededError) and not again:
-        schema = runner.tables[failed.oid].schema
-        name = TableName(schema.schema, schema.name)
-        error = ResyncNeededError(
-            error.message, hint=f"aqueduck tables resync -c FILE {name}", table=error.table
-        )
+    error = error if again else with_way_out(runner, failed.oid, error)
     what = "table is copied again" if again else "table failed"
     log.warning(what, group=runner.group.name, table=state.source, error=str(error))
     position = 0 if again else state.copy_position
@@ -155,6 +152,15 @@ def _isolate(runner: GroupRunner, failed: TableFailed) -> TableState:
         runner.copier.failed(failed.oid, error)
     metrics.count_error(error.code, flow="sync", group=runner.group.name)
     return isolated
+
+
+def with_way_out(runner: GroupRunner, oid: int, error: LakeError) -> LakeError:
+    """The error as people see it: where a copy would help, and is not made without them, it says how to ask for one."""
+    if not isinstance(error, ResyncNeededError):
+        return error
+    schema = runner.tables[oid].schema
+    hint = f"aqueduck tables resync -c FILE {TableName(schema.schema, schema.name)}"
+    return ResyncNeededError(error.message, hint=hint, table=error.table)
 
 
 def _evolved(runner: GroupRunner, plan: BatchPlan) -> tuple[BatchPlan, list[TableState]]:
@@ -169,6 +175,8 @@ def _evolved(runner: GroupRunner, plan: BatchPlan) -> tuple[BatchPlan, list[Tabl
         old = state.schema
         if old is not None and any(not same_columns(old, version) for version in versions):
             try:
+                for before, after in itertools.pairwise([old, *versions]):
+                    refuse_unclear(after, before)
                 notice_changes(runner.lake)
                 check_place(runner.lake, state.target, state.target_uuid, TableName(old.schema, old.name))
                 wider, versions = wider_columns(old, versions)

@@ -211,7 +211,7 @@ def _with_waiting(seen: TableObservation, runner: GroupRunner, oid: int) -> Tabl
     waiting = runner.columns_waiting.get(oid, ())
     verified = runner.verified(runner.tables[oid].source)
     said = "" if verified == NEVER else in_words(verified) or ""
-    note = f"columns that the lake gets with the table's next row: {', '.join(waiting)}" if waiting else ""
+    note = f"columns that wait for the changes before them: {', '.join(waiting)}" if waiting else ""
     return replace(seen, verify_note="; ".join(filter(None, (said, note))) or None)
 
 

@@ -130,34 +130,9 @@ def bind(table: TableSchema, wanted: Projection, before: Projection | None = Non
             raise _wrong(table, f"has no column {name}", "correct the name under the table's options")
         numbers.append((name, number))
     bound = replace(table, projection=replace(wanted, numbers=tuple(numbers)))
-    _check(bound)
+    if found := _problem(bound):
+        raise _wrong(table, *found)
     return bound
-
-
-def _check(table: TableSchema) -> None:
-    """The rules that do not depend on how names were found."""
-    wanted = table.projection
-    assert wanted is not None
-    if reason := problem(table):
-        raise _wrong(table, reason, "correct the table's options")
-    cells = lake_cells(table)
-    seen: dict[str, str] = {}
-    for cell in cells:
-        source = table.columns[cell.index].name
-        other = seen.setdefault(cell.name.lower(), source)
-        if other != source:
-            raise _wrong(
-                table,
-                f"would have {other} and {source} both as {cell.name}",
-                "choose another name under rename",
-            )
-    for cell in cells:
-        if cell.mask is not None and cell.mask.kind != "hash" and table.columns[cell.index].name in table.key:
-            raise _wrong(
-                table,
-                f"has the key column {table.columns[cell.index].name}, which cannot be a constant: rows would not be told apart",
-                "mask it with hash, which keeps keys apart",
-            )
 
 
 def _wrong(table: TableSchema, what: str, hint: str) -> ConfigError:
@@ -166,10 +141,31 @@ def _wrong(table: TableSchema, what: str, hint: str) -> ConfigError:
 
 def problem(table: TableSchema) -> str | None:
     """Why the projection cannot be applied to these columns of the source, if it cannot."""
-    wanted = (table.source or table).projection
-    source = table.source or table
-    if wanted is None:
+    found = _problem(table.source or table)
+    return None if found is None else found[0]
+
+
+def _problem(source: TableSchema) -> tuple[str, str] | None:
+    """With what to do about it."""
+    if source.projection is None:
         return None
+    if reason := _unclear(source, source.projection):
+        return reason, "correct the table's options"
+    cells = [(cell, source.columns[cell.index].name) for cell in lake_cells(source)]
+    seen: dict[str, str] = {}
+    for cell, name in cells:
+        other = seen.setdefault(cell.name.lower(), name)
+        if other != name:
+            return f"would have {other} and {name} both as {cell.name}", "choose another name under rename"
+    for cell, name in cells:
+        if cell.mask is not None and cell.mask.kind != "hash" and name in source.key:
+            reason = f"has the key column {name}, which cannot be a constant: rows would not be told apart"
+            return reason, "mask it with hash, which keeps keys apart"
+    return None
+
+
+def _unclear(source: TableSchema, wanted: Projection) -> str | None:
+    """Why it cannot be told what the names mean, or a column is missing that cannot be."""
     if any(c.number == 0 for c in source.columns):
         for name in wanted.named:
             if _find(source, name) is None:

@@ -53,7 +53,9 @@ def describe_table(
         row = _find(conn, "n.nspname = %(schema)s and c.relname = %(name)s", _names(name))
     if row is None:
         raise _missing(conn, name)
-    return as_published(conn, _described(row, need_key, generated=bool(publication)), publication)
+    return as_published(
+        conn, _described(row, need_key, generated=_may_send_generated(conn, publication)), publication
+    )
 
 
 def describe_oid(
@@ -72,7 +74,7 @@ def describe_oid(
         )
     if projection is None:
         return _described(row, need_key)
-    table = _described(row, need_key, generated=bool(projection.publication))
+    table = _described(row, need_key, generated=_may_send_generated(conn, projection.publication))
     found = as_published(conn, table, projection.publication)
     published = found.projection.published_where if found.projection is not None else ""
     return bind(found, replace(projection, published_where=published), projection)
@@ -102,6 +104,11 @@ def resolve_type(conn: Connection, column: Column) -> Column:
     ):
         row = cursor.execute(_COLUMN_QUERY.encode(), given).fetchone()
     return column if row is None else replace(column, **row)
+
+
+def _may_send_generated(conn: Connection, publication: str) -> bool:
+    """Whether it may send stored generated columns: one of others, and not before PostgreSQL 18."""
+    return bool(publication) and conn.info.server_version >= 180000
 
 
 def _described(row: dict[str, Any], need_key: bool, *, generated: bool = False) -> TableSchema:

@@ -7,6 +7,7 @@ The copy has to read the same, so that it equals the stream.  Making and changin
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from aqueduck.model.schema import TableSchema
 from aqueduck.postgres.session.connection import translate_errors
 from aqueduck.postgres.session.quoting import identifier, table_identifier
 
-__all__ = ["as_published"]
+__all__ = ["as_published", "publication_marks"]
 
 Connection = psycopg.Connection[Any]
 
@@ -41,6 +42,22 @@ def as_published(conn: Connection, table: TableSchema, publication: str) -> Tabl
         )
     wanted = Projection(publication=publication, published_where=f"({rows})" if rows else "")
     return replace(table, columns=columns, projection=wanted)
+
+
+def publication_marks(conn: Connection, publication: str, oids: Collection[int]) -> dict[int, dict[int, int]]:
+    """
+    By table, the transactions that last changed the publication, and the table's place in it.
+
+    They go with the marks of columns (`read_column_marks`), whose numbers begin with 1.
+    """
+    query = """
+        select o.oid::int8, p.xmin::text::int8, r.xmin::text::int8
+        from unnest(%s::oid[]) o (oid) join pg_publication p on p.pubname = %s
+        left join pg_publication_rel r on r.prpubid = p.oid and r.prrelid = o.oid
+    """
+    with translate_errors(f"read the publication {publication}", conn=conn):
+        rows = conn.execute(query, (list(oids), publication)).fetchall()
+    return {oid: {0: whole, -1: place or 0} for oid, whole, place in rows}
 
 
 def _read(conn: Connection, table: TableSchema, publication: str) -> tuple[set[str] | None, str | None, bool]:

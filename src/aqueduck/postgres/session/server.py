@@ -105,17 +105,30 @@ def settled_position(
 ) -> int:
     """A position by which every transaction has ended that is open now; raises if they do not end in time."""
     with connect(dsn) as conn, translate_errors("wait for open transactions", conn=conn):
-        row = conn.execute("select pg_snapshot_xmax(pg_current_snapshot())::text").fetchone()
-        assert row is not None
-        ended = "select pg_snapshot_xmin(pg_current_snapshot()) >= %s::xid8"
+        horizon = next_transaction(conn)
         deadline = time.monotonic() + seconds
-        while conn.execute(ended, row).fetchone() != (True,):
+        while not have_ended(conn, horizon):
             if time.monotonic() > deadline or given_up():
                 raise SourceQueryError("transactions that were open did not end in time")
             time.sleep(0.1)
         position = _lsn(conn, "pg_current_wal_insert_lsn()")
         _write_message(conn)
     return position
+
+
+def next_transaction(conn: psycopg.Connection[Any]) -> str:
+    """The number of a transaction that comes after all that are open now."""
+    with translate_errors("look at open transactions", conn=conn):
+        row = conn.execute("select pg_snapshot_xmax(pg_current_snapshot())::text").fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def have_ended(conn: psycopg.Connection[Any], before: str) -> bool:
+    """Whether every transaction with a lower number has ended."""
+    with translate_errors("look at open transactions", conn=conn):
+        row = conn.execute("select pg_snapshot_xmin(pg_current_snapshot()) >= %s::xid8", (before,)).fetchone()
+    return row == (True,)
 
 
 def _write_message(conn: psycopg.Connection[Any]) -> None:
