@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from dataclasses import dataclass, field
@@ -50,7 +51,9 @@ class Cutter:
                 plain(cursor, query, *arguments, **keywords)
             self._end(cut, cursor.connection.info.backend_pid)
             if cut.when == "after":
-                cursor.connection.close()
+                # libpq has to notice by itself: of a connection that we close, even its user is unknown.
+                with contextlib.suppress(psycopg.OperationalError):
+                    plain(cursor, "select 1")
                 raise psycopg.OperationalError("server closed the connection unexpectedly")
             return plain(cursor, query, *arguments, **keywords)
 

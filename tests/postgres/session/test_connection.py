@@ -26,6 +26,7 @@ from aqueduck.model.errors import (
     TableMissingError,
     WalLevelError,
 )
+from aqueduck.postgres.copy.table_copy import export_snapshot
 from aqueduck.postgres.session.connection import classify_connect_failure, connect, translate_errors
 from aqueduck.postgres.session.failures import classify_server_error
 from aqueduck.postgres.session.quoting import identifier, literal
@@ -354,6 +355,18 @@ def test_a_lost_connection_is_tried_again(db: Database) -> None:
             assert error.retry is Retry.AUTO
 
 
+def test_a_snapshot_that_went_with_its_connection_is_tried_again(any_db: Database) -> None:
+    """P-T02: a copy whose snapshot is gone has lost a connection, whatever the server calls it."""
+    snapshot = export_snapshot(any_db.dsn)
+    any_db.execute(
+        "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+        " where datname = current_database() and application_name like 'aqueduck%'"
+    )
+    with pytest.raises(ConnectionLostError) as caught, snapshot.connect(any_db.dsn):
+        pass
+    assert caught.value.retry is Retry.AUTO
+
+
 def test_misuse_of_psycopg_is_not_hidden(db: Database) -> None:
     """A bug of ours stays what it is."""
     with db.connect() as conn, pytest.raises(psycopg.ProgrammingError), translate_errors("do it"):
@@ -376,6 +389,7 @@ def test_failed_connections_inside_keep_their_meaning() -> None:
         ("08006", "whatever", ConnectionLostError),
         ("53300", "sorry, too many clients already", SourceUnreachableError),
         ("28000", "no pg_hba.conf entry for host", AuthenticationError),
+        ("55000", "could not import the requested snapshot", ConnectionLostError),
         ("40P01", "deadlock detected", SourceQueryError),
     ],
 )

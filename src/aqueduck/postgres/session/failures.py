@@ -135,6 +135,9 @@ def _about_objects(sqlstate: str, message: str, text: str, table: str | None) ->
     if sqlstate in ("42704", "55000") and "replication slot" in message:
         hint = "run: aqueduck check; the tables need a new copy, as changes since then are gone"
         return SlotLostError(text, hint=hint, table=table)
+    if sqlstate in ("42704", "22023", "55000") and "snapshot" in message:
+        # Nobody drops an exported snapshot: it goes with the connection that exported it.
+        return ConnectionLostError(text, table=table)
     if sqlstate == "42710" and "replication slot" in message:
         return SlotConflictError(text, hint="choose another slot_name, or drop that slot", table=table)
     if sqlstate in ("42704", "42710", "55000", "22023") and "publication" in message:
