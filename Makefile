@@ -15,7 +15,7 @@ JAVA_MAJOR    = $(shell $(JAVA_COMMAND) -version 2>&1 | sed -nE 's/.* version "(
 JAVA_EXTRA    = $(shell [ "0$(JAVA_MAJOR)" -ge 17 ] 2>/dev/null || echo java)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-faults test-long chain lint fmt bench-drain bench-mixed soak docs dist release clean
+.PHONY: help setup demo test test-faults test-long chain coverage lint fmt bench-drain bench-mixed soak docs dist release clean
 
 help: ## Show what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|' 2>/dev/null \
@@ -59,6 +59,14 @@ soak: $(STAMP) ## Run a busy service for SOAK_SECONDS (1800) and watch its files
 CHAIN_SECONDS ?= 1800
 chain: $(STAMP) ## Run random histories through all flows for CHAIN_SECONDS (1800), without Spark and as three services
 	AQUEDUCK_CHAIN_SECONDS=$(CHAIN_SECONDS) $(BIN)/pytest tests/integration/test_chain.py tests/integration/test_chain_services.py -m slow -n 2
+
+TESTS ?= tests
+coverage: $(STAMP) ## Run the tests of CI (or of TESTS=tests/lake), and list the lines that none of them reached
+	rm -rf build/coverage
+	$(BIN)/coverage run -m pytest $(TESTS) -n 3 -m 'not slow and not spark' || [ $$? = 5 ] # 5: none is selected
+	$(BIN)/coverage run -m pytest $(TESTS) -n 2 --dist loadfile -m 'spark and not slow' || [ $$? = 5 ]
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
 
 docs: $(DOCS_STAMP) ## Build the documents as a site into build/site; every link and page is checked
 	$(DOCS_ENV)/bin/python docs/_site/pages.py build

@@ -83,6 +83,7 @@ TARGETS = {
     "test-faults",
     "test-long",
     "chain",
+    "coverage",
     "lint",
     "fmt",
     "bench-drain",
