@@ -193,6 +193,7 @@ def test_a_stranger_with_the_lock_is_no_running_service(
         with any_db.connect() as service:
             assert try_lock_group(service, "g")
             assert [row["running"] for row in rows_of(conn, "groups")] == [True]
+        wait_until(lambda: not rows_of(conn, "groups")[0]["running"], "the server has ended the session")
         call(conn, "release_group", name="g")
 
 
