@@ -179,15 +179,17 @@ def cuts_of(matrix: Matrix, seed: int) -> Iterator[dict[str, Cut]]:
 
 
 def run(matrix: Matrix, rounds: slice) -> None:
+    armed = 0
     for cuts in list(cuts_of(matrix, 1))[rounds]:
+        armed += len(cuts)
         for step in STEPS:
             matrix.take(step, cuts.get(step.name))
+    assert len(matrix.cutter.fired) > armed // 2
 
 
 def test_connections_are_lost_while_tables_come_and_go(matrix: Matrix) -> None:
     """P-T02: a sample of the matrix."""
     run(matrix, slice(1))
-    assert len(matrix.cutter.fired) > len(STEPS) // 2
 
 
 @pytest.mark.slow
@@ -196,4 +198,3 @@ def test_connections_are_lost_while_tables_come_and_go(matrix: Matrix) -> None:
 def test_connections_are_lost_at_every_call(matrix: Matrix, share: int) -> None:
     """P-T02: the whole matrix, in shares."""
     run(matrix, slice(share, None, SHARES))
-    assert {cut.statement for cut in matrix.cutter.fired} >= {"select aqueduck._reconcile(%s::jsonb)"}
