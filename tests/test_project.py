@@ -81,6 +81,7 @@ TARGETS = {
     "demo",
     "test",
     "test-faults",
+    "test-random",
     "test-long",
     "chain",
     "coverage",
