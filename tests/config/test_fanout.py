@@ -359,7 +359,7 @@ def test_rows_of_a_table_are_destinations_or_are_left_out_by_name() -> None:
         {},
         lambda values: ["a" if v == "a" else str(int(v)) if v.isdigit() else None for v in values],
     )
-    roster.add_rows(rows, AllowedPlaces(config).refuse)
+    roster.add_rows(rows, AllowedPlaces(config))
     assert [d.id for d in roster.destinations] == ["a", "b", "beside"]
     assert {
         name: problem.startswith("[config.invalid]") for name, problem in roster.left_out.items()

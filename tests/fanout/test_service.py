@@ -238,6 +238,32 @@ def test_rows_of_the_table_lead_nowhere_that_the_file_does_not_allow(
     assert met, "the variable is allowed now, so that this test sees who connects"
 
 
+def test_rows_of_the_table_write_into_nothing_that_others_have(fan: Fan, serve: Serve) -> None:
+    """The attack: a link out of the allowed directory, a table of a tenant's or the source's lake, a directory with a tenant's files."""
+    outside = fan.directory.parent / f"{fan.directory.name}-outside"
+    outside.mkdir()
+    (fan.directory / "link").symlink_to(outside)
+    tenants(
+        fan,
+        row(fan, "link", "p", data_path=f"{fan.directory}/link/"),
+        row(fan, "one", "q") | {"id": "tenant", "table": "mine"},
+        row(fan, "source", "r") | {"id": "origin", "table": "mine"},
+        row(fan, "four", "s", data_path=f"{fan.directory}/one_data/main/"),
+        row(fan, "three", "p"),
+    )
+    before = fan.look("source", "from lake.current_snapshot()")
+    service = serve(destinations_table="tenants")
+    assert (ids(service), set(service.status.left_out)) == (
+        {"one", "two", "three"}, {"link", "tenant", "origin", "four"},
+    )  # fmt: skip
+    catch_up(service)
+    fan.values["three"] = "p"
+    assert fan.differing() == {}
+    assert fan.look("source", "from lake.current_snapshot()") == before
+    assert not list(outside.iterdir())
+    assert not (fan.directory / "four.sqlite").exists()
+
+
 def test_a_tenant_that_lost_its_last_row_meanwhile_is_emptied(fan: Fan, serve: Serve) -> None:
     """P-F02: rows that were deleted or moved away while no service ran leave the lake that the pattern made for them."""
     fan.change("insert into lake.t values (5, 'q', 5)")

@@ -302,13 +302,17 @@ class FanoutConfig(Section):
         """The same text for the same table of the same lake."""
         return f"{lake_address(destination, env)} {self.target_of(destination).folded}"
 
+    def lake_of(self, lake: LakeKeys, env: Mapping[str, str]) -> str:
+        """The same text for what DuckLake takes for the same lake."""
+        return lake_address(_folded(lake), env)
+
     def claim_of(self, destination: DestinationConfig, env: Mapping[str, str]) -> str:
         """The same text for what DuckLake takes for the same table: case does not tell two schemas of catalogs apart."""
-        return f"{lake_address(_folded(destination), env)} {self.target_of(destination).folded}"
+        return f"{self.lake_of(destination, env)} {self.target_of(destination).folded}"
 
     def source_claim(self, env: Mapping[str, str]) -> str:
         """That of the table that is read."""
-        return f"{lake_address(_folded(self.source), env)} {self.source.table_name.folded}"
+        return f"{self.lake_of(self.source, env)} {self.source.table_name.folded}"
 
     def source_address(self, env: Mapping[str, str]) -> str:
         """That of the table that is read."""

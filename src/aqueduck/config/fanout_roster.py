@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -22,10 +23,11 @@ from aqueduck.config.fanout import (
     assigned,
     refuse_shared,
 )
+from aqueduck.config.lake_place import LakeKeys
 from aqueduck.config.sections import describe_problems
 from aqueduck.model.errors import ConfigError
 
-__all__ = ["LISTED_KEYS", "Made", "Refuse", "Roster", "made_of", "values_of"]
+__all__ = ["LISTED_KEYS", "NOTHING_MADE", "Made", "Places", "Roster", "made_of", "values_of"]
 
 LISTED_KEYS = frozenset(DestinationConfig.model_fields) - {"properties"}
 """Columns of a table of destinations."""
@@ -35,8 +37,19 @@ _HINT = "see docs/fanout.md for every key"
 Canonical = Callable[[Sequence[str]], list[str | None]]
 """Writes values as the routing column does; None for those that are none of its type."""
 
-Refuse = Callable[[DestinationConfig], None]
-"""Raises if the file does not allow the place that a row names."""
+
+class Places(Protocol):
+    """Where rows of a table may lead; `lake.allowed_places` looks at the host for it."""
+
+    def refuse(self, row: DestinationConfig) -> None:
+        """Raise if the file does not allow the place that a row names."""
+
+    def take(self, name: str, value: str | None, place: LakeKeys, lake: str, *, is_row: bool) -> None:
+        """A lake that rows must leave alone, by its address."""
+
+    def refuse_taken(self, row: DestinationConfig, value: str, lake: str) -> None:
+        """Raise if the row wants what was taken."""
+
 
 Made = frozenset[tuple[str, str]]
 """Routing values that have a destination by the pattern, and where it was made, as text."""
@@ -87,17 +100,31 @@ class Roster:
         for each, value in self._with_values(config.destinations):
             self._take(each, value or each.routing_value)
 
-    def add_rows(self, rows: Iterable[Mapping[str, str]], refuse: Refuse) -> None:
+    def add_rows(self, rows: Iterable[Mapping[str, str]], places: Places) -> None:
         """Take in the rows of a table; a wrong one, or one that the file does not allow, is left out."""
-        for each, value in self._with_values(self._described(rows, refuse)):
+        self._take_places(places)
+        for each, value in self._with_values(self._described(rows, places)):
             try:
                 if value is None:
                     raise ConfigError("routing_value is none of the routing column's type")
                 if assigned(self._config.instance.partition, each.id):
                     self._config.place_of(each, self._env)
+                lake = self._config.lake_of(each, self._env)
+                places.refuse_taken(each, value, lake)
                 self._take(each, value)
+                places.take(f"the destination {each.id}", value, each, lake, is_row=True)
             except ConfigError as exc:
                 self.left_out[each.id] = str(exc)
+
+    def _take_places(self, places: Places) -> None:
+        """The lakes of the source, of the file's destinations, and of those that the pattern made."""
+        config, env = self._config, self._env
+        places.take("the source", None, config.source, config.lake_of(config.source, env), is_row=False)
+        values = values_of(config, self._made, env)
+        made = [each for value in values for each in _made_before(config, value, self._made, env)]
+        for each, value in self._with_values([*self.destinations, *made]):
+            lake = config.lake_of(each, env)
+            places.take(f"the destination {each.id}", value, each, lake, is_row=False)
 
     def add_values(self, values: Sequence[str]) -> list[DestinationConfig]:
         """Let the pattern make destinations of values that nobody has; those that are new."""
@@ -130,14 +157,14 @@ class Roster:
         values = self._canonical([d.routing_value for d in destinations]) if destinations else []
         return zip(destinations, values, strict=True)
 
-    def _described(self, rows: Iterable[Mapping[str, str]], refuse: Refuse) -> list[DestinationConfig]:
+    def _described(self, rows: Iterable[Mapping[str, str]], places: Places) -> list[DestinationConfig]:
         found: list[DestinationConfig] = []
         for number, row in enumerate(rows):
             name = row.get("id", f"row {number + 1}")
             try:
                 each = DestinationConfig.model_validate(dict(row))
                 _refuse_relative(each)
-                refuse(each)
+                places.refuse(each)
                 self._config.target_of(each)
                 found.append(each)
             except ValidationError as exc:

@@ -119,7 +119,7 @@ class FanoutService:
         made = self.state_file.recall() if self._made is None else self._made
         roster = Roster(config, self.env, functools.partial(self.source.canonical, plan), made)
         if config.destinations_table is not None:
-            roster.add_rows(self.source.listed(config.destinations_table, plan), AllowedPlaces(config).refuse)
+            roster.add_rows(self.source.listed(config.destinations_table, plan), AllowedPlaces(config))
         found = roster.add_values([*values_of(config, made, self.env), *values])
         self._made = made | made_of(config, found, self.env)
         self.tenants.take_over(config, roster.destinations)

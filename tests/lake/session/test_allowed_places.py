@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from aqueduck.config.fanout import DestinationConfig, FanoutConfig, parse_fanout
+from aqueduck.config.fanout_roster import NOTHING_MADE, Made, Roster, made_of
 from aqueduck.lake.source.allowed_places import AllowedPlaces
 from aqueduck.model.errors import ConfigError
 
@@ -153,3 +154,111 @@ def test_a_file_without_any_places_is_refused(sections: dict[str, Any], named: s
         config(**sections)
     assert named in str(caught.value)
     assert "geheim" not in str(caught.value)
+
+
+def roster(file: FanoutConfig, *rows: dict[str, str], made: Made = NOTHING_MADE) -> Roster:
+    """Rows without a catalog have one of their own."""
+    found = Roster(file, ENV, lambda values: list(values), made)
+    place = {"data_path": "/srv/shop/data/b"}
+    given = [
+        {"id": f"row {i}", "routing_value": f"v{i}", **place, **row}
+        | ({} if {"catalog", "catalog_env"} & row.keys() else {"catalog": f"sqlite:/srv/shop/row{i}.db"})
+        for i, row in enumerate(rows)
+    ]
+    found.add_rows(given, AllowedPlaces(file))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("row", "owner"),
+    [
+        ({"data_path": "/srv/shop/data/a"}, "data_path is, contains or lies in that of the destination a"),
+        (
+            {"data_path": "/srv/shop/data//a/main/t/"},
+            "data_path is, contains or lies in that of the destination a",
+        ),
+        (
+            {"data_path": "/srv/shop/data/deep"},
+            "data_path is, contains or lies in that of the destination deep",
+        ),
+        ({"data_path": "/srv/shop/data/s/t"}, "data_path is, contains or lies in that of the source"),
+        ({"catalog": "sqlite:/srv/shop/a.db", "table": "more"}, "is that of the destination a"),
+        (
+            {"catalog_env": "TENANTS", "metadata_schema": "Theirs", "table": "more"},
+            "is that of the destination pg",
+        ),
+        ({"catalog_env": "SOURCE", "metadata_schema": "SRC", "table": "more"}, "is that of the source"),
+    ],
+)
+def test_a_row_gets_nothing_that_others_have(row: dict[str, str], owner: str) -> None:
+    """The attack: a row named another tenant's lake or the source's with a table of its own, or a directory in which their files lie."""
+    file = config(
+        source={"catalog_env": "SOURCE", "metadata_schema": "src", "data_path": "data/s", "table": "events"},
+        destinations=[
+            OWN,
+            {"id": "deep", "routing_value": "d", "catalog": "sqlite:d.db", "data_path": "data/deep/er/"},
+            {"id": "pg", "routing_value": "p", "catalog_env": "TENANTS", "metadata_schema": "theirs", "data_path": "pg/"},
+        ],
+        destinations_allow={"catalogs": ["sqlite:."], "data_paths": ["data"], "env": ["TENANTS", "SOURCE"]},
+    )  # fmt: skip
+    found = roster(file, row, {"data_path": "/srv/shop/data/well"})
+    assert [d.id for d in found.destinations] == ["a", "deep", "pg", "row 1"]
+    assert owner in found.left_out["row 0"]
+
+
+def test_rows_share_a_lake_but_no_directory_of_another_lake() -> None:
+    """Several tables of one lake are one lake; two catalogs in one directory are not."""
+    lake = {"catalog": "sqlite:/srv/shop/x.db", "data_path": "/srv/shop/data/x"}
+    found = roster(
+        config(destinations=[OWN]),
+        lake,
+        {**lake, "table": "more"},
+        {"data_path": "/srv/shop/data/x"},
+        {"data_path": "/srv/shop/data/x/y"},
+    )
+    assert [d.id for d in found.destinations] == ["a", "row 0", "row 1"]
+    assert set(found.left_out) == {"row 2", "row 3"}
+
+
+def test_a_row_gets_no_lake_that_the_pattern_made() -> None:
+    """A tenant of the pattern keeps its lake, unless the row is for the same value."""
+    file = config(dynamic={"catalog": "sqlite:t/{value}.db", "data_path": "t/{value}/"})
+    assert file.dynamic is not None
+    made = made_of(file, [file.dynamic.destination("acme")], ENV)
+    acme = {"catalog": "sqlite:/srv/shop/t/acme.db", "data_path": "/srv/shop/t/acme"}
+    found = roster(file, acme, {**acme, "routing_value": "acme"}, made=made)
+    assert [d.id for d in found.destinations] == ["row 1"]
+    assert "is that of the destination acme" in found.left_out["row 0"]
+
+
+def test_links_count_as_what_they_lead_to(tmp_path: Path) -> None:
+    """The attack: a link in an allowed directory led rows out of it, or into another tenant's files."""
+    for name in ("shop/data/a", "shop/data/b", "elsewhere"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "srv").symlink_to(tmp_path / "shop")  # the administrator's own link
+    (tmp_path / "shop/data/out").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "shop/data/theirs").symlink_to("a")
+    (tmp_path / "shop/link.db").symlink_to(tmp_path / "elsewhere/x.db")
+    own = {
+        "id": "a",
+        "routing_value": "a",
+        "catalog": f"sqlite:{tmp_path}/srv/a.db",
+        "data_path": f"{tmp_path}/srv/data/a",
+    }
+    file = config(destinations=[own])
+    data = f"{tmp_path}/srv/data"
+    rows = [
+        {"catalog": f"sqlite:{tmp_path}/srv/{name}.db", "data_path": path}
+        for name, path in (
+            ("b", f"{data}/b"), ("c", f"{data}/c/new"), ("d", f"{data}/out"), ("e", f"{data}/out/in"),
+            ("f", f"{data}/theirs"), ("link", f"{data}/g"),
+        )
+    ]  # fmt: skip
+    found = roster(file, *rows)
+    assert [d.id for d in found.destinations] == ["a", "row 0", "row 1"]
+    assert "lies in that of the destination a" in found.left_out["row 4"]
+    assert all("does not allow" in found.left_out[f"row {i}"] for i in (2, 3, 5))
+    wider = {"data_paths": [data, f"{tmp_path}/elsewhere"], "catalogs": [f"sqlite:{tmp_path}/srv"]}
+    assert "row 2" in {
+        d.id for d in roster(config(destinations=[own], destinations_allow=wider), *rows).destinations
+    }

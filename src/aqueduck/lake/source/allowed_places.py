@@ -3,14 +3,19 @@ Which lakes the rows of `destinations_table` may name: the file decides, not the
 
 Paths are compared part by part, connection strings by their settings, variables by name.  `{value}` in a pattern stands
 for any text within one part or setting.  A file that says nothing in `destinations_allow` allows what lies beside its own
-destinations, what its pattern makes, and the variables that both name.
+destinations, what its pattern makes, and the variables that both name.  Symbolic links count as what they lead to.
+
+An allowed place may still be somebody's: a row gets neither the lake of the source or of a destination that is not a row,
+nor a directory that has to do with that of another lake.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 from aqueduck.config.fanout import PLACEHOLDER, DestinationConfig, FanoutConfig
 from aqueduck.config.lake_place import LakeKeys
@@ -40,6 +45,15 @@ class _Path:
         fits = all(_fits(p, part, _PART) for p, part in zip(self.parts, here, strict=True))
         return fits and all(map(_PLAIN.fullmatch, beneath)) and not {".", ".."} & set(place.parts)
 
+    @functools.cached_property
+    def real(self) -> _Path:
+        """Where symbolic links lead; in a pattern, those before its first open part."""
+        if self.parts[0].endswith("://"):
+            return self
+        fixed = next((i for i, part in enumerate(self.parts) if PLACEHOLDER in part), len(self.parts))
+        found = os.path.realpath("/" + "/".join(self.parts[1:fixed]))
+        return _Path((self.parts[0], *_split(found), *self.parts[fixed:]), self.alone)
+
     def beside(self) -> _Path:
         """It and what lies in the same directory; a bucket, or what lies in the root directory, stands alone."""
         if any(PLACEHOLDER in part for part in self.parts):
@@ -49,10 +63,45 @@ class _Path:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """Who has a lake."""
+
+    name: str
+    value: str | None
+    """Its routing value; a row for the same value is the same tenant's."""
+    lake: str
+    """The address."""
+    is_row: bool
+
+
+@dataclass
+class _Directories:
+    """Who has files where."""
+
+    at: dict[tuple[str, ...], set[_Owner]] = field(default_factory=dict)
+    beneath: dict[tuple[str, ...], set[_Owner]] = field(default_factory=dict)
+
+    def add(self, path: _Path, owner: _Owner) -> None:
+        parts = path.real.parts
+        self.at.setdefault(parts, set()).add(owner)
+        for length in range(1, len(parts)):
+            self.beneath.setdefault(parts[:length], set()).add(owner)
+
+    def touching(self, path: _Path) -> Iterator[_Owner]:
+        """Whose directory this is, lies in it, or contains it."""
+        parts = path.real.parts
+        yield from self.beneath.get(parts, ())
+        for length in range(1, len(parts) + 1):
+            yield from self.at.get(parts[:length], ())
+
+
 class AllowedPlaces:
-    """What a file allows."""
+    """What a file allows, and what of that is taken."""
 
     def __init__(self, config: FanoutConfig) -> None:
+        self._lakes: dict[str, list[_Owner]] = {}
+        self._directories = _Directories()
         allow = config.destinations_allow
         own: list[LakeKeys] = [*config.destinations, *([config.dynamic] if config.dynamic else [])]
         files = [lake.catalog for lake in own if lake.catalog and catalog_kind(lake.catalog) != "postgres"]
@@ -84,6 +133,28 @@ class AllowedPlaces:
                 " destinations_allow.data_paths",
             )
 
+    def take(self, name: str, value: str | None, place: LakeKeys, lake: str, *, is_row: bool) -> None:
+        """From now on the lake with this address, and its directory, are somebody's."""
+        owner = _Owner(name, value, lake, is_row)
+        if not is_row:
+            self._lakes.setdefault(lake, []).append(owner)
+        self._directories.add(_path(place.data_path), owner)
+
+    def refuse_taken(self, row: DestinationConfig, value: str, lake: str) -> None:
+        """Raise if the row would write into what others have; rows may share a lake among themselves, and no others."""
+        for owner in self._lakes.get(lake, ()):
+            if owner.value != value:
+                raise ConfigError(
+                    f"the lake, that is catalog and metadata_schema, is that of {owner.name}",
+                    hint="give the row a catalog or metadata_schema of its own, or list it under destinations",
+                )
+        for owner in self._directories.touching(_path(row.data_path)):
+            if owner.lake != lake and owner.value != value:
+                raise ConfigError(
+                    f"the data_path is, contains or lies in that of {owner.name}",
+                    hint="give each lake a directory of its own",
+                )
+
     def _refuse_catalog(self, catalog: str) -> None:
         if catalog_kind(catalog) != "postgres":
             if not _any(self._files, catalog):
@@ -108,7 +179,10 @@ def _patterns(given: Iterable[str], derive: bool, own: Iterable[str]) -> list[_P
 
 def _any(patterns: Iterable[_Path], place: str) -> bool:
     found = _path(place)
-    return any(pattern.allows(found) for pattern in patterns)
+    if not any(pattern.allows(found) for pattern in patterns):
+        return False
+    # Only now: nothing of the host is looked at for a path that is not allowed.
+    return found.real == found or any(pattern.real.allows(found.real) for pattern in patterns)
 
 
 def _path(place: str) -> _Path:
@@ -117,7 +191,11 @@ def _path(place: str) -> _Path:
     scheme, separator, rest = path.partition("://")
     if separator:
         return _Path((f"{kind}{scheme}://", *rest.rstrip("/").split("/")))
-    return _Path((kind, *(part for part in path.split("/") if part)))
+    return _Path((kind, *_split(path)))
+
+
+def _split(path: str) -> list[str]:
+    return [part for part in path.split("/") if part]
 
 
 def _fits(pattern: str, part: str, value: str) -> bool:

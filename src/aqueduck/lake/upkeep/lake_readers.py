@@ -79,7 +79,7 @@ def _found_in_source(
     made = DestinationsFile(state_path(config)).recall()
     roster = Roster(config, env, functools.partial(source.canonical, plan), made)
     if config.destinations_table is not None:
-        roster.add_rows(source.listed(config.destinations_table, plan), AllowedPlaces(config).refuse)
+        roster.add_rows(source.listed(config.destinations_table, plan), AllowedPlaces(config))
     if config.dynamic is not None:
         roster.add_values([*values_of(config, made, env), *source.values(plan)])
     return roster.destinations
