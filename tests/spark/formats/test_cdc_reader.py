@@ -374,7 +374,10 @@ def test_the_stage_is_gone_when_the_query_ends(orders: Database, drive: Drive, t
         ({"plugin": "wal2json"}, "plugin must be one of pgoutput, test_decoding"),
         ({"plugin": "test_decoding", "capture": "stream"}, "can only be read with the option capture = poll"),
         ({"publication": ""}, "needs the option publication"),
-        ({"dsn": "", "dsn_env": "AQUEDUCK_NO_SUCH"}, "dsn_env names is not set"),
+        (
+            {"dsn": "", "dsn_env": "AQUEDUCK_NO_SUCH"},
+            "the option dsn_env: the variable AQUEDUCK_NO_SUCH is not set",
+        ),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, str], message: str) -> None:
