@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import psycopg
 import pytest
 
 from aqueduck.config.sync import SyncConfig
 from aqueduck.model.errors import ConfigError
+from aqueduck.overview.metrics import scrape
 from aqueduck.postgres.registry.registry import install
 from aqueduck.postgres.session.connection import connect
+from aqueduck.sync.overview import SyncOverviews
 from aqueduck.sync.prepare import prepare
-from tests.fix_postgres import Database
+from tests.fix_postgres import Database, wait_until
+from tests.local_service import local_config, local_service
 from tests.sync.test_errored_groups import config, service_of
 
 __all__ = ["config"]
@@ -61,6 +67,34 @@ def test_a_malformed_row_errors_its_group_alone(
     with service_of(without_file) as service:
         service.prepare()
         assert set(service.prepared) == {"one", "two"}
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_a_malformed_row_of_a_running_group_is_shown_at_once(db: Database, tmp_path: Path) -> None:
+    """P-T01: its tables go on as they were; SQL, the page and the metrics show the group's error until the row is repaired."""
+    db.execute("create table t (id int primary key); create table u (id int primary key)")
+    file = local_config(db, tmp_path, {"one": ["public.t"], "two": ["public.u"]})
+    with local_service(db, file) as service:
+        service.wait_streaming("public.t", "public.u")
+        overviews = SyncOverviews(service.service)
+
+        def shown() -> dict[str, tuple[str, str | None]]:
+            flow = overviews.overview().flows[0]
+            return {g.name: (g.state, g.error.code if g.error else None) for g in flow.groups}
+
+        def told() -> dict[str, str | None]:
+            return dict(db.query("select name, error_code from aqueduck.groups()"))
+
+        db.execute("update aqueduck.table_mappings set target_table = '' where source_table = 'u'")
+        wait_until(lambda: told() == {"one": None, "two": "config.invalid"}, "SQL says so", 8)
+        assert shown() == {"one": ("streaming", None), "two": ("streaming", "config.invalid")}
+        said = scrape(overviews.overview(), ready=True)[0].decode()
+        assert re.search(r'aqueduck_errors_total\{code="config.invalid",flow="\w+",group="two"\} [1-9]', said)
+        db.execute("insert into t values (1); insert into u values (1)")
+        service.wait_same("t", "u")
+        db.execute("update aqueduck.table_mappings set target_table = 'u' where source_table = 'u'")
+        wait_until(lambda: told() == {"one": None, "two": None}, "it is over", 8)
+        assert shown() == {"one": ("streaming", None), "two": ("streaming", None)}
 
 
 @pytest.mark.parametrize(

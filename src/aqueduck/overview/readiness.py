@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from aqueduck.model.errors import ConfigError
 from aqueduck.model.lifecycle import TableState
 from aqueduck.overview.values import FlowOverview, GroupOverview, Overview
 
@@ -89,7 +90,9 @@ def _works(overview: Overview) -> Iterator[_Work]:
 
 def _stream(flow: FlowOverview, group: GroupOverview) -> Iterator[_Work]:
     behind = bool(group.lag_bytes or group.staged_bytes)
-    if group.state == "streaming" and not behind and group.error is None:
+    # Registry rows that cannot be read hold nothing up: the group runs as they were before.
+    held_up = group.error is not None and group.error.code != ConfigError.code
+    if group.state == "streaming" and not behind and not held_up:
         return
     # What is not streaming cannot know whether there is work: the source may be out of reach.
     mark = (group.position, group.batches, group.transactions, group.received_bytes)

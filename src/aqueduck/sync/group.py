@@ -72,6 +72,8 @@ class GroupRunner:
         """Tables that could not be added, by source name."""
         self.strays: dict[str, AqueduckError] = {}
         """Tables that are followed, and of which the registry says nothing, by source name."""
+        self.unfollowed: AqueduckError | None = None
+        """Why the group runs as it was and not as the registry has it now: a row that cannot be read, for example."""
         self.unsent: dict[int, AqueduckError] = {}
         """Tables that somebody else's publication does not send any more."""
         self.proof = Proof()

@@ -23,6 +23,7 @@ __all__ = [
     "RequestsDone",
     "errored_group",
     "errored_tables",
+    "group_error",
     "observe_group",
     "observe_table",
     "observe_tables",
@@ -105,8 +106,8 @@ def observe_group(runner: GroupRunner, id: int) -> GroupObservation:  # noqa: A0
     status = runner.status
     error = None if status.last_error is None else AqueduckError.from_text(status.last_error)
     failing = status.state == "retrying"
-    if runner.proof.error is not None and not failing:
-        failing, error = True, runner.proof.error
+    if (shown := group_error(runner)) is not None and not failing:
+        failing, error = True, shown
     return GroupObservation(
         id=id,
         confirmed_flush_lsn=status.position,
@@ -117,6 +118,11 @@ def observe_group(runner: GroupRunner, id: int) -> GroupObservation:  # noqa: A0
         error_code=error.code if failing and error else None,
         error_message=str(error) if failing and error else None,
     )
+
+
+def group_error(runner: GroupRunner) -> AqueduckError | None:
+    """What is wrong with a group whose query runs."""
+    return runner.proof.error or runner.unfollowed
 
 
 def errored_group(id: int, error: AqueduckError) -> GroupObservation:  # noqa: A002 - the registry's name

@@ -40,6 +40,7 @@ from aqueduck.sync.control import Wanted
 from aqueduck.sync.group import GroupRunner
 from aqueduck.sync.observe import (
     errored_tables,
+    group_error,
     observe_tables,
     table_error,
     table_state,
@@ -153,7 +154,8 @@ class SyncOverviews:
     def _running(self, runner: GroupRunner, wanted: Wanted) -> GroupOverview:
         status, report, name = runner.refresh(), runner.report(), runner.group.name
         state: GroupState = "retrying" if status.state == "retrying" else "streaming"
-        proven = None if runner.proof.error is None else str(runner.proof.error)
+        wrong = group_error(runner)
+        proven = None if wrong is None else str(wrong)
         error = self._problems.see(status.last_error if state == "retrying" else proven, group=name)
         tables = tuple(self._tables(runner, wanted))
         return GroupOverview(

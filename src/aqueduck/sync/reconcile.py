@@ -27,6 +27,7 @@ from aqueduck.model.errors import (
     SlotActiveError,
     SourceUnreachableError,
 )
+from aqueduck.overview import metrics
 from aqueduck.postgres.publications.ownership import read_ownership
 from aqueduck.postgres.publications.publications import drop_publication
 from aqueduck.postgres.publications.slots import drop_slot, slot_info
@@ -184,20 +185,35 @@ class Reconciler:
     def _reconcile(self, wanted_groups: list[Wanted], *, noticed: bool = False) -> None:
         """Bring what runs in line with what is wanted, group by group; after a notice also those that stand."""
         self._listed = {wanted.group.name for wanted in wanted_groups}
-        self._service.lake.limits = inline_limits(wanted_groups)
+        known = self._service.wanted
+        # Of a group that cannot be read, what was read last goes on.
+        self._service.lake.limits = inline_limits(
+            [known.get(w.group.name, w) if w.problem is not None else w for w in wanted_groups]
+        )
         # First who gets tables, then who gives them: a table that moves is handed over.
         for wanted in sorted(wanted_groups, key=self._loses_tables):
             if not noticed and self._stands(wanted):
                 continue
+            error: AqueduckError | None = None
             try:
                 self._reconcile_group(wanted, wanted_groups)
             except (ConnectionLostError, SourceUnreachableError):
                 raise
             except AqueduckError as exc:
-                if wanted.group.name in self._service.running:
-                    log.warning("cannot do what the registry wants", group=wanted.group.name, error=str(exc))
-                else:
-                    self._service.set_errored(wanted, exc)
+                error = exc
+            self._note(wanted, error)
+
+    def _note(self, wanted: Wanted, error: AqueduckError | None) -> None:
+        """A group that runs goes on as it was, and says what it does not do; another one stands."""
+        runner = self._service.running.get(wanted.group.name)
+        if runner is None:
+            if error is not None:
+                self._service.set_errored(wanted, error)
+            return
+        if error is not None and str(error) != str(runner.unfollowed):
+            log.warning("cannot do what the registry wants", group=wanted.group.name, error=str(error))
+            metrics.count_error(error.code, flow="sync", group=wanted.group.name)
+        runner.unfollowed = error
 
     def _stands(self, wanted: Wanted) -> bool:
         """Whether a group cannot run for a reason that nobody has done anything about."""
