@@ -21,7 +21,7 @@ from aqueduck.config.fanout import (
     load_fanout,
     parse_fanout,
 )
-from aqueduck.config.fanout_roster import Made, Roster, made_of, values_of
+from aqueduck.config.fanout_roster import LISTED_KEYS, Made, Roster, made_of, values_of
 from aqueduck.config.lake_place import LakePlace, lake_address, resolve
 from aqueduck.lake.source.allowed_places import AllowedPlaces
 from aqueduck.model.errors import ConfigError
@@ -460,3 +460,39 @@ def test_the_reference_document_runs_in_form() -> None:
     config = parse(REFERENCE)
     assert set(known["source"]) <= config.source.model_fields_set
     assert set(known["destinations"][0]) <= config.destinations[0].model_fields_set
+
+
+def test_a_catalog_is_read_from_a_file(tmp_path: Path) -> None:
+    """A mounted secret holds the text with its password: source, destinations and patterns take it, and nothing shows it."""
+    (tmp_path / "catalog").write_text("postgres:host=db dbname=lakes password=geheim\n")
+    lake = {"catalog_file": "catalog", "data_path": "x/"}
+    values = {
+        **SMALLEST,
+        "source": {**lake, "metadata_schema": "source", "table": "events"},
+        "destinations": [
+            {**lake, "id": "a", "routing_value": "a", "metadata_schema": "a", "data_path": "a/"}
+        ],
+        "dynamic": {**lake, "metadata_schema": "t_{value}", "data_path": "t/{value}/"},
+    }
+    config = parse_fanout(yaml.safe_dump(values), base_dir=tmp_path, env={})
+    assert config.dynamic is not None
+    for lake_keys in (config.source, *config.destinations, config.dynamic.destination("v")):
+        place = resolve(lake_keys, {}, {})
+        assert place.catalog == "postgres:host=db dbname=lakes password=geheim"
+        assert "geheim" not in repr(place) + repr(config)
+    assert config.lake_of(config.source, {}) == "postgres:db:5432/lakes source"
+    (tmp_path / "catalog").unlink()
+    with pytest.raises(ConfigError, match="catalog_file: the file cannot be read") as refused:
+        parse_fanout(yaml.safe_dump(values), base_dir=tmp_path, env={})
+    assert str(tmp_path) not in str(refused.value)
+
+
+def test_a_row_of_the_table_names_no_file(tmp_path: Path) -> None:
+    """The attack: whoever writes the table had a file of the host read."""
+    (tmp_path / "secret").write_text("geheim")
+    config = parse({**SMALLEST, "destinations_table": "tenants"})
+    roster = Roster(config, {}, lambda values: list(values))
+    row = {"id": "b", "routing_value": "b", "catalog_file": f"{tmp_path}/secret", "data_path": "/srv/shop/b/"}
+    roster.add_rows([row], AllowedPlaces(config))
+    assert "catalog_file is not for rows" in roster.left_out["b"]
+    assert "catalog_file" not in LISTED_KEYS

@@ -150,6 +150,7 @@ class DynamicConfig(LakeKeys):
             postgres_uri_env=self.postgres_uri_env,
             catalog=self.catalog and self.catalog.replace(PLACEHOLDER, part),
             catalog_env=self.catalog_env,
+            catalog_file=self.catalog_file,
             metadata_schema=self.metadata_schema and self.metadata_schema.replace(PLACEHOLDER, schema),
             data_path=self.data_path.replace(PLACEHOLDER, part),
             table=self.table,
@@ -424,6 +425,7 @@ def _with_absolute_paths(config: FanoutConfig, base_dir: Path) -> FanoutConfig:
         update = {
             "data_path": absolute_data_path(lake.data_path, base_dir),
             "catalog": lake.catalog and absolute_catalog(lake.catalog, base_dir),
+            "catalog_file": lake.catalog_file and absolute(lake.catalog_file, base_dir),
         }
         return lake.model_copy(update=update)
 

@@ -29,7 +29,7 @@ from aqueduck.model.errors import ConfigError
 
 __all__ = ["LISTED_KEYS", "NOTHING_MADE", "Made", "Places", "Roster", "made_of", "values_of"]
 
-LISTED_KEYS = frozenset(DestinationConfig.model_fields) - {"properties"}
+LISTED_KEYS = frozenset(DestinationConfig.model_fields) - {"properties", "catalog_file"}
 """Columns of a table of destinations."""
 
 _HINT = "see docs/fanout.md for every key"

@@ -2,7 +2,7 @@
 How a lake is named in a configuration file, and where it is once every variable has been read.
 
 `LakeKeys` are the keys that the source and all destinations of a fan-out share; `resolve` makes a `LakePlace` of
-them, the only thing that workers need to attach the lake.  Credentials come through variables only.  `lake_address` tells
+them, the only thing that workers need to attach the lake.  Credentials come through variables and files only.  `lake_address` tells
 one lake from another, however it is written.
 """
 
@@ -15,6 +15,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from aqueduck.config.credentials import named_secret
 from aqueduck.config.object_store import (
     VARIABLE,
     Properties,
@@ -23,6 +24,7 @@ from aqueduck.config.object_store import (
     read_variable,
 )
 from aqueduck.config.sections import DataPath, Secret, Section, Text
+from aqueduck.model.errors import ConfigError
 
 __all__ = ["LakeKeys", "LakePlace", "PlainText", "lake_address", "resolve"]
 
@@ -45,11 +47,13 @@ class LakePlace(Section):
 
 
 class LakeKeys(Section):
-    """The keys by which a lake is named in the file; one of the first three is needed."""
+    """The keys by which a lake is named in the file; one of the first four is needed."""
 
     postgres_uri_env: Text | None = None
     catalog: Text | None = Field(default=None, repr=False)
     catalog_env: Text | None = None
+    catalog_file: Text | None = None
+    """A file whose text is the catalog; not for rows of a table, which could name any file."""
     metadata_schema: Text | None = None
     data_path: DataPath
     name: Text | None = None
@@ -58,15 +62,16 @@ class LakeKeys(Section):
 
     @model_validator(mode="after")
     def _names_one_catalog(self) -> LakeKeys:
-        given = [self.postgres_uri_env, self.catalog, self.catalog_env]
+        given = [self.postgres_uri_env, self.catalog, self.catalog_env, self.catalog_file]
         if len([key for key in given if key is not None]) != 1:
-            raise ValueError("needs exactly one of postgres_uri_env, catalog and catalog_env")
+            raise ValueError("needs exactly one of postgres_uri_env, catalog, catalog_env and catalog_file")
         for variable in (self.postgres_uri_env, self.catalog_env):
             if variable is not None and not VARIABLE.fullmatch(variable):
                 raise ValueError("postgres_uri_env and catalog_env take the name of an environment variable")
         if self.catalog is not None and _PASSWORD.search(self.catalog):
             raise ValueError(
-                "catalog has a password: put the text into a variable and name it in catalog_env"
+                "catalog has a password: put the text into a variable or a file, and name it in catalog_env or"
+                " catalog_file"
             )
         return self
 
@@ -83,6 +88,8 @@ def resolve(
         catalog = _as_postgres(read_variable(env, lake.postgres_uri_env, f"{where}: postgres_uri_env"))
     elif lake.catalog_env is not None:
         catalog = read_variable(env, lake.catalog_env, f"{where}: catalog_env")
+    elif lake.catalog_file is not None:
+        catalog = named_secret("file", lake.catalog_file, f"{where}: catalog_file")
     else:
         assert lake.catalog is not None
         catalog = lake.catalog
@@ -98,12 +105,14 @@ def lake_address(lake: LakeKeys, env: Mapping[str, str]) -> str:
     """
     The same text for the same lake, without credentials.
 
-    A catalog in a variable that is not set here, because another instance uses it, is told by the variable's name.
+    A catalog in a variable or a file that is not here, because another instance uses it, is told by the name of that.
     """
     if lake.catalog is not None:
         catalog = lake.catalog
     elif lake.catalog_env is not None:
         catalog = env.get(lake.catalog_env) or lake.catalog_env
+    elif lake.catalog_file is not None:
+        catalog = _of_file(lake.catalog_file)
     else:
         assert lake.postgres_uri_env is not None
         catalog = _as_postgres(env.get(lake.postgres_uri_env) or lake.postgres_uri_env)
@@ -122,6 +131,13 @@ _SETTING = re.compile(r"(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|\S+)")
 _URI = re.compile(
     r"\w+://(?:([^:@/?]*)(?::[^@/?]*)?@)?(\[[^]]*\]|[^:/?]*)(?::(\d*))?(?:/([^?]*))?(?:\?(.*))?"
 )
+
+
+def _of_file(path: str) -> str:
+    try:
+        return named_secret("file", path, "catalog_file")
+    except ConfigError:
+        return path
 
 
 def _as_postgres(uri: str) -> str:

@@ -118,6 +118,8 @@ class AllowedPlaces:
 
     def refuse(self, row: DestinationConfig) -> None:
         """Raise if the row names what the file does not allow; nothing has been contacted or read for it before."""
+        if row.catalog_file is not None:
+            raise ConfigError("catalog_file is not for rows of destinations_table", hint="use catalog_env")
         variable = row.catalog_env or row.postgres_uri_env
         if variable is not None and variable not in self._variables:
             raise ConfigError(
