@@ -164,7 +164,7 @@ def test_a_key_is_lost_that_is_needed(
     with whole_group(db, tmp_path, {"t": options, "other": {}}) as group:
         db.execute("alter table t drop constraint t_pkey; insert into other values (1)")
         db.execute("update t set id = 1 where id = 2; update t set v = 'changed' where k = 101")
-        with pytest.raises(SchemaChangeError, match="no key any more") as caught:
+        with pytest.raises(SchemaChangeError, match="no longer has a key") as caught:
             group.apply(tasks=tasks)
         assert "aqueduck tables resync -c FILE public.t" in str(caught.value)
         assert group.read("from lake.main.other") == [(1,)]
@@ -396,7 +396,7 @@ def test_a_table_that_loses_its_last_column(db: Database, tmp_path: Path, tasks:
     db.execute("create table other (id int primary key)")
     with whole_group(db, tmp_path, {"bag": {}, "other": {}}) as group:
         db.execute("alter table bag drop v; insert into bag default values; insert into other values (1)")
-        with pytest.raises(SchemaChangeError, match="no columns any more") as caught:
+        with pytest.raises(SchemaChangeError, match="no longer has any columns") as caught:
             group.apply(tasks=tasks)
         assert "aqueduck tables resync -c FILE public.bag" in str(caught.value)
         assert group.read("from lake.main.other") == [(1,)]

@@ -399,7 +399,7 @@ def test_a_catalog_of_another_version_says_which(pg: EmbeddedPostgres, tmp_path:
     with contextlib.closing(sqlite3.connect(tmp_path / "lake.sqlite")) as file:
         file.execute("update ducklake_metadata set value = ? where key = 'version'", [version])
         file.commit()
-    assert f"is of DuckLake {version}, and this is DuckLake 1." in failures(config)["catalog"].detail
+    assert f"has DuckLake version {version}, but this is DuckLake 1." in failures(config)["catalog"].detail
 
 
 def test_another_data_path_is_told_the_one_of_the_lake(pg: EmbeddedPostgres, tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""DuckLake: sessions, folds, targets, the ledger, commits, upkeep, sources, destinations and comparisons."""
+"""DuckLake: sessions, folds, targets, the ledger, commits, upkeep, sources, destinations, writes and comparisons."""

@@ -319,7 +319,7 @@ def test_a_table_is_made_without_the_columns_that_steer(writes: Writes) -> None:
             "id is INTEGER in the table, which cannot take BIGINT",
         ),
         (pa.schema([("id", pa.int32()), ("v", pa.int32())]), "cannot take INTEGER"),
-        (pa.schema([("id", pa.int32()), ("ID", pa.int32()), ("v", pa.string())]), "differ by case"),
+        (pa.schema([("id", pa.int32()), ("ID", pa.int32()), ("v", pa.string())]), "differ only in case"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused_before_any_task(
@@ -377,8 +377,8 @@ def test_a_table_that_is_partitioned_during_a_write_is_filled_all_the_same(write
     ("order", "message"),
     [
         (WriteOrder(TABLE, "upsert", ("nope",)), "keys names a column nope"),
-        (WriteOrder(TABLE, "upsert", ("id",), op="v"), "op and unchanged need the option order"),
-        (WriteOrder(TABLE, "append", order=("v",)), "order needs the option keys"),
+        (WriteOrder(TABLE, "upsert", ("id",), op="v"), "op and unchanged require the option order"),
+        (WriteOrder(TABLE, "append", order=("v",)), "order requires the option keys"),
     ],
 )
 def test_options_that_contradict_the_rows_are_refused(

@@ -77,7 +77,7 @@ def test_an_impostor_gets_no_password_of_a_source(
 def test_an_impostor_gets_no_password_of_a_lake(impostor: Impostor) -> None:
     """DuckDB has a libpq of its own, which is told the same."""
     catalog = f"postgres:{impostor.dsn} password=geheim"
-    with pytest.raises(CatalogUnreachableError, match="form that others could use") as caught:
+    with pytest.raises(CatalogUnreachableError, match="form that could be intercepted") as caught:
         open_lake(LakeConfig(catalog=catalog, data_path="/nowhere/"), read_only=True)
     assert "scram-sha-256" in (caught.value.hint or "")
     wait_until(lambda: impostor.met, "the impostor was asked", 10)

@@ -71,7 +71,7 @@ def test_a_lake_that_was_put_back_ends_the_stream(fan: Fan, restarted: bool, wri
     if restarted:
         stream.restart()
     for _ in range(2):
-        with pytest.raises(SourceDivergedError, match="was put back") as caught:
+        with pytest.raises(SourceDivergedError, match="was restored") as caught:
             stream.batch()
     assert str(caught.value).startswith("[lake.diverged]")
     assert "new checkpoint" in (caught.value.hint or "")

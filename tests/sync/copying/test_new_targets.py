@@ -90,7 +90,7 @@ def test_names_that_a_lake_cannot_hold_are_told_before_anything_is_read(
     seen: list[set[str]] = []
     before_reads(lambda: seen.append(tables_of(tmp_path)))
     with (
-        pytest.raises(SchemaChangeError, match="differ by case only"),
+        pytest.raises(SchemaChangeError, match="differ only in case"),
         whole_group(db, tmp_path, {"public.t": {}}),
     ):
         pass

@@ -1,1 +1,1 @@
-"""One lake transaction for all tables of a group and its position, and for the end of a copy."""
+"""The lake transactions: one commits a batch of all tables of a group with its position, one commits a finished copy."""

@@ -1,4 +1,8 @@
-"""Arrow batches to Parquet files: for rows that are the lake's values already, on local storage, a third less work than by a query."""
+"""
+Write Arrow batches to Parquet files on local storage, for rows that need no cast.
+
+This takes a third less work than a DuckDB query that writes the same file.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from aqueduck.lake.session.storage import join, make_directory, sync_file
 
 __all__ = ["write_arrow"]
 
-# A dictionary pays where values come again: so often at least, in a sample of so many rows.
+# A dictionary pays off if each value occurs at least this often, on average, in a sample of this many rows.
 REPEATS_MIN, SAMPLE_ROWS = 4, 8192
 _FEW = pa.array(np.sort(np.random.default_rng(0).choice(SAMPLE_ROWS, 256, replace=False)))
 
@@ -28,7 +32,7 @@ def write_arrow(
     *,
     table: str | None = None,
 ) -> WrittenFile:
-    """Write batches (one at least) as a file; memory holds one row group of them."""
+    """Write one or more batches as a file; memory holds one row group."""
     path = join(directory, name)
     with written_or_removed(path, table):
         make_directory(directory)
@@ -62,17 +66,21 @@ def _open_writer(path: str, first: pa.Table) -> pq.ParquetWriter:
 def _repeats(column: pa.ChunkedArray) -> bool:
     sample = column.slice(0, SAMPLE_ROWS).cast(_stored(column.type))
     if len(sample) == SAMPLE_ROWS and pc.count_distinct(sample.take(_FEW)).as_py() == len(_FEW):
-        return False  # of values that come again so often, these few would have some twice
+        return False  # if values repeated often enough, even these few would contain duplicates
     return bool(pc.count_distinct(sample).as_py() * REPEATS_MIN <= len(sample))
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:
-    """UUID and JSON are bytes and text with a name."""
+    """The storage type: UUID and JSON are extension types over bytes and text."""
     return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 
 def _encoding(kind: pa.DataType) -> str | None:
-    """Lengths and numbers as differences: smaller by a tenth; texts of random digits take a third less time to write, hex ones no less."""
+    """
+    Delta encodings for lengths and numbers.
+
+    Files are a tenth smaller.  Texts of random digits take a third less time to write; hex texts take the same time.
+    """
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return "DELTA_LENGTH_BYTE_ARRAY"
     if pa.types.is_signed_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date32(kind):

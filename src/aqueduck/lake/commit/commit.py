@@ -1,9 +1,9 @@
 """
-Commit a batch: one lake transaction for all tables of a group, and its position.
+Commit a batch: one lake transaction for all tables of a group and its position.
 
-A batch that the lake already has is skipped.  When a commit fails, the position read on a new
-connection says whether it happened after all.  A table that cannot be written, also on a new
-connection, is named by `TableFailed`, so that the batch can be planned again without it.
+A batch that the lake already has is skipped.  If a commit fails, the position is read on a new connection
+to see whether the commit took effect.  If one table cannot be written, also not on a new connection,
+`TableFailed` names it, so that the batch can be planned again without it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """One run of a table: its segments, to be folded here, or the files that tasks made of them and its truncate."""
+    """One run of a table: the segments to fold here, or the files that Spark tasks folded them into."""
 
     schema: TableSchema
     segments: tuple[SegmentRef, ...]
@@ -75,7 +75,7 @@ class RunPlan:
     ends: tuple[str, ...] = ()
 
     def truncate(self, skip_before: int | Moment, skip_from: int | Moment | None) -> SegmentRef | None:
-        """The truncate that comes before the rows, unless it is to be left out as rows would be."""
+        """The truncate that precedes the rows, unless `skip_before` or `skip_from` leaves it out."""
         first = self.segments[0] if self.segments else None
         if first is None or first.kind != "truncate":
             return None
@@ -90,9 +90,9 @@ class TablePlan:
     target: TableName
     runs: tuple[RunPlan, ...]
     skip_before: int = 0
-    """Changes that were committed before it are part of the table's copy."""
+    """Changes committed before this position are part of the table's copy."""
     schema: TableSchema | None = None
-    """The columns that the target was made for; runs with others change it."""
+    """The source columns that the target was made for; a run with other columns alters it."""
     mode: TableMode = UPSERT
     target_uuid: str | None = None
 
@@ -102,15 +102,15 @@ class BatchPlan:
     position: Position
     tables: tuple[TablePlan, ...]
     parked: tuple[SegmentRef, ...] = ()
-    """Segments of tables that are not ready, already copied to the parking."""
+    """Segments of tables that are not ready, already copied to the parking directory."""
     changed: tuple[TableState, ...] = ()
-    """States of tables to write together with the batch."""
+    """Table states to write together with the batch."""
     start: int | None = None
-    """Where the batch begins; None stands for wherever the lake is."""
+    """The position at which the batch begins; None accepts any position of the lake."""
 
 
 class TableFailed(Exception):  # noqa: N818 - a finding about one table, not one of our error codes
-    """A table cannot be written while the lake can; `error` says why."""
+    """The lake can be written, but one table cannot; `error` says why."""
 
     def __init__(self, oid: int, error: LakeError) -> None:
         super().__init__(str(error))
@@ -119,11 +119,11 @@ class TableFailed(Exception):  # noqa: N818 - a finding about one table, not one
 
 
 def commit_batch(session: LakeSession, plan: BatchPlan) -> bool:
-    """Whether anything had to be written."""
+    """Commit the batch; returns False if the lake already had it."""
     suspect: int | None = None
 
     def is_final(exc: Exception) -> bool:
-        """A table that fails may have been the connection: once more on the new one."""
+        """Retry a failed table once on a new connection, because the connection may have been the cause."""
         nonlocal suspect
         if not isinstance(exc, TableFailed):
             return False
@@ -150,9 +150,9 @@ def _try_batch(session: LakeSession, plan: BatchPlan) -> bool:
     except (LakeError, TableFailed):
         session.reopen()
         if _reaches(_stored(session, plan.position.group), plan.position):
-            return True  # the commit happened, only its answer was lost
+            return True  # the commit took effect; only the reply was lost
         raise
-    with contextlib.suppress(LakeError):  # the next batch does it before its commit
+    with contextlib.suppress(LakeError):  # the next batch repeats it before its commit
         settle_statistics(session, targets, session.memory.settled)
     flush_where_due(session, [progress_table(plan.position.group), *targets])
     return True
@@ -162,10 +162,10 @@ def transact(
     session: LakeSession, work: Callable[[], T], *, happened: Callable[[T], bool] | None = None
 ) -> T:
     """
-    `work` in one lake transaction, whose changes are all that it leaves.
+    Run `work` in one lake transaction, and retry it a few times after a conflict.
 
-    Within a service nobody is in its way.  Another service, whose groups fill the same lake, may be: then once more, a few times.
-    `happened` is asked, on a new connection, when the commit failed otherwise: only its answer may have been lost.
+    `work` must have no effect outside the transaction.  Conflicts come from other services that write to the same lake.
+    If the commit fails for another reason, `happened` is called on a new connection to see whether it took effect.
     """
 
     def wait(seconds: float) -> None:
@@ -193,7 +193,7 @@ def _transact(session: LakeSession, work: Callable[[], T], happened: Callable[[T
 
 
 def _pauses() -> Iterator[float]:
-    """From none to longer ones, with jitter, so that two services do not retry in lockstep."""
+    """Growing delays, the first one zero, with jitter, so that two services do not retry in lockstep."""
     return (random.uniform(0, PAUSE_SECONDS * done) for done in range(TRIES - 1))
 
 
@@ -202,7 +202,7 @@ def _reaches(stored: int | None, position: Position) -> bool:
 
 
 def _stored(session: LakeSession, group: str) -> int | None:
-    """The group's position; asked once a session, as `move_position` notices if it is elsewhere."""
+    """The group's position; read once per session, because `move_position` detects that it has changed."""
     if group not in session.memory.positions:
         found = read_position(session, group)
         if found is None:
@@ -212,13 +212,13 @@ def _stored(session: LakeSession, group: str) -> int | None:
 
 
 def _start(plan: BatchPlan, stored: int | None) -> int:
-    """The position that the batch builds on; it must be the lake's."""
+    """The position that the batch continues from; raises if it is not the lake's position."""
     if stored is None:
         raise LakeWriteError(
             f"the lake has no position of group {plan.position.group}", hint="run: aqueduck init"
         )
     if plan.start is not None and plan.start != stored:
-        raise LakeBusyError("the group's position in the lake is not where this batch begins")
+        raise LakeBusyError("this batch does not begin at the group's position in the lake")
     return stored
 
 
@@ -226,7 +226,7 @@ def _transaction(session: LakeSession, plan: BatchPlan, before: int) -> None:
     position = plan.position
     with session.transaction():
         if not move_position(session, position, start=before):
-            raise LakeBusyError("the group's position in the lake moved while this batch was made")
+            raise LakeBusyError("the group's position in the lake moved while this batch was prepared")
         notice_changes(session)
         know_places(session, [table.target for table in plan.tables])
         for table in plan.tables:
@@ -259,7 +259,7 @@ def _apply_table(session: LakeSession, table: TablePlan, group: str) -> None:
                 mode=table.mode,
             )
     except (LakeBusyError, CatalogUnreachableError, DataPathError):
-        raise  # not the table's fault
+        raise  # not specific to this table
     except LakeError as exc:
         raise TableFailed(table.oid, exc) from exc
 
@@ -276,15 +276,16 @@ def apply_run(
     mode: TableMode = UPSERT,
 ) -> TableSchema:
     """
-    Apply one run inside an open transaction; changes committed before `skip_before`, or from `skip_from` on, are left out.
+    Apply one run inside an open transaction and return its columns.
 
-    The target has the columns of `current`, and afterwards those of the run, which are returned.
+    Changes committed before `skip_before`, or from `skip_from` on, are left out.  The target has the columns of
+    `current` before the call and those of the run afterwards.
     """
     with inlining(session, target, current, run.schema):
         refuse_unclear(run.schema, current)
         if lacks_key(mode, run.schema, run.segments):
             raise SchemaChangeError(
-                "the source table has no key any more, without which its rows cannot be told apart",
+                "the source table no longer has a key, so its rows cannot be identified",
                 hint="add a primary key, then: aqueduck tables resync -c FILE"
                 f" {TableName(run.schema.schema, run.schema.name)}",
                 table=run.schema.qualified,
@@ -317,7 +318,7 @@ def _lineage(position: Position, before: int) -> dict[str, Any]:
 
 
 def set_lineage(session: LakeSession, message: str, extra: Mapping[str, Any]) -> None:
-    """What the lake snapshot holds, for people who look for one by source time."""
+    """Record in the commit message what the lake snapshot contains, so that it can be found by source time."""
     session.execute(
         f"call {ident(LAKE)}.set_commit_message('aqueduck', {literal(message)},"
         f" extra_info => {literal(json.dumps(extra))})"

@@ -1,8 +1,8 @@
 """
-Files of an initial copy: what a Spark task writes of one chunk, and how all of them become a table.
+Write the rows of one chunk of an initial copy to a Parquet file, in a Spark task.
 
-A column comes either as the lake's values or as PostgreSQL's text, which goes through the same casts as
-the stream's.  Where nothing is to be cast, Arrow writes the file; otherwise DuckDB does both.
+A column arrives either as values of its lake type or as PostgreSQL's text.  Text goes through the same casts
+as in the stream.  If nothing has to be cast, Arrow writes the file; otherwise DuckDB casts and writes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["ChunkFile", "write_chunk"]
 
 @dataclass(frozen=True, slots=True)
 class ChunkFile:
-    """A chunk's rows in the lake's data path; `path` is None when it had none."""
+    """The file of a chunk below the lake's data path; `path` is None if the chunk had no rows."""
 
     chunk: int
     path: str | None
@@ -56,9 +56,9 @@ def write_chunk(
     task_memory: int = TASK_MEMORY,
 ) -> ChunkFile:
     """
-    Cast and write the rows of one chunk, a batch at a time; `more` are columns that all of them have besides.
+    Cast and write the rows of one chunk, a batch at a time; `more` is SQL for additional constant columns.
 
-    `alone` is what those share who share the task's memory: one of them has DuckDB at a time.
+    `alone` is the lock of all writers that share the task's memory: only one of them runs DuckDB at a time.
     """
     first, rest = _peek(batches)
     if first is None:
@@ -77,7 +77,7 @@ def write_chunk(
         files = write_files(
             con, query, directory, f"{name}.parquet", columns=len(schema.columns), table=schema.qualified
         )
-    if not files:  # a row filter may leave none
+    if not files:  # the row filter rejected every row
         return ChunkFile(chunk, None, 0)
     return ChunkFile(chunk, files[0].path, files[0].rows)
 

@@ -1,1 +1,1 @@
-"""Digests of rows: how two sides of a comparison are read."""
+"""Digests of rows, by which the two sides of a comparison are read."""

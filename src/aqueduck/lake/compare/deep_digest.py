@@ -1,10 +1,10 @@
 """
 Deep digests of a fan-out: every row of a destination's table, and of the source at the destination's cursor.
 
-Rows are summed in buckets of their keys, and listed for the buckets that differ: as hashes, never as values, and so many
-at most, so that memory does not grow with the tables.  No condition on a column is left to a file's statistics or Bloom
-filter: conditions are computed for each row, so that nothing can hide a row from both sides.  Both sides are pinned: the
-source at the cursor, the destination at one of its own lake snapshots.
+Hashes of rows are summed in buckets of their keys, and rows of differing buckets are listed: as hashes, never as
+values, and a limited number of them, so that memory does not grow with the tables.  Conditions are evaluated on each
+row instead of by a file's statistics or Bloom filter, which could hide a row from both sides.  Both sides are pinned:
+the source at the cursor, the destination at one of its own lake snapshots.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ LISTED_ROWS_MAX = 200_000
 OTHER_VALUES_MAX = 10_000
 _NEITHER_SIDE_SKIPS = "join_filter_pushdown,statistics_propagation,filter_pushdown"
 _EQUAL_AND_NOT_THE_SAME = ("INTERVAL", "TIME WITH TIME ZONE")
-"""Types of which DuckDB takes different values for equal: a month and 30 days, 12:00+01 and 11:00+00."""
+"""Types for which DuckDB treats different values as equal: a month and 30 days, 12:00+01 and 11:00+00."""
 
 Sums = dict[int, tuple[int, int]]
-"""By bucket: rows, and the sum of their hashes."""
+"""The number of rows and the sum of their hashes, by bucket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """By which column rows are routed, and by which they are told apart."""
+    """The column by which rows are routed, and those that identify a row."""
 
     field: str
     keys: tuple[str, ...]
@@ -79,7 +79,7 @@ class TableAt:
         return next(c for c in self.columns if c.name.lower() == name.lower())
 
     def hashed(self, lake: PooledLake) -> str:
-        """Each row as the hash of its key, the hash of its content, and its routing value."""
+        """A query for each row's hash of the key, hash of the content, and routing value."""
         keys = [self._column(key) for key in self.routing.keys] or self.columns
         return (
             f"select hash({_cells(keys)}) as k, hash({_cells(self.columns)}) as h, {ident(self.routed.name)} as routed"
@@ -87,7 +87,7 @@ class TableAt:
         )
 
     def own(self, lake: PooledLake) -> str:
-        """The same, and whether it has the routing value that is the statement's first parameter."""
+        """The same, and whether the row has the routing value given as the statement's first parameter."""
         kind = self.routed.type
         same = equal(kind, "routed", f"cast(? as {kind})")
         return f"(select *, coalesce({same}, false) as own from ({self.hashed(lake)}))"
@@ -100,7 +100,7 @@ class TableAt:
 
 
 def _cells(columns: Sequence[SourceColumn]) -> str:
-    # A struct's hash depends on the order of its fields, which a destination may have in another one.
+    # A struct's hash depends on the order of its fields, and a destination may have another order.
     cells = [
         f"cast({ident(c.name)} as {c.type})"
         if "STRUCT" in c.type.upper()
@@ -127,17 +127,17 @@ class Pin:
 
 @dataclass(slots=True)
 class DeepSums:
-    """What a destination's table has: sums of its own rows, and how many rows have another routing value."""
+    """A destination's table: sums of its own rows, and numbers of rows with other routing values."""
 
     own: Sums = field(default_factory=dict)
     foreign: dict[str | None, int] = field(default_factory=dict)
-    """By routing value, which never leaves this process."""
+    """By routing value; these values never leave this process."""
     more_values: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many rows differ, and how."""
+    """Numbers of differing rows, by kind of difference."""
 
     missing: int = 0
     extra: int = 0
@@ -146,12 +146,12 @@ class Counts:
 
 
 def read_every_row(pool: LakePool) -> None:
-    """From now on the pool's engine leaves no file or row group out because of what is noted about it."""
+    """Make the pool's engine read every file and row group, whatever their statistics and filters say."""
     pool.con.execute(f"set disabled_optimizers = '{_NEITHER_SIDE_SKIPS}'")
 
 
 def pin(lake: PooledLake, destination: Destination) -> Pin | None:
-    """The destination's cursor and the lake snapshot that has it; None before its seed."""
+    """The destination's cursor and a lake snapshot that contains it; None before the seed."""
     with lake.transaction():
         state = read_state(lake, destination.id)
         if state is None:
@@ -174,7 +174,7 @@ def _same_table(told: str | None, destination: Destination) -> bool:
 
 
 def sum_destination(lake: PooledLake, table: TableAt, value: str) -> DeepSums:
-    """Every row of a destination's table: its own by bucket, and the others by routing value."""
+    """Read every row of a destination's table: its own rows by bucket, other rows by routing value."""
     sums = lake.execute(
         f"select cast(k % {BUCKETS} as integer), count(*), sum(h::hugeint) from {table.own(lake)} where own group by 1",
         (value,),
@@ -194,7 +194,7 @@ def sum_destination(lake: PooledLake, table: TableAt, value: str) -> DeepSums:
 
 
 def sum_source(lake: PooledLake, table: TableAt, values: Mapping[str, str], buckets: int) -> dict[str, Sums]:
-    """What the source has for each destination, by its id; one read for all of them."""
+    """The source's sums for each destination, by destination id, with one read for all of them."""
     found: dict[str, Sums] = {name: {} for name in values}
     with _asking(lake, values):
         for name, bucket, rows, total in lake.execute(
@@ -207,7 +207,7 @@ def sum_source(lake: PooledLake, table: TableAt, values: Mapping[str, str], buck
 
 
 def values_in_source(lake: PooledLake, table: TableAt, values: Sequence[str]) -> set[str]:
-    """Which of some routing values the source has."""
+    """Those of the routing values that the source has."""
     if not values:
         return set()
     with _asking(lake, {value: value for value in values}):
@@ -216,7 +216,7 @@ def values_in_source(lake: PooledLake, table: TableAt, values: Sequence[str]) ->
 
 
 def list_rows(lake: PooledLake, table: TableAt, value: str, buckets: Sequence[int], of: int) -> pa.Table:
-    """The hashes of the rows with a routing value that are in some of `of` buckets, so many at most."""
+    """The hashes of rows with a routing value in the given buckets (of `of`), up to a limit."""
     chosen = f"cast(k % {of} as integer) in ({', '.join(map(str, buckets))})"
     with lake_errors("comparing rows"):
         return lake.con.execute(
@@ -226,7 +226,7 @@ def list_rows(lake: PooledLake, table: TableAt, value: str, buckets: Sequence[in
 
 @contextlib.contextmanager
 def _asking(lake: PooledLake, values: Mapping[str, str]) -> Iterator[None]:
-    """The relation `asked`: ids, and the routing values that they stand for."""
+    """Registers the relation `asked`: ids and their routing values."""
     with lake_errors("reading the source"):
         lake.con.register("asked", pa.table({"id": list(values), "value": list(values.values())}))
     try:
@@ -248,12 +248,12 @@ def fold_buckets(sums: Sums, buckets: int) -> Sums:
 
 
 def differing_buckets(source: Sums, here: Sums) -> list[int]:
-    """Buckets whose sums are not the same on both sides."""
+    """Buckets whose sums differ."""
     return sorted(b for b in source.keys() | here.keys() if source.get(b) != here.get(b))
 
 
 def compare_listed(source: pa.Table, here: pa.Table, *, append_only: bool) -> Counts:
-    """How many keys differ, and how; of rows that are only ever added, how many are too few and too many."""
+    """Numbers of differing keys by kind; with `append_only`, numbers of missing and surplus rows."""
     sides = {
         side: f"select k, count(*) as n, sum(h::hugeint) as total from {side} group by k"
         for side in ("source", "here")

@@ -1,10 +1,10 @@
 """
-Digests of rows: the one way in which both sides of a comparison are read.
+Digests of rows: both sides of a comparison are read the same way.
 
-A row gets two hashes, of its key and of all its cells, typed as the lake types them.  Sums of
-hashes do not depend on the order of rows, can be added up over pieces of a table, and a part can
-be taken out again by subtraction.  Sums are asked for first, in buckets of keys where they
-differ, and rows one by one only for those buckets.  Who asks what, and when, is in `sync.verify`.
+A row has two hashes, of its key and of all its cells, both computed on the lake's types.  Sums of
+hashes do not depend on the order of rows; they can be added over pieces of a table, and a piece can
+be subtracted again.  A comparison first asks for sums by bucket of keys, and for single rows only of
+the buckets that differ.  `sync.verify` controls the comparison.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Kind = Literal["missing", "extra", "changed", "repeated"]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Sums of all rows, by bucket of their keys; or the rows of the `listed` buckets."""
+    """Asks for the sums of all rows, by bucket of their keys, or for the rows of the `listed` buckets."""
 
     buckets: int = 1
     listed: tuple[int, ...] | None = None
@@ -56,7 +56,7 @@ class Question:
 
 @dataclass(slots=True)
 class Answer:
-    """Sums by bucket (rows, sum of hashes), or rows; `error` if it could not be found out."""
+    """Sums by bucket (rows, sum of hashes), or rows; `error` if the read failed."""
 
     sums: dict[int, tuple[int, int]] = field(default_factory=dict)
     rows: pa.Table = field(default_factory=_ROWS.empty_table)
@@ -67,7 +67,7 @@ class Answer:
         return sum(rows for rows, _ in self.sums.values())
 
     def plus(self, other: Answer) -> Answer:
-        """Both pieces together."""
+        """The answer for both pieces together."""
         return Answer(
             _added(self.sums, other.sums, 1),
             pa.concat_tables([self.rows, other.rows]) if len(other.rows) else self.rows,
@@ -75,20 +75,20 @@ class Answer:
         )
 
     def minus(self, other: Answer) -> Answer:
-        """The sums without those of a part."""
+        """The sums without those of a piece."""
         return replace(self, sums=_added(self.sums, other.sums, -1), error=self.error or other.error)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A key whose rows are not the same on both sides."""
+    """A key whose rows differ between the two sides."""
 
     kind: Kind
-    """missing or extra in the lake, changed cells, or repeated: another number of rows."""
+    """missing or extra in the lake, changed cells, or repeated (another number of rows)."""
     key: tuple[str | None, ...]
     key_hash: int
     version: str | None
-    """Which transaction wrote the source's row."""
+    """The transaction that wrote the source's row."""
 
 
 def with_version(schema: TableSchema) -> TableSchema:
@@ -101,13 +101,13 @@ def ask_stream(
     batches: Iterable[pa.RecordBatch], schema: TableSchema, question: Question, keys: pa.Array | None = None
 ) -> Answer:
     """
-    Ask rows that come as PostgreSQL's text, with the columns of `with_version`.
+    Answer the question for rows given as PostgreSQL's text, with the columns of `with_version`.
 
-    Only those whose key is among `keys`, if given.
+    With `keys`, only rows with one of these keys count.
     """
     names = [f"n{i}" for i in range(len(schema.streamed.columns) + 1)]
     source = _Source(batches)
-    # Of the lake's columns some may not be compared; the cells are numbered with them.
+    # Some of the lake's columns may not be compared, but cells are numbered by all of them.
     places = {c.name: i for i, c in enumerate(schema.streamed.in_lake.columns)}
     typed = ", ".join(f"{cast_sql(c, f'n{places[c.name]}')} as v{i}" for i, c in enumerate(schema.columns))
     reader = pa.RecordBatchReader.from_batches(pa.schema([(n, pa.string()) for n in names]), source)
@@ -127,7 +127,7 @@ def ask_stream(
 
 @dataclass
 class _Source:
-    """Batches; an error of theirs is remembered, as DuckDB keeps only a text of it."""
+    """Iterates over batches and keeps their exception, of which DuckDB would keep only the text."""
 
     batches: Iterable[pa.RecordBatch]
     error: AqueduckError | None = None
@@ -149,7 +149,7 @@ def ask_lake(
     keys: pa.Array | None = None,
     mode: TableMode = UPSERT,
 ) -> Answer:
-    """Ask what the source has according to a lake table as it was at a lake snapshot; `con` has the lake attached."""
+    """Answer the question for the source's present rows in a lake table at a lake snapshot; `con` has the lake attached."""
     cells = ", ".join(
         f"cast({ident(c.name)} as {lake_type(c)}) as v{i}" for i, c in enumerate(schema.columns)
     )
@@ -165,7 +165,7 @@ def key_columns_sql(schema: TableSchema, cells: Sequence[str]) -> str:
 
 
 def compare_rows(source: pa.Table, lake: pa.Table, ignored: pa.Array) -> list[Difference]:
-    """Keys whose rows differ, in the order of keys; those in `ignored` are left out."""
+    """Keys whose rows differ, ordered by key; those in `ignored` are left out."""
     sides = {
         name: f"""select k, count(*) as n, sum(h::hugeint) as total, any_value(key) as key, max(version) as version
             from {name} where k not in (select k from ignored) group by k"""
@@ -215,7 +215,7 @@ def _ask(
 
 @contextlib.contextmanager
 def _registered(con: duckdb.DuckDBPyConnection, keys: pa.Array | None) -> Iterator[str]:
-    """The condition that a row's key is wanted."""
+    """The condition that a row has one of the keys, which are registered while the block runs."""
     if keys is None:
         yield "true"
         return

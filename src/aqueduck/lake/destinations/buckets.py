@@ -1,8 +1,8 @@
 """
-The work of one task of a fan-out: take in what came for a bucket of destinations, and apply it to each.
+The work of one task of a fan-out: load the changes of a bucket of destinations and apply them to each.
 
-Destinations are independent: they are written by a few threads beside each other, those of one lake one after
-the other, and the failure of one is its own.  Nothing here knows Spark; `spark.query.fanout_query` calls it in tasks.
+Destinations are independent.  A few threads write them in parallel, destinations of one lake one after another, and
+a failure affects only its own destination.  `spark.query.fanout_query` calls this in tasks; nothing here uses Spark.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def apply_bucket(
     expected: Mapping[int, int] | None = None,
     progressed: Callable[[int, int], None] = lambda _rows, _destinations: None,
 ) -> list[Applied]:
-    """Bring every destination to the end of the plan, or say why not; a plan that scans seeds them."""
+    """Bring every destination to the end of the plan, or report its error; a scan plan seeds them."""
     net = fold(pool, load(pool, chunks, plan), plan)
     expected = expected or {}
 

@@ -1,4 +1,4 @@
-"""A cycle of a fan-out as its workers see it: the destinations that they get, and what became of each."""
+"""The input and output of a fan-out's workers: the destinations of a cycle, and the result for each."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ __all__ = ["Applied", "Destination"]
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """One destination as workers see it."""
+    """One destination, as passed to workers."""
 
     id: str
     value: str
-    """Its routing value, as text."""
+    """The routing value, as text."""
     place: LakePlace
     target: TableName
     cursor: int | None
-    """The source lake snapshot up to which it is complete; None before it is seeded."""
+    """The source lake snapshot up to which the destination is complete; None before its seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What became of one destination in one cycle."""
+    """The result of one cycle for one destination."""
 
     id: str
     cursor: int | None
-    """What the destination's lake says now; None if it has no cursor yet."""
+    """The cursor that the destination's lake has now; None if it has none."""
     error: str | None = None
     seeded: bool = False
     stamp: int | None = None
     """The stamp of the cursor's lake snapshot."""
     miscounted: bool = False
-    """It did not have as many rows as the source: it is to be seeded again."""
+    """Whether its number of rows differed from the source's, so that it must be re-seeded."""
     reason: str | None = None
-    """The error for which it is to be seeded again."""
+    """The error because of which it must be re-seeded."""
     rows: dict[str, int] = field(default_factory=dict)
     """Counts: written, deleted, upserted, matched, conflicts, orphans."""
     seconds: float = 0.0

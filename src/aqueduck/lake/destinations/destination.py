@@ -1,13 +1,13 @@
 """
 Apply a cycle to destinations: each in one transaction of its own lake, together with its cursor.
 
-`load` puts what came for some destinations into the pool's engine, `fold` reduces it to the net effect per
-key, `apply_changes` and `seed` write one destination.  The cursor is a row of `aqueduck.fanout_state` in the
-destination's lake and is moved from exactly where the caller believes it to be: a second writer, or a
-repeated cycle, changes nothing.
+`load` puts the changes for some destinations into the pool's engine, `fold` reduces them to the net effect per
+key, and `apply_changes` and `seed` write one destination.  The cursor is a row of `aqueduck.fanout_state` in the
+destination's lake.  It is moved only if it has exactly the value that the caller expects, so a second writer or a
+repeated cycle changes nothing.
 
-Whether a row of the batch is at the destination is never guessed: every key of which the source lost a row
-is deleted, then what the last change of a key left is inserted.
+The code does not guess whether the destination has a row: it deletes every key of which the source lost a row,
+then inserts the rows that the last change of each key left.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ _STATE_COLUMNS = """
     updated_at timestamp with time zone, routing_value varchar, source_columns varchar
 """
 NOT_SEEDED = -1
-"""The cursor of a destination whose seed has begun: a row for two seeds to conflict on."""
+"""The cursor of a destination whose seed has begun; concurrent seeds conflict on its row."""
 STATE_UPDATES_MAX = 2000
-"""Updates of the cursor after which its dead rows are moved out of the catalog."""
+"""The number of cursor updates after which their dead rows are flushed from the catalog."""
 
 _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How rows come to a destination: into which table, by which column, matched by which; columns by their ids."""
+    """A destination's target table, routing column and key columns (by column id), for which its cursor is valid."""
 
     target: str
     field: int
@@ -87,32 +87,32 @@ class Terms:
 
     @classmethod
     def from_json(cls, text: str) -> Terms | None:
-        """Those that a state tells; None in one of an earlier version."""
+        """The terms in a stored state; None if an earlier version wrote it without them."""
         values = json.loads(text)
         return cls(values["target"], values["field"], tuple(values["keys"])) if "target" in values else None
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a destination's lake says about itself."""
+    """The state that a destination's lake has of the destination."""
 
     cursor: int
     source: SourceTable
     value: str
-    """The routing value whose rows it has."""
+    """The routing value of its rows."""
     rows: int = 0
-    """Rows replicated, ever."""
+    """Rows replicated in total."""
     changed_at: float | None = None
     """When a row last changed, in seconds since the Unix epoch."""
     terms: Terms | None = None
-    """None: an earlier version wrote it, which did not tell."""
+    """None if an earlier version wrote the state without them."""
     stamp: int | None = None
-    """When the source made the lake snapshot of the cursor; None: an earlier version did not tell."""
+    """When the source created the cursor's lake snapshot; None if an earlier version wrote the state."""
     table: str | None = None
-    """DuckLake's uuid of the table that has the rows; None: an earlier version did not tell."""
+    """DuckLake's uuid of the table with the rows; None if an earlier version wrote the state."""
 
     def fits(self, destination: Destination, plan: ReadPlan) -> bool:
-        """Whether the cursor is one of this source table and routing value, on these terms."""
+        """Whether the cursor is valid for this source table, routing value and terms."""
         return (
             self.source.uuid == plan.source.uuid
             and self.value == destination.value
@@ -120,7 +120,7 @@ class State:
         )
 
     def is_about(self, destination: Destination) -> bool:
-        """Whether the destination's table is the one that was written."""
+        """Whether the state describes the destination's current table."""
         return self.terms is None or self.terms.target == str(destination.target.folded)
 
 
@@ -131,8 +131,8 @@ class Net:
     name: str
     counts: dict[int, dict[str, int]]
     """
-    By destination: rows to write, keys to delete, of those that it has by then the ones that are gone (`lost`) and all of
-    them (`known`), changes that a later one overrode, keys that have NULLs.
+    By destination: `rows` to write, `keys` to delete, keys that the destination had before (`known`) and those of them
+    that are gone (`lost`), changes overridden by later ones (`conflicts`), deleted keys with NULLs (`nulls`).
     """
 
     def of(self, index: int) -> dict[str, int]:
@@ -140,19 +140,19 @@ class Net:
 
 
 class CursorMovedError(Exception):
-    """The destination's cursor is not where it was believed to be."""
+    """The destination's cursor does not have the expected value."""
 
 
 class SeedNeededError(CursorMovedError):
-    """Only a seed helps: the source's columns changed too much, or the destination's table is another (then it says so)."""
+    """A seed is needed: the source's columns changed too much, or another table replaced the destination's (with a reason)."""
 
 
 class MiscountError(SeedNeededError):
-    """What the changes lead to is not what the source has."""
+    """The destination would have another number of rows than the source."""
 
 
 def load(pool: LakePool, chunks: Iterable[bytes], plan: ReadPlan) -> str | None:
-    """What came for the destinations, as one relation; None if nothing did."""
+    """Load the chunks for the destinations into one relation; None if there are none."""
     name = f"changes_{next(_numbers)}"
     con = pool.con.cursor()
     made = False
@@ -181,14 +181,14 @@ def fold(pool: LakePool, changes: str | None, plan: ReadPlan) -> Net:
             return Net(changes, {d: {"rows": n} for d, n in rows})
         keys = ", ".join(one_key(plan.source.columns[k].type, f"c{k}") for k in plan.keys)
         name = f"net_{next(_numbers)}"
-        # A destination that lost nothing needs no fold: its rows are new.
+        # A destination without removals needs no fold, because all of its rows are new.
         gone = "true" if plan.strict else f"bool_or(not op) over (partition by d, {keys})"
         losing = f"select distinct d from {changes} where {'true' if plan.strict else 'not op'}"
         con.execute(
             f"create table {name} as with losing as ({losing}),"
             f" ranked as (select *, row_number() over (partition by d, {keys} order by s desc, op desc, r desc) as n,"
             f" {gone} as gone, max(s) over (partition by d, {keys}) as last,"
-            # Its first change of the range removed it, so the destination has it.
+            # If the first change of a key in the range is a removal, the destination has the key.
             f" min(s) filter (not op) over (partition by d, {keys}) = min(s) over (partition by d, {keys}) as was"
             f" from {changes} where d in (from losing)),"
             " overridden as (select d, count(*) as overridden from ranked where s < last group by d)"
@@ -216,13 +216,13 @@ def refuse_unkept(pool: LakePool, net: Net, index: int, plan: ReadPlan) -> None:
 
 
 def drop(pool: LakePool, name: str) -> None:
-    """Forget a relation of the pool's engine."""
+    """Drop a relation of the pool's engine."""
     if name:
         pool.con.cursor().execute(f"drop table if exists {name}")
 
 
 def read_state(lake: PooledLake, destination_id: str) -> State | None:
-    """The destination's cursor; None if it was never seeded."""
+    """The destination's state; None if it was never seeded."""
     try:
         rows = lake.con.execute(
             "select last_snapshot_id, source_columns, routing_value, rows_replicated, epoch(last_change_at)"
@@ -256,9 +256,9 @@ def apply_changes(
     expected: int | None = None,
 ) -> Applied:
     """
-    Bring one destination to the end of the plan; the result has no cursor if it has to be seeded instead.
+    Bring one destination to the end of the plan; the result has no cursor if the destination must be seeded instead.
 
-    `expected` is how many rows it has to have then, where they are counted.
+    `expected` is the number of rows that it must have afterwards, if the plan counts rows.
     """
     began = time.monotonic()
     counts = net.of(index)
@@ -276,7 +276,7 @@ def apply_changes(
             deleted = min(matched, counts.get("lost", 0))
             if rows:
                 _insert(lake, destination, index, net, plan)
-            # A cycle that only counts writes nothing.
+            # A cycle that only counts rows writes nothing.
             if plan.end != plan.start and not _move_cursor(
                 lake, destination, plan, instance, table, changed=rows + deleted
             ):
@@ -316,10 +316,10 @@ def apply_changes(
 def seed(
     lake: PooledLake, destination: Destination, index: int, net: Net, plan: ReadPlan, instance: str
 ) -> Applied:
-    """Give a destination all its rows as of the plan's end, in place of what it has of them."""
+    """Replace a destination's rows by those of the source at the plan's end."""
     began = time.monotonic()
     rows = net.of(index).get("rows", 0)
-    # Tables are made before: DuckLake loses inlined rows of a table that is made by the same transaction.
+    # Tables are created first: DuckLake loses inlined rows of a table that the same transaction creates.
     state = make_tables(lake, destination, plan, instance)
     keep_out_of_catalog(lake, destination.target, plan.source.types)
     with lake.transaction():
@@ -348,7 +348,7 @@ def seed(
 
 
 def _routed(destination: Destination, plan: ReadPlan, state: State | None) -> list[tuple[SourceColumn, str]]:
-    """By which column and value rows are the destination's: those of now, and those by which it got what it has."""
+    """The columns and values that select the destination's rows: the current ones, and those of its stored state."""
     field = plan.source.columns[plan.field]
     routed = [(field, destination.value)]
     if state is not None and state.is_about(destination):
@@ -358,7 +358,7 @@ def _routed(destination: Destination, plan: ReadPlan, state: State | None) -> li
 
 
 def make_tables(lake: PooledLake, destination: Destination, plan: ReadPlan, instance: str) -> State | None:
-    """The destination's tables and its row of the state, where they are missing; what the state was."""
+    """Create the destination's tables and its row of the state if they are missing; returns the previous state."""
     lake.memory.pop(destination.id, None)
     lake.settled.discard(destination.target)
     with lake.transaction():
@@ -378,12 +378,12 @@ def make_tables(lake: PooledLake, destination: Destination, plan: ReadPlan, inst
 
 
 def check_target(lake: PooledLake, destination: Destination, plan: ReadPlan, state: State | None) -> None:
-    """Raise if `make_tables` would, for what has the name of the destination's table."""
+    """Raise if `make_tables` would refuse an existing table or view with the target's name."""
     may_seed(lake, destination.target, plan.source, *_made_for(destination, state))
 
 
 def _made_for(destination: Destination, state: State | None) -> tuple[SourceTable | None, str | None]:
-    """The columns for which the destination's table was made, and which table that is; None before there is one."""
+    """The columns for which the destination's table was created, and its uuid; None before it exists."""
     if state is None or not state.is_about(destination):
         return None, None
     return state.source, state.table
@@ -399,7 +399,7 @@ def _write_state(
     cursor: int,
     rows: int,
 ) -> None:
-    """Replace the destination's row; two who do it at the same time conflict, because both remove the old one."""
+    """Replace the destination's row; concurrent writers conflict, because both delete the old row."""
     lake.execute(f"delete from {lake.table(STATE)} where destination_id = ?", (destination.id,))
     lake.execute(
         f"insert into {lake.table(STATE)} values (?, ?, ?, {cursor}, {rows}, null, now(), now(), ?, ?)",
@@ -415,13 +415,13 @@ def _write_state(
 
 
 def _described(destination: Destination, plan: ReadPlan, table: str | None) -> str:
-    """The source's columns, the terms, the cursor's stamp and which table it is, as the state keeps them."""
+    """The source's columns, the terms, the cursor's stamp and the table's uuid, in the form that the state stores."""
     told = asdict(plan.source) | asdict(Terms.of(destination, plan)) | {"stamp": plan.stamp, "table": table}
     return json.dumps(told, separators=(",", ":"))
 
 
 def _check_and_evolve(lake: PooledLake, destination: Destination, plan: ReadPlan, table: str) -> None:
-    """The state is what we believe, and the table is ours and has the source's columns."""
+    """Check that the state is as expected and the table is ours, then alter the table to the source's columns."""
     state = read_state(lake, destination.id)
     if state is None or state.cursor != destination.cursor or not state.fits(destination, plan):
         raise CursorMovedError
@@ -450,7 +450,7 @@ def _delete(
     keys = ", ".join(f"c{k}" for k in plan.keys)
     [[count]] = lake.execute(
         f"delete from {lake.table(destination.target)} as t"
-        # A key that the lake would not keep, it does not have: it may have one that is equal to it.
+        # The lake cannot have a key with a value that it does not keep, but it may have a key that compares equal to it.
         f" using (select {keys} from memory.main.{net.name} where d = {index} and gone and bad is null) as k where {same}",
         doing="deleting rows of a destination",
     )
@@ -496,7 +496,7 @@ def _count(lake: PooledLake, destination: Destination, plan: ReadPlan) -> int:
 
 
 def _tidy(lake: PooledLake) -> None:
-    """Now and then: the cursor's old versions leave the catalog."""
+    """Flush old versions of the cursor from the catalog, once in many updates."""
     if lake.memory.get("updates", 0) < STATE_UPDATES_MAX:
         return
     lake.memory["updates"] = 0

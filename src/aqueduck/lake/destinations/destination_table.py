@@ -1,8 +1,8 @@
 """
-A destination's table: which one it is, how it is made, and how it follows the source's columns.
+A destination's table: identify it, create it, and alter it to follow the source's columns.
 
-People drop and replace tables.  DuckLake's uuid tells the table that has our rows from another one of its name: what is missing
-or replaced is seeded again, and a table with other columns is refused, never written and never dropped.
+Users drop and replace tables.  DuckLake's uuid distinguishes the table with our rows from another one of the same name.
+A missing or replaced table is re-seeded.  A table with other columns is refused: it is never written or dropped.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = ["evolve_table", "find_table", "make_table", "may_seed", "missing", "r
 
 
 def find_table(lake: PooledLake, target: TableName) -> str | None:
-    """The uuid of the table that the open transaction sees; None if there is none."""
+    """The uuid of the table in the open transaction; None if there is none."""
     m = lake.metadata
-    # DuckLake's own part of the transaction begins first: a table that is replaced from now on makes the commit fail.
+    # Begin DuckLake's part of the transaction first, so that the commit fails if the table is replaced from now on.
     lake.execute(f"from {ident(lake.alias)}.current_snapshot()", doing="looking for a destination's table")
     rows = lake.execute(
         f"select t.table_uuid::varchar from {m}.ducklake_table t join {m}.ducklake_schema s using (schema_id)"
@@ -36,17 +36,17 @@ def find_table(lake: PooledLake, target: TableName) -> str | None:
 
 def missing(target: TableName) -> LakeError:
     return LakeTableMissingError(
-        f"the destination has no table {target.qualified} any more: it was dropped or renamed",
-        hint="nothing to do: the table is made anew and seeded",
+        f"the destination's table {target.qualified} was dropped or renamed",
+        hint="nothing to do: the table is created again and seeded",
         table=target.qualified,
     )
 
 
 def replaced(target: TableName, *, view: bool = False) -> LakeError:
-    what = "a view has the name of" if view else "another table took the place of"
+    what = "a view has the name of" if view else "another table replaced"
     return TargetReplacedError(
         f"{what} the destination's table {target.qualified}",
-        hint="rename or drop it, and the table is made anew and seeded",
+        hint="rename or drop it; the destination's table is then created again and seeded",
         table=target.qualified,
     )
 
@@ -59,19 +59,19 @@ def make_table(
     uuid: str | None = None,
 ) -> bool:
     """
-    Make the table with the source's columns if it is missing, or if it is ours and has others; whether it was made.
+    Create the table if it is missing, or recreate it if it is ours and has other columns; returns whether it did.
 
-    `before` is what our table was made for, `uuid` which table that is.
+    `before` has the columns for which our table was created, and `uuid` identifies that table.
     """
     name = lake.table(target)
     to_do = may_seed(lake, target, source, before, uuid)
     if to_do == "keep":
         return False
     if to_do == "replace":
-        lake.execute(f"drop table if exists {name}", doing="making a destination's table anew")
+        lake.execute(f"drop table if exists {name}", doing="recreating a destination's table")
     columns = ", ".join(f"{ident(c.name)} {c.type}" for c in source.columns)
     lake.execute(f"create schema if not exists {ident(lake.alias)}.{ident(target.schema)}")
-    lake.execute(f"create table {name} ({columns})", doing="making a destination's table")
+    lake.execute(f"create table {name} ({columns})", doing="creating a destination's table")
     return True
 
 
@@ -82,7 +82,7 @@ def may_seed(
     before: SourceTable | None = None,
     uuid: str | None = None,
 ) -> Literal["keep", "make", "replace"]:
-    """What a seed does with what has the table's name; raises if it is another one with other columns."""
+    """What a seed does with an existing table of the target's name; raises if it is not ours and has other columns."""
     place = read_places(lake, [target]).get(target.folded)
     if place is None:
         return "make"
@@ -97,7 +97,7 @@ def may_seed(
     if differing:
         raise SchemaChangeError(
             f"the destination's table has other columns: {', '.join(differing)}",
-            hint="rename or drop it, and it is made anew",
+            hint="rename or drop it; it is then created again",
             table=target.qualified,
         )
     return "keep"
@@ -110,7 +110,7 @@ def _differing(lake: PooledLake, target: TableName, source: SourceTable) -> list
 
 
 def refuse_others(lake: PooledLake, target: TableName, uuid: str | None) -> None:
-    """Raise if our table is not there any more, or another one is."""
+    """Raise if our table is missing or was replaced by another one."""
     found = find_table(lake, target)
     if found is None:
         raise missing(target)
@@ -119,7 +119,7 @@ def refuse_others(lake: PooledLake, target: TableName, uuid: str | None) -> None
 
 
 def evolve_table(lake: PooledLake, target: TableName, step: Evolve) -> None:
-    """Make one step towards the source's columns."""
+    """Apply one step of the source's column changes."""
     lake.execute(_evolve(lake.table(target), step), doing="following a change of columns")
 
 

@@ -1,1 +1,1 @@
-"""From staged changes to rows: the net effect of a run of changes, for every mode."""
+"""Fold staged changes into rows: the net effect of a run of changes, for every mode."""

@@ -1,10 +1,9 @@
 """
-Staged changes as rows, whole columns at a time: for other people's queries (the Spark format `postgres_cdc`), and
-for tables of events.
+Staged changes as rows, for users' queries (the Spark format `postgres_cdc`) and for tables of events.
 
-`change_rows` gives one shape for all tables, with both images of a row as JSON, or the event in an envelope.
-`table_rows` gives the columns of one table with their types.  Segments may be cut: only changes whose
-transaction committed in the range are given.
+`change_rows` returns the same columns for all tables: both images of a row as JSON, or the event in an envelope.
+`table_rows` returns the columns of one table with their types.  A `CommitRange` restricts both to changes
+whose transaction committed in the range.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ TABLE_META = pa.schema(
     [("_op", pa.string()), ("_commit_lsn", pa.int64()), ("_commit_time", _TIME), ("_seq", pa.int64()),
      ("_unchanged", pa.list_(pa.string()))]
 )  # fmt: skip
-"""What `table_rows` gives besides the table's own columns."""
+"""Columns that `table_rows` adds to the table's own."""
 
 _WORDS = pa.array(["", "insert", "update", "delete"])
 _BEFORE: dict[EventKind, list[Step]] = {
@@ -57,7 +56,7 @@ _AFTER: dict[EventKind, list[Step]] = {
 
 @dataclass(frozen=True, slots=True)
 class CommitRange:
-    """Transactions whose commit was written from `first` on and before `end`."""
+    """Transactions whose commit record is at or after `first` and before `end`."""
 
     first: int
     end: int
@@ -76,7 +75,7 @@ def change_rows(
     """
     The changes of segments that cover one stretch of the stream, in order.
 
-    One table is passed on chunk by chunk; several are merged, so a stretch must fit into memory.
+    Changes of a single table are yielded chunk by chunk.  Several tables are merged in memory, so a stretch must fit.
     """
     pieces = _pieces(segments, span, envelope, database)
     if len({(s.table_oid, s.version, s.kind) for s in segments}) == 1:
@@ -106,7 +105,7 @@ def _pieces(
 
 
 class _ChangeRows(EventLines):
-    """Turns the changes of one table, under one version of its columns, into rows."""
+    """Converts the changes of one table, under one version of its columns, to rows."""
 
     def __init__(self, table: TableSchema, envelope: Envelope | None, database: str) -> None:
         super().__init__(table, envelope or "default", database=database, with_keys=True)
@@ -132,7 +131,7 @@ class _ChangeRows(EventLines):
             pa.repeat(self._table.name, rows),
             batch.column(
                 "_at" if "_at" in batch.schema.names else "_lsn"
-            ),  # only `cdc_capture` keeps its own
+            ),  # only `cdc_capture` stages the LSN of each change
             batch.column("_lsn"),
             batch.column("_ts").cast(_TIME),
             batch.column("_xid"),
@@ -148,7 +147,7 @@ def _with_order(envelope: Envelope | None) -> pa.Schema:
 
 
 def _text_array(rendered: kernels.Rendered) -> pa.Array:
-    """Texts one after the other as a column; an empty one, which is no JSON, is NULL."""
+    """Concatenated texts as a column; an empty text, which is not JSON, becomes NULL."""
     rows = rendered.ends.size
     offsets = np.zeros(rows + 1, np.int32)
     offsets[1:] = rendered.ends
@@ -181,10 +180,10 @@ def table_rows(
     segments: Sequence[SegmentRef], span: CommitRange | None, columns: Sequence[tuple[str, str]]
 ) -> Iterator[pa.RecordBatch]:
     """
-    The changes of one table, in order: `columns` by name and DuckDB type, those of `TABLE_META` among them.
+    The changes of one table, in order; `columns` are names and DuckDB types and may include those of `TABLE_META`.
 
-    An update that changes the key is two rows: the old key is deleted, the new one updated.  A delete has the
-    columns of the old image only.
+    An update that changes the key becomes two rows: a delete of the old key and an update of the new one.
+    A delete has only the columns of the old image.
     """
     for run in _runs(segments):
         if run[0].kind == "truncate":
@@ -211,7 +210,7 @@ def table_rows(
 
 
 def _runs(segments: Sequence[SegmentRef]) -> list[list[SegmentRef]]:
-    """Segments that are read together: of the same version of the columns, between truncates."""
+    """Group segments that can be read together: one version of the columns, no truncate in between."""
     runs: list[list[SegmentRef]] = []
     for segment in sorted(segments, key=lambda s: s.first_ord):
         same = runs and (segment.kind, segment.schema_json) == (runs[-1][0].kind, runs[-1][0].schema_json)
@@ -232,7 +231,7 @@ def _scanned(table: TableSchema) -> list[str]:
 
 
 def _select(table: TableSchema, columns: Sequence[tuple[str, str]], scan: str, *, key_changes: bool) -> str:
-    """Changes, or with `key_changes` the deletes of keys that updates left behind."""
+    """A query for the changes, or with `key_changes` for the deletes of keys that updates replaced."""
     old = _old_columns(table)
     full = table.identity == "f"
     texts = []

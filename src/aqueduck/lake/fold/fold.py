@@ -2,14 +2,14 @@
 Fold: the net effect of an ordered run of changes of one table.
 
 Each key has a timeline.  An insert is a *fresh* appearance, an update an appearance, a delete a
-disappearance; an update of the key is a disappearance of the old and a fresh appearance of
-the new one.  What counts is how the timeline ends (present or not) and how it begins: a key
-that begins fresh cannot be in the target, because the position commits together with the data.
+disappearance.  An update of the key is a disappearance of the old key and a fresh appearance of
+the new one.  Only the first and the last entry count.  The last one says whether the row exists.
+A key whose first entry is fresh cannot be in the target, because the position commits together with the data.
 
 The result is SQL over temporary tables and streams of the connection: rows to write, keys to
-remove before, and *patches*: rows with unchanged TOAST cells whose value only the target has.
-Keys are compared as PostgreSQL's text; casts happen for surviving rows only.  Nothing here
-touches a lake: `apply` does.
+delete first, and *patches*: rows with unchanged TOAST cells whose values only the target has.
+Keys are compared as PostgreSQL's text; only surviving rows are cast.  This module does not
+touch the lake; `apply` writes the result.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 
 _numbers = itertools.count(1)
 
-# A timeline entry in one number: (order << 2) | (fresh << 1) | present.
+# A timeline entry is one number: (order << 2) | (fresh << 1) | present.
 PRESENT, FRESH = 1, 2
 
 
@@ -61,20 +61,24 @@ class Extra(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """What a run amounts to.  The queries are good for one read each."""
+    """The net effect of a run.  Each query can be read once."""
 
     upserts: str
-    """Final rows, named and typed as the lake's columns."""
+    """Final rows, with the names and types of the lake's columns."""
     deletes: str | None
-    """Keys to remove first, as k0, k1, …, typed; None if there are none."""
+    """Keys to delete first, typed, as k0, k1, …; None if there are none."""
     patches: str | None
-    """Rows that need cells of the target: their own as v0…, the target's key as t0…, which to fetch as u0…; None if there are none."""
+    """
+    Rows that need cells of the target; None if there are none.
+
+    Columns: v0… the row's own cells, t0… the key of the row in the target, u0… whether the cell is read from there.
+    """
     upsert_rows: int | None
-    """None if only writing them will tell."""
+    """None if the number is known only after writing."""
     delete_rows: int
     patch_rows: int
     ends: str | None = None
-    """Keys of rows of the target that end, and when: k0, k1, …, ended_at; None if there are none, or if rows do not end."""
+    """Keys of target rows that end, and when: k0, k1, …, ended_at; None if no row ends."""
 
 
 @contextlib.contextmanager
@@ -91,12 +95,12 @@ def folded(
     how: Callable[[Work], Fold] | None = None,
 ) -> Iterator[Fold]:
     """
-    Fold `segments`, which are one run: the same columns throughout, in order, no truncate.
+    Fold `segments`, which are one run: in order, with the same columns, without a truncate.
 
-    With `buckets`, only keys whose hash falls into `bucket`; with `own` as well, rows of the segments
-    in that range of `segments` instead, whatever their key, so that wide rows are read once.  Changes that
-    were committed before `skip_before` are left out: the table's copy has them; so are those from `skip_from` on.
-    `how` is another way to fold than by the net effect, see `fold_modes`.
+    With `buckets`, only keys whose hash falls into `bucket` are folded.  With `own` as well, the rows to write are
+    those of that range of `segments`, whatever their key, so that wide rows are read once.  Changes committed
+    before `skip_before` are part of the table's copy and are left out, as are changes from `skip_from` on.
+    `how` replaces `net_effect`; see `fold_modes`.
     """
     rows = [s for s in segments if s.kind == "rows"]
     view = change_view(con, schema, rows)
@@ -121,7 +125,7 @@ def folded(
 
 
 def net_effect(work: Work) -> Fold:
-    """What remains of the changes, key by key."""
+    """The net effect of the changes on each key."""
     if not work.segments:
         return Fold(work.no_rows(), None, None, 0, 0, 0)
     if work.insert_only:
@@ -131,7 +135,7 @@ def net_effect(work: Work) -> Fold:
 
 @dataclass
 class Work:
-    """One fold under way: its inputs, and names for its temporary tables."""
+    """The state of one fold: its inputs and its temporary tables."""
 
     con: duckdb.DuckDBPyConnection
     scans: Scans
@@ -155,7 +159,7 @@ class Work:
         return not any(s.updates or s.deletes for s in self.segments)
 
     def table(self, role: str, query: str) -> str:
-        """Make a temporary table of a query."""
+        """Create a temporary table from a query."""
         name = f"aqueduck_{role}_{next(_numbers)}"
         self._tables.append(name)
         self.con.execute(f"create temp table {name} as {query}")
@@ -182,7 +186,7 @@ class Work:
         return [f"n{i}" for i in range(len(self.schema.columns))]
 
     def typed_row(self, cells: Sequence[str]) -> str:
-        """Cells (text) as the lake's columns."""
+        """Cells (text), cast to the types of the lake's columns."""
         typed = (
             f"{cast_sql(c, cell)} as {ident(c.name)}"
             for c, cell in zip(self.schema.columns, cells, strict=True)
@@ -199,12 +203,12 @@ class Work:
         if self.own_scans is not None:
             self.own_scans.close()
         for name in self._tables:
-            with contextlib.suppress(duckdb.Error):  # gone with a rollback, or with the connection
+            with contextlib.suppress(duckdb.Error):  # already dropped by a rollback or a lost connection
                 self.con.execute(f"drop table if exists {name}")
 
 
 def _pass_inserts(work: Work) -> Fold:
-    """Inserts alone need no fold: a row of the stream is a row of the lake."""
+    """Pass inserts through: without updates and deletes, each change is a row of the lake."""
     mine = work.in_bucket(", ".join(f"r.n{k}" for k in work.key))
     rows = sum(s.rows for s in work.segments)
     source = work.scans.scan(work.new_image())
@@ -214,7 +218,7 @@ def _pass_inserts(work: Work) -> Fold:
 
 
 def _fold_changes(work: Work) -> Fold:
-    # A chain of unchanged cells may lead through keys of other buckets.
+    # After a change of the key, the value of an unchanged cell may belong to a key of another bucket.
     follow = work.unchanged > 0
     whole = follow and work.key_changes > 0
     all_of_them = timeline(work, filtered=not whole, with_links=follow)
@@ -240,7 +244,7 @@ class _Rows(TypedDict):
 
 
 def with_cells(work: Work, entries: str, live: str, extras: Sequence[Extra] = ()) -> _Rows:
-    """The rows of `live` (ord, …) with all their cells; those that need cells of the target are patches."""
+    """The rows of `live` (ord, …) with all their cells; rows that need cells of the target become patches."""
     cells = _unchanged_cells(work, entries, live) if work.unchanged else None
     patch_rows = 0
     patches = None
@@ -265,9 +269,9 @@ def with_cells(work: Work, entries: str, live: str, extras: Sequence[Extra] = ()
 
 def _fold_piece(work: Work) -> Fold:
     """
-    A piece of a run, by segments: all keys are looked at, only own rows are written.
+    Fold one piece of a run: read the keys of all segments, but write only the rows of the piece's own segments.
 
-    A fresh key that nothing else happens to needs no timeline, and in most runs that is most rows.
+    A key whose only entry is a fresh appearance needs no timeline; in most runs, most rows have such keys.
     """
     assert work.own_scans is not None
     assert not work.unchanged
@@ -298,15 +302,15 @@ def _fold_piece(work: Work) -> Fold:
 
 def timeline(work: Work, *, filtered: bool, with_links: bool, also: Sequence[str] = ()) -> str:
     """
-    A query for the entries (k0, …, e) of all keys, and the columns of segments in `also`.
+    A query for the timeline entries (k0, …, e) of all keys, with the segment columns in `also`.
 
-    With links also (ord, link): the entry under whose key a row's version before it is found.
+    With links it also has (ord, link): `link` marks the entry whose key finds the row's previous version.
     """
     more = "".join(f", {name}" for name in also)
     place = f"((_ord - {work.base}) << 2)"
     link = (", _ord as ord, {} as link").format
     if work.key_changes == 0:
-        # The key of an update without an old image is in the new one, that of a delete in the old one.
+        # An update without an old image has its key in the new image; a delete has it in the old one.
         cells = [f"case when _op = {OP_DELETE} then o{k} else n{k} end" for k in work.key]
         keys = ", ".join(f"{cell} as k{i}" for i, cell in enumerate(cells))
         code = f"case when _op = {OP_INSERT} then {PRESENT | FRESH} when _op = {OP_DELETE} then 0 else {PRESENT} end"
@@ -361,12 +365,12 @@ def _patch_query(work: Work, cells: UnchangedCells, live: str, extras: Sequence[
 
 
 def _cells(work: Work) -> list[str]:
-    """A row's cells as text.  Qualified: the lake's columns may have the names of ours."""
+    """A row's cells as text, qualified because columns of the lake may have the same names."""
     return [f"r.{name}" for name in work.new_image()]
 
 
 def _filled_cells(work: Work, cells: UnchangedCells) -> list[str]:
-    """A row's cells, the unchanged ones taken from where their value was last seen."""
+    """A row's cells; an unchanged cell gets the last value that the run has for it."""
     return [
         f"case when f.d{i} then f.v{i} else {cell} end" if i in cells.columns else cell
         for i, cell in enumerate(_cells(work))

@@ -1,9 +1,9 @@
 """
-Folds of the modes that keep more than the last state of a row; that of `upsert` is in `fold`, without a key in `bags`.
+Folds of the modes `append`, `history` and `soft_delete`; `upsert` is in `fold` and, for tables without a key, in `keyless`.
 
-`append` writes every change and folds nothing.  `history` writes, for each key and commit, the version that the
-commit left, and ends the one that the target has.  `soft_delete` writes the last version of each key, whether it is
-still there or not.  All of it is SQL over the same timelines as in `fold`; nothing here touches a lake.
+`append` writes every change and folds nothing.  `history` writes the version that each commit left of a key,
+and ends the version that the target has.  `soft_delete` writes the last version of each key, deleted or not.
+The SQL uses the same timelines as `fold`; this module does not touch the lake.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aqueduck.model.schema import TableSchema
 __all__ = ["COPIED_SEQ", "RESYNC_SEQ", "change_seq", "fold_of", "lacks_key"]
 
 RESYNC_SEQ, COPIED_SEQ = 0, 1
-"""`_seq` of the row that tells of a new copy, and of the copy's rows: both come before changes of the same position."""
+"""`_seq` of the `resync` event and of a copy's rows: both sort before changes at the same position."""
 _FIRST_SEQ = 2
 
 TIME = "make_timestamptz({})"
@@ -30,25 +30,25 @@ _NEVER = "cast(null as timestamptz)"
 
 
 def fold_of(mode: TableMode) -> Callable[[Work], Fold]:
-    """How runs of a table with this mode are folded."""
+    """The function that folds runs of a table with this mode."""
     how = _FOLDS[mode.name]
     return how if mode.source_column is None else lambda work: _of_source(how(work), mode)
 
 
 def lacks_key(mode: TableMode, schema: TableSchema, segments: Sequence[SegmentRef]) -> bool:
-    """Whether rows have to be found again for which whole rows will not do, and there is no key any more."""
+    """Whether the run updates or deletes rows, the mode or the row filter needs a key for that, and the table has none."""
     wanted = schema.streamed.projection
     needs = mode.follows_keys or (wanted is not None and bool(wanted.condition))
     return needs and not schema.key and any(s.updates or s.deletes for s in segments)
 
 
 def change_seq(seq: str, *, second: bool = False) -> str:
-    """Where a change stands in its transaction: a change of the key is two, one after the other."""
+    """The `_seq` of a change in its transaction; a change of the key takes two consecutive numbers."""
     return f"2 * {seq} + {_FIRST_SEQ + second}"
 
 
 def _of_source(fold: Fold, mode: TableMode) -> Fold:
-    """The same rows, marked as those of their source."""
+    """The same rows with the source column filled."""
     assert mode.source_column is not None
     assert mode.source_value is not None
     tag = f"{literal(mode.source_value)} as {ident(mode.source_column)}"
@@ -63,10 +63,10 @@ def _extras(mode: str, *values: str) -> list[Extra]:
 
 
 def _log(work: Work) -> Fold:
-    """Every change as a row; one that moves a row to another key is a delete and an insert."""
+    """Every change as a row; a change of the key becomes a delete and an insert."""
     extras = _log_extras(work)
     if work.own_scans is None:
-        # Buckets are of keys, and a change is no key's: each unit takes its share of the segments.
+        # A log is not folded by key, so each fold task takes its share of the segments instead of a bucket of keys.
         work.own_scans = work.scans.some(slice(work.bucket, None, work.buckets))
     mine = work.own_scans
     if mine.empty:
@@ -88,18 +88,18 @@ def _log_query(
 
 
 def _old_columns(work: Work) -> list[int]:
-    """Columns that the old image of a change has."""
+    """Indexes of the columns in the old image of a change."""
     every = range(len(work.schema.columns))
     return list(every) if work.schema.identity == "f" else sorted(work.key)
 
 
 def _moves(work: Work) -> str:
-    """Whether a change takes a row away from its key; without a key, the whole row is it."""
+    """Whether a change moves a row to another key; without a key, the whole row is the key, so every update does."""
     return "r._kc" if work.key else f"r._op = {OP_UPDATE}"
 
 
 def _after(work: Work) -> list[str]:
-    """The row as the change leaves it; for a delete, what is known of the row that is gone."""
+    """The row after the change; for a delete, the columns of the old image."""
     old = set(_old_columns(work))
     deletes = any(s.deletes for s in work.segments)
     cells = []
@@ -122,7 +122,7 @@ def _log_extras(work: Work) -> list[Extra]:
     moves = _moves(work)
     ops = f"case when r._op = {OP_DELETE} then 'delete' when r._op = {OP_INSERT} or {moves} then 'insert' else 'update' end"
     names = ", ".join(literal(c.name) for c in work.schema.columns)
-    # With the full identity the old row has what the new one leaves out.
+    # With REPLICA IDENTITY FULL, the old row has the values that the new one omits.
     sent = work.schema.identity == "f" or not work.unchanged
     unchanged = f"case when len(r._unchanged) > 0 then to_json([[{names}][i + 1] for i in r._unchanged]) end"
     return _extras(
@@ -143,7 +143,7 @@ def _left_extras() -> list[str]:
 
 
 def _versions(work: Work) -> Fold:
-    """The version that each commit leaves of a key; where the target has the one before, that one ends."""
+    """The version that each commit leaves of a key; the target's current version of the key ends."""
     extras = _extras("history", TIME.format("r._ts"), _NEVER)
     if not work.segments:
         return Fold(work.no_rows(extras), None, None, 0, 0, 0)
@@ -166,7 +166,7 @@ def _versions(work: Work) -> Fold:
         f"select (last >> 2) + {work.base} as ord, until from (select last, lead(ts) over"
         f" (partition by {work.keys} order by last) as until from {commits}) where last & {PRESENT} = {PRESENT}",
     )
-    # Clocks may be set back, but nothing ends before it began.
+    # The source's clock may be set back, but a version must not end before it begins.
     until = f"{TIME.format('greatest(l.until, r._ts)')}"
     extras = _extras(
         "history", TIME.format("r._ts"), f"case when l.until is null then {_NEVER} else {until} end"
@@ -180,7 +180,7 @@ def _versions(work: Work) -> Fold:
 
 
 def _marked(work: Work) -> Fold:
-    """The last version of each key; it takes the place of the one that the target has, which may be a deleted one."""
+    """The last version of each key; it replaces the target's row, which may be marked as deleted."""
     extras = _extras("soft_delete", "false", _NEVER)
     if not work.segments:
         return Fold(work.no_rows(extras), None, None, 0, 0, 0)
@@ -210,17 +210,17 @@ def _marked(work: Work) -> Fold:
     )
 
 
-# -- what both share
+# -- shared by history and soft_delete
 
 
 def _entries(work: Work, *also: str) -> str:
-    # A chain of unchanged cells may lead through keys of other buckets.
+    # After a change of the key, the value of an unchanged cell may belong to a key of another bucket.
     whole = work.unchanged > 0 and work.key_changes > 0
     return work.table("entries", timeline(work, filtered=not whole, with_links=True, also=also))
 
 
 def _inserts(work: Work, extras: Sequence[Extra], *, replaces: bool = False) -> Fold:
-    """Inserts alone: a row of the stream is a row of the lake."""
+    """Pass inserts through: without updates and deletes, each change is a row of the lake."""
     mine = work.in_bucket(", ".join(f"r.n{k}" for k in work.key))
     source = work.scans.scan(["_ts", *work.new_image()])
     cells = [f"r.{name}" for name in work.new_image()]

@@ -1,9 +1,9 @@
 """
-Tables without a key: the whole row is all that tells one from another, and rows may be equal.
+Tables without a key: a row is identified by all of its columns, and several rows may be equal.
 
-Such a table is a bag of rows.  PostgreSQL sends the full old row with each update and delete (REPLICA IDENTITY FULL), so a run
-adds some rows and takes as many equal ones away as it says, whichever they are.  `net_rows` is the fold, `delete_rows`
-takes rows out of the target; `fold_modes` and `apply` call them where there is no key.
+PostgreSQL sends the full old row with each update and delete (REPLICA IDENTITY FULL).  A run therefore adds
+rows and removes a number of equal rows; which of the equal rows are removed does not matter.
+`net_rows` folds a run, and `delete_rows` removes rows from the target; `fold_modes` and `apply` call them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COUNT = "aqueduck_count"
 
 
 def net_rows(work: Work) -> Fold:
-    """How many of each row a run adds or takes away; `deletes` are whole rows as k0, k1, …, and how many of them."""
+    """How many copies of each row a run adds or removes; `deletes` has whole rows as k0, k1, … with a count."""
     columns = work.schema.columns
 
     def side(image: str, amount: int, ops: str) -> str:
@@ -51,7 +51,7 @@ def net_rows(work: Work) -> Fold:
 def delete_rows(
     session: LakeSession, target: TableName, schema: TableSchema, rows: str, among: str = "true"
 ) -> None:
-    """Take away as many rows equal to each of `rows` as it says, of those for which `among` holds."""
+    """For each of `rows`, delete as many equal rows as its count says, among those that satisfy `among`."""
     keys = ", ".join(f"k{i}" for i in range(len(schema.columns)))
     each = ", ".join(f"k.k{i}" for i in range(len(schema.columns)))
     same = " and ".join(
@@ -68,7 +68,7 @@ def delete_rows(
             table=target.qualified,
         )
         return
-    # A column of that name hides the lake's own: all that are equal go, and those that are too many come back.
+    # A column named rowid hides DuckLake's: delete all equal rows, then insert the surplus again.
     for statement in (
         "create or replace temp table aqueduck_kept as select * exclude (aqueduck_wanted, aqueduck_place) from"
         f" (select t.*, {place} from {table} t join {wanted}) where aqueduck_place > aqueduck_wanted",

@@ -1,12 +1,12 @@
 """
-A table's projection as SQL: rows as the source brings them, turned into rows as the lake has them.
+A table's projection as SQL: converts rows of the source table to rows of the lake table.
 
-Both sides are text in the columns n0, n1, … (and o0, o1, … of old images), so whoever reads segments or chunks
-sees the lake's table and need not know that there is another.  Masks work on the text.  The row filter is the
-only thing that sees typed values.  What the projection means is in `aqueduck.projection`.
+Both have text columns n0, n1, … (and o0, o1, … for old images), so code that reads segments or chunks works
+with the lake's columns only.  Masks work on the text.  Only the row filter sees typed values.
+`aqueduck.model.columns.projection` defines what a projection means.
 
-A row that an update takes out of the filter is a delete of its key, whether it was in the lake or not; one that an update
-brings in is an ordinary update, which removes the key and writes the row.  Neither needs the old row.
+If an update makes a row fail the filter, the change becomes a delete of its key, whether or not the lake has the row.
+If an update makes a row pass, it stays an ordinary update, which deletes the key and writes the row.  Neither case needs the old row.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ SALT = "aqueduck_salt"
 
 
 def _set_salt(con: duckdb.DuckDBPyConnection, table: TableSchema) -> None:
-    """Tell a connection the salt of the table's hashes, which SQL never spells out."""
+    """Set the salt of the table's hashes as a variable of the connection, so that no SQL contains it."""
     wanted = table.streamed.projection
     if wanted is None or not wanted.salt:
         return
     salt = os.environ.get(wanted.salt_env, "")
     if salt_mark(salt) != wanted.salt:
-        what = "holds another salt than" if salt else "is not set, unlike"
+        what = "holds another salt than in" if salt else "is not set here, but it is set in"
         raise ConfigError(
-            f"the variable {wanted.salt_env} {what} where the service was started",
+            f"the variable {wanted.salt_env} {what} the environment of the service",
             hint=f"Spark's executors need it too: set spark.executorEnv.{wanted.salt_env} under spark.conf",
             table=table.qualified,
         )
@@ -65,9 +65,9 @@ def project_rows(
     con: duckdb.DuckDBPyConnection, table: TableSchema, relation: str, *, also: Sequence[str] = ()
 ) -> str:
     """
-    Rows of a copy: a relation with the lake's cells n0, n1, … made of one with the source's.
+    Project the rows of a copy: from a relation with the source's cells n0, n1, … to one with the lake's.
 
-    `also` are more columns of the relation, under names that both have.
+    `also` names further columns of the relation, which are passed through.
     """
     source = table.streamed
     if source.projection is None or copies_cells(table):
@@ -81,9 +81,9 @@ def project_rows(
 
 class ChangeView:
     """
-    Changes of segments as changes of the lake's table.
+    Presents the changes of segments as changes of the lake's table.
 
-    `columns` are what has to be read of the segments for columns that are `wanted`, and `query` makes these of them.
+    For the `wanted` columns, `columns` returns the segment columns to read and `query` the SQL that computes them.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ChangeView:
         self._reads = filter_columns(self._source)
         self._filters = bool(self._source.projection.condition)
         self._keep_dropped = keep_dropped
-        """Whether an insert that does not pass is a delete of its key, instead of nothing."""
+        """Whether an insert that fails the filter becomes a delete of its key instead of being left out."""
         self._key = {i for i, c in enumerate(self._source.columns) if c.name in self._source.key}
 
     def columns(self, wanted: Sequence[str]) -> list[str]:
@@ -128,7 +128,7 @@ class ChangeView:
         if name == "_kc":
             return "s._kc and s.passes"
         if name[0] == "o" and name[1:].isdigit() and self._cells[int(name[1:])].index in self._key:
-            # An update or insert that became a delete has its key in the new image, unless it changed the key.
+            # An insert or update that became a delete has its key in the new image, unless it changed the key.
             cell = self._cells[int(name[1:])]
             as_it_is = f"s.passes or s._kc or s._op = {OP_DELETE}"
             return f"case when {as_it_is} then {_cell(cell, 'o')} else {_cell(cell, 'n')} end"
@@ -142,7 +142,7 @@ class ChangeView:
         return f"s.{name}"
 
     def _unchanged(self) -> str:
-        """The lake's places of unchanged cells; a redacted or constant one is what it always is."""
+        """The lake's indexes of unchanged cells, without redacted and constant ones, whose value is known."""
         places = {
             cell.index: i
             for i, cell in enumerate(self._cells)
@@ -161,9 +161,9 @@ def change_view(
     all_keys: bool = False,
 ) -> ChangeView | None:
     """
-    How a run is seen; None if its segments are the lake's table as they are.
+    The view of a run's segments; None if they need no projection.
 
-    With `all_keys` no change is left out, whatever the row filter says.
+    With `all_keys`, the row filter leaves out no change.
     """
     wanted = table.streamed.projection
     if wanted is None or not (wanted.changes_columns or wanted.condition):
@@ -176,7 +176,7 @@ def change_view(
 
 
 def refuse_unclear(table: TableSchema, current: TableSchema | None) -> None:
-    """Raise if it is not clear what the projection means for these columns, or if the target was made by other rules."""
+    """Raise if the projection is ambiguous for these columns, or if the target was filled by other rules."""
     reason = problem(table) or (None if current is None else other_rules(current, table))
     if reason is not None:
         raise ResyncNeededError(f"{table.qualified} {reason}", table=table.qualified)
@@ -184,9 +184,9 @@ def refuse_unclear(table: TableSchema, current: TableSchema | None) -> None:
 
 def refuse_unknown(con: duckdb.DuckDBPyConnection, table: TableSchema, relation: str) -> None:
     """
-    Raise if a run has unchanged large values that nobody has.
+    Raise if a run needs unchanged large values that neither the run nor the target has.
 
-    The row filter may have to read one; and a publication's filter lets a row in as an insert that lacks them.
+    The row filter may read such a value.  A publication's row filter may turn an update into an insert without them.
     `relation` is (_op, _unchanged) of the segments.
     """
     source = table.streamed
@@ -203,9 +203,9 @@ def refuse_lost_values(
     con: duckdb.DuckDBPyConnection, table: TableSchema, entries: str, cells: str, present: int
 ) -> None:
     """
-    Raise if an unchanged value would be read from the target, and the row was not in the lake in between.
+    Raise if an unchanged value would be read from the target although the row left the lake in between.
 
-    Then what the target has under its key is another row, or an older one.
+    The target's row with the same key is then another row or an older version.
     """
     same = " and ".join(f"e.k{i} is not distinct from f.t{i}" for i in range(len(table.key)))
     _raise_if_any(
@@ -222,10 +222,10 @@ def _raise_if_any(con: duckdb.DuckDBPyConnection, table: TableSchema, rows: str)
 
 
 def lost_value(table: TableSchema) -> ResyncNeededError:
-    """A row came into the filter without its large values."""
+    """The error for a row that starts to pass the row filter without its large values."""
     return ResyncNeededError(
-        "an update of a row outside of the row filter left large values alone, which PostgreSQL does not send again",
-        hint=f"to avoid new copies: alter table {table.streamed.qualified} replica identity full",
+        "an update made a row pass the row filter, but PostgreSQL did not send the row's unchanged large values",
+        hint=f"to avoid further re-copies: alter table {table.streamed.qualified} replica identity full",
         table=table.qualified,
     )
 
@@ -238,7 +238,7 @@ def _list(indexes: Iterable[int]) -> str:
 
 
 def _tested(source: TableSchema, relation: str) -> str:
-    """The relation with `passes`: a row for which the row filter fails or is NULL does not."""
+    """The relation with the column `passes`, which is false where the row filter is false, NULL or an error."""
     assert source.projection is not None
     typed = "".join(
         f", {cast_sql(source.columns[index], f's.n{index}')} as f{i}"

@@ -1,8 +1,8 @@
 """
-Read a table's row filter: DuckDB parses it, we allow what means the same for a row wherever and whenever it is asked.
+Compile a table's row filter: DuckDB parses it, and only expressions with a fixed result for each row are allowed.
 
-`compile_filter` gives the condition over f0, f1, … and the source columns that these stand for.  Names are replaced in
-the parsed expression, not in its text, so a column may be called like anything.  Where it is used is in `projected`.
+`compile_filter` returns the condition over f0, f1, … and the source columns that these stand for.  Names are replaced
+in the parsed expression, not in its text, so a column may have any name.  `projected` evaluates the condition.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _REFUSED = {
     "PARAMETER": "a parameter",
     "POSITIONAL_REFERENCE": "a position",
 }
-# Constant for one connection, but not the same in every process.
+# Constant within a connection, but different between processes.
 _ELSEWHERE = {"current_setting", "getvariable", "getenv"}
 
 
 def compile_filter(table: TableSchema, wanted: Projection) -> Projection:
-    """The projection with the condition and what it reads; raises `ConfigError` that says what is wrong."""
+    """The projection with its compiled condition and the columns it reads; raises `ConfigError` if it is invalid."""
     if not wanted.where:
         return wanted
     con = new_connection(threads=1)
@@ -52,7 +52,7 @@ def compile_filter(table: TableSchema, wanted: Projection) -> Projection:
 
 
 def check_constants(table: TableSchema, wanted: Projection) -> None:
-    """A constant has to be a value of its column's type."""
+    """Raise if the constant of a mask is not a value of its column's type."""
     con = new_connection(threads=1)
     try:
         for name, mask in wanted.masks:
@@ -74,7 +74,7 @@ def check_constants(table: TableSchema, wanted: Projection) -> None:
 
 
 def _parsed(con: duckdb.DuckDBPyConnection, table: TableSchema, where: str) -> dict[str, Any]:
-    """The expression's tree, if the text is one expression and nothing else."""
+    """The syntax tree; raises unless the text is exactly one expression."""
     [(text,)] = con.execute("select json_serialize_sql(?)", [f"select 1 where ({where}\n)"]).fetchall()
     tree = json.loads(text)
     if tree["error"]:
@@ -106,25 +106,25 @@ def _refuse_what_changes(con: duckdb.DuckDBPyConnection, table: TableSchema, nod
             }
             moves = _reads_the_clock(name.lower(), len(part["children"]))
             if kinds - {"CONSISTENT", None} or name.lower() in _ELSEWHERE or moves:
-                raise _wrong(table, f"calls {name}, which does not always give the same for a row")
+                raise _wrong(table, f"calls {name}, whose result for a row may change")
 
 
 def _reads_the_clock(name: str, arguments: int) -> bool:
     """
-    Whether a function gives something of its own, which DuckDB does not always admit.
+    Whether a function's result depends on the clock or the session; DuckDB marks some of these as consistent.
 
-    Without arguments it can only be a constant, or what time it is, who asks or where: `current_localtime()`.
+    A function without arguments, such as `current_localtime()`, returns a constant, the time, the user or the place.
     """
     return (arguments == 0 and name != "pi") or (name == "age" and arguments == 1)
 
 
 def _replace_columns(table: TableSchema, wanted: Projection, node: dict[str, Any]) -> list[str]:
-    """Names become f0, f1, …; returned is what they stand for."""
+    """Replace column names by f0, f1, … and return the names in that order."""
     reads: list[str] = []
     for part in _parts(node["where_clause"]):
         if part.get("class") != "COLUMN_REF":
             continue
-        # Of dotted names the last one counts: `orders.country`.
+        # The last part of a dotted name is the column: `orders.country`.
         name = _name(table, wanted, str(part["column_names"][-1]))
         if name not in reads:
             reads.append(name)
@@ -133,7 +133,7 @@ def _replace_columns(table: TableSchema, wanted: Projection, node: dict[str, Any
 
 
 def _name(table: TableSchema, wanted: Projection, written: str) -> str:
-    """A column as it is called, or as people called it when they named it; letters' case as SQL sees it."""
+    """The column name that `written` means, current or former: an exact match, else one in lower case."""
     names = [c.name for c in table.columns] + [name for name, _ in wanted.numbers]
     if written in names:
         return written
@@ -147,7 +147,7 @@ def _column(table: TableSchema, wanted: Projection, name: str) -> Column:
     by_number = [c for c in table.columns if number and c.number == number]
     found = by_number or [c for c in table.columns if c.name == name]
     if not found:
-        raise _wrong(table, f"reads the column {name}, which the table does not have any more")
+        raise _wrong(table, f"reads the column {name}, which the table no longer has")
     return found[0]
 
 
@@ -171,7 +171,7 @@ def _check_type(
 
 
 def _parts(value: Any) -> Iterator[dict[str, Any]]:
-    """Every object of a tree."""
+    """All objects of a JSON tree."""
     if isinstance(value, dict):
         yield value
         for inner in value.values():

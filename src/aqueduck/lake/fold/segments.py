@@ -1,8 +1,8 @@
 """
-Reading staged segments into DuckDB, a batch of rows at a time.
+Read staged segments into DuckDB, a batch of rows at a time.
 
-A segment is an Arrow IPC file as `postgres.capture.stage` writes it.  `scan` gives DuckDB a stream over
-several of them, only of the columns that are asked for; what is in memory is one batch.
+A segment is an Arrow IPC file that `postgres.capture.stage` writes.  `scan` gives DuckDB a stream over
+several segments that reads only the requested columns and holds one batch in memory.
 A stream can be read once.
 """
 
@@ -30,12 +30,12 @@ _numbers = itertools.count(1)
 
 
 def columns_of(segment: SegmentRef) -> TableSchema:
-    """The table as the lake has it, in the version of a segment."""
+    """The lake's columns for the version of the table in a segment."""
     return TableSchema.from_json(segment.schema_json).in_lake
 
 
 class Scans:
-    """Streams over the same segments, under names that SQL can use; one name is one pass."""
+    """Streams over the same segments, registered under names for SQL; each name can be read once."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Scans:
         skip_from: int | Moment | None = None,
         view: ChangeView | None = None,
     ) -> None:
-        """With a `view`, what is scanned is what it makes of the segments."""
+        """With a `view`, scans return the changes as the view presents them."""
         self._con = con
         self._view = view
         self._segments = segments
@@ -54,7 +54,7 @@ class Scans:
         self._names: list[str] = []
 
     def scan(self, columns: Sequence[str], *, as_it_is: bool = False) -> str:
-        """A new stream with these columns, as SQL has it after `from`; `as_it_is` leaves the view out."""
+        """A new stream with these columns, as SQL for a `from` clause; `as_it_is` bypasses the view."""
         name = f"aqueduck_scan_{next(_numbers)}"
         view = None if as_it_is else self._view
         read = columns if view is None else view.columns(columns)
@@ -71,9 +71,9 @@ class Scans:
         return Scans(self._con, self._segments[part], *self._range, self._view)
 
     def close(self) -> None:
-        """Forget the streams."""
+        """Unregister the streams."""
         for name in self._names:
-            with contextlib.suppress(duckdb.Error):  # gone with a rollback, or with the connection
+            with contextlib.suppress(duckdb.Error):  # already removed by a rollback or a lost connection
                 self._con.unregister(name)
         self._names.clear()
 
@@ -85,13 +85,13 @@ def read_batches(
     skip_from: int | Moment | None = None,
 ) -> pa.RecordBatchReader:
     """
-    One stream over the files, opened one after the other.
+    One stream over the files, which are opened one after another.
 
-    Changes whose transaction committed before `skip_before`, or that this moment shows, are left out: the table's copy
-    has them.  So are those from `skip_from` on, where it is given.
+    Changes that committed before the position `skip_before`, or that are visible at the moment `skip_before`, are left
+    out because the table's copy has them.  With `skip_from`, changes from there on are left out as well.
     """
     if not paths:
-        raise ValueError("a run has at least one segment")
+        raise ValueError("a run must have at least one segment")
     with _opened(paths[0]) as file:
         schema = pa.schema([pa.ipc.open_file(file).schema.field(name) for name in columns])
     return pa.RecordBatchReader.from_batches(schema, _batches(paths, columns, skip_before, skip_from))
@@ -123,6 +123,6 @@ def _opened(path: str) -> Iterator[pa.NativeFile]:
     try:
         file = open_input(path)
     except OSError as exc:
-        raise LakeWriteError("a staged segment is gone") from exc
+        raise LakeWriteError("a staged segment is missing") from exc
     with file:
         yield file

@@ -1,11 +1,11 @@
 """
-Unchanged TOAST cells: where in a run, or else in the target, their values are.
+Unchanged TOAST cells: find their values in the run, or else in the target.
 
-PostgreSQL does not send a large value that an update left alone.  Its value is that of the
-row's version before, and so on back: within the run as far as it goes, also through changes of
-the key, and then in the target under the key that the row had when the run began.  Links
-between versions come from SQL, the way back is pointer jumping in numpy, and values are read
-in one more pass over the segments.
+PostgreSQL does not send a large value that an update left unchanged.  The cell has the value of the
+row's previous version, which may be unchanged too.  The chain leads back through the run, also across
+changes of the key, and then to the target, under the key that the row had when the run began.  SQL links
+each version to the previous one, pointer jumping in numpy follows the links, and one more pass over
+the segments reads the values.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ MakeTable = Callable[[str, str], str]
 @dataclass(frozen=True, slots=True)
 class UnchangedCells:
     """
-    What surviving rows with unchanged cells get.
+    The values of unchanged cells in surviving rows.
 
-    `table` has, by row (ord): for each column c of `columns` whether a value was found in the run
-    (d{c}), the value as text (v{c}), whether the target has it (u{c}); whether the target is
-    needed at all (patch), and then the key there as text (t0, …).
+    `table` has one row per surviving row (ord).  For each column c of `columns` it has: d{c}, whether the run
+    has the value; v{c}, the value as text; u{c}, whether the value is in the target.  `patch` says whether
+    the row needs the target at all, and t0, … are its key there as text.
     """
 
     table: str
@@ -44,7 +44,7 @@ class UnchangedCells:
 
 @dataclass(frozen=True, slots=True)
 class _Versions:
-    """All versions of rows in a run, by order: `before[i]` is the place of i's version before, or -1."""
+    """All versions of rows in a run, ordered by `ord`; `before[i]` is the index of the previous version of i, or -1."""
 
     ord: Longs
     before: Longs
@@ -54,7 +54,7 @@ class _Versions:
 
 
 def last_known(known: Bools, before: Longs) -> Longs:
-    """For each version the nearest one back, itself included, whose value is known, or the oldest."""
+    """For each version, the latest one up to and including itself whose value is known, or else the oldest one."""
     here = np.arange(known.size, dtype=np.int64)
     back = np.where(known | (before < 0), here, before)
     while True:
@@ -68,9 +68,9 @@ def resolve_unchanged(
     con: duckdb.DuckDBPyConnection, scans: Scans, table: MakeTable, nodes: str, live: str, keys: Sequence[str]
 ) -> UnchangedCells | None:
     """
-    Find the values of unchanged cells of the rows in `live`; None if these have none.
+    Find the values of unchanged cells of the rows in `live`; None if no cell is unchanged.
 
-    `nodes` is a query for (ord, link, present, *keys), one row for each entry of a timeline.
+    `nodes` is a query for (ord, link, present, *keys), with one row for each timeline entry.
     """
     scan = scans.scan(["_ord", "_unchanged"])
     cells = table(
@@ -108,7 +108,7 @@ def _versions(con: duckdb.DuckDBPyConnection, nodes: str, keys: Sequence[str]) -
 def _follow(
     con: duckdb.DuckDBPyConnection, versions: _Versions, cells: str, wanted: dict[str, Any]
 ) -> pa.Table:
-    """Rows (ord, c, source, root): the version that has the value, or the oldest one if only the target has it."""
+    """Rows (ord, c, source, root): `source` is the version with the value; `root` the oldest version if the target has it."""
     parts = []
     for c in np.unique(wanted["c"]):
         unknown = con.execute(f"select ord from {cells} where c = {int(c)} order by ord").fetchnumpy()["ord"]
@@ -132,7 +132,7 @@ def _follow(
 
 
 def _member_places(versions: _Versions, ords: Longs) -> Longs:
-    """Places of those ords that are among the versions; with buckets not all are."""
+    """Indexes of the ords that are among the versions; with buckets, some are not."""
     places = versions.places(ords)
     inside = places < versions.ord.size
     places, ords = places[inside], ords[inside]

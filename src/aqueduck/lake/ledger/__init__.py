@@ -1,1 +1,1 @@
-"""What we record in the lake about our work: positions, table states, parked changes, marks."""
+"""Aqueduck's own records in the lake: positions, table states, parked changes, partition marks."""

@@ -1,8 +1,8 @@
 """
-Which lake snapshot shows the source as of a position or a time: from the lineage in the commits' messages.
+Find the lake snapshot that shows the source as of a position or a time, from the lineage in commit messages.
 
-`commit.set_lineage` writes it: for each batch the group, the position and the time of its last source commit.  Copies and
-maintenance make snapshots too, but only a batch's is the state of all tables at one source commit.
+For each batch, `commit.set_lineage` writes the group, the position and the time of its last source commit.  Copies and
+maintenance create lake snapshots too, but only a batch's shows all tables as of one source commit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SourceState:
     source_time: datetime | None
     lake_time: datetime
     reached: bool
-    """Whether the lake has everything up to what was asked for; if not, later snapshots may have more of it."""
+    """Whether the lake has everything up to the requested point; if not, later snapshots may add more."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -55,14 +55,14 @@ class SourceState:
 def source_state_at(
     session: LakeSession, group: str, *, position: int | None = None, time: datetime | None = None
 ) -> SourceState:
-    """The last batch of the group whose source commits are all up to `position`, or up to `time`."""
+    """The group's last batch with no source commit after `position`, or after `time`."""
     asked, value = (f"{_AS_NUMBER} <= ?", position) if time is None else ("source_time <= ?", time)
     rows, _ = session.query(f"{_BATCHES} and {asked} order by snapshot_id desc limit 1", [group, value])
     words = f"position {lsn_text(position)}" if position is not None else f"the time {time}"
     if not rows:
         raise NoSnapshotError(
             f"the lake has no snapshot of group {group} as of {words}",
-            hint="the first batch after the copies makes one, and older ones may have expired: from ducklake_snapshots('lake')",
+            hint="the first batch after the copies creates one, and old ones may have expired: from ducklake_snapshots('lake')",
         )
     [(snapshot, lsn, source_time, lake_time)] = rows
     later, _ = session.query(f"{_BATCHES} and snapshot_id > ? limit 1", [group, snapshot])

@@ -1,8 +1,9 @@
 """
-Which tables of the lake are ours: those that we made as targets, or that somebody gave to us (`adopt`).
+The lake tables that Aqueduck owns: targets that it created, and tables that an operator gave to it (`adopt`).
 
-Noted in the transaction that makes a target.  A table that we did not make is neither filled, emptied nor dropped: whoever
-may add a table could otherwise have any table of the lake overwritten.  The schema `aqueduck` is never a target's.
+Ownership is recorded in the transaction that creates a target.  Aqueduck never fills, empties or drops another table;
+otherwise a user with the right to add a table could overwrite any table of the lake.  A target is never in the schema
+`aqueduck`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _IS = "lower(target_schema) = lower(?) and lower(target_table) = lower(?)"
 
 
 def ensure_own_targets(session: LakeSession) -> None:
-    """Inside or outside of a transaction; in a lake of an earlier version, what is filled now counts as ours."""
+    """Create the record, inside or outside a transaction; in a lake of an earlier version, own all current targets."""
     if session.memory.knows_own_targets:
         return
     if not _exists(session, TableName(OWN_SCHEMA, "targets")):
@@ -49,7 +50,7 @@ def ensure_own_targets(session: LakeSession) -> None:
 
 
 def is_own(session: LakeSession, target: TableName) -> bool:
-    """Whether we made the target, or got it."""
+    """Whether Aqueduck created or adopted the target."""
     if _is_reserved(target):
         return False
     if session.read_only:
@@ -59,7 +60,7 @@ def is_own(session: LakeSession, target: TableName) -> bool:
 
 
 def _is_noted(session: LakeSession, target: TableName) -> bool:
-    """The same for those who write nothing: a lake of an earlier version has no notes yet."""
+    """The same for read-only sessions, which cannot create the record in a lake of an earlier version."""
     for name in ("targets", "tables"):
         if _exists(session, TableName(OWN_SCHEMA, name)):
             table = qualified(LAKE, OWN_SCHEMA, name)
@@ -68,10 +69,10 @@ def _is_noted(session: LakeSession, target: TableName) -> bool:
 
 
 def refuse_foreign_target(session: LakeSession, target: TableName) -> bool:
-    """Raise if the target is a table of others; otherwise whether it exists."""
+    """Raise if the target exists and Aqueduck does not own it; otherwise returns whether it exists."""
     if _is_reserved(target):
         raise ForeignTargetError(
-            f"the schema {OWN_SCHEMA} of a lake is Aqueduck's own",
+            f"the schema {OWN_SCHEMA} of a lake is reserved for Aqueduck",
             hint="choose a target in another schema",
             table=target.qualified,
         )
@@ -79,8 +80,8 @@ def refuse_foreign_target(session: LakeSession, target: TableName) -> bool:
         return False
     if not is_own(session, target):
         raise ForeignTargetError(
-            "the lake has a table of this name, which Aqueduck did not make: it would be overwritten",
-            hint="choose another target; or, to give the table with all of its rows to Aqueduck: adopt: true for the table,"
+            "the lake has a table of this name that Aqueduck did not create and would overwrite",
+            hint="choose another target; or, to let Aqueduck take over the table with all of its rows: adopt: true for the table,"
             " or select aqueduck.add_table(…, adopt => true), or start once with aqueduck run -c FILE --adopt",
             table=target.qualified,
         )
@@ -88,7 +89,7 @@ def refuse_foreign_target(session: LakeSession, target: TableName) -> bool:
 
 
 def note_target(session: LakeSession, target: TableName) -> None:
-    """Inside the transaction that makes the target."""
+    """Inside the transaction that creates the target: record that Aqueduck owns it."""
     if not is_own(session, target):
         session.execute(
             f"insert into {TABLE} values (?, ?, now())",
@@ -99,15 +100,15 @@ def note_target(session: LakeSession, target: TableName) -> None:
 
 
 def adopt_target(session: LakeSession, target: TableName) -> None:
-    """Somebody says that a table of the lake is ours from now on."""
+    """Record that Aqueduck owns an existing table, because an operator asked for it."""
     if _is_reserved(target) or not _exists(session, target) or is_own(session, target):
         return
-    log.warning("the lake's table is Aqueduck's from now on", table=target.qualified)
+    log.warning("adopted a lake table", table=target.qualified)
     note_target(session, target)
 
 
 def forget_target(session: LakeSession, target: TableName) -> None:
-    """Inside the transaction that drops the target."""
+    """Inside the transaction that drops the target: remove its record."""
     session.execute(f"delete from {TABLE} where {_IS}", [target.schema, target.name])
 
 

@@ -1,8 +1,8 @@
 """
-Parked changes: segments of tables that are not ready, kept in the lake until they are.
+Parked changes: segments of tables that are not ready, kept in the lake until the tables are.
 
-The files go into the lake's data path first, their references into `aqueduck.parked` in the same
-transaction that moves the group's position.  Replaying them is an ordinary fold; a file without a
+The files are written below the lake's data path first.  Their references go into `aqueduck.parked` in the
+transaction that moves the group's position.  Replaying them is an ordinary fold.  A file without a
 reference is an orphan and is removed at the next start.
 """
 
@@ -58,7 +58,7 @@ def parking_directory(data_path: str, group: str) -> str:
 def copy_to_parking(
     data_path: str, group: str, run_id: str, segments: Iterable[SegmentRef]
 ) -> list[SegmentRef]:
-    """Durable copies of staged segments, before the transaction that records them."""
+    """Copy staged segments durably, before the transaction that records the copies."""
     directory = parking_directory(data_path, group)
     make_directory(directory)
     kept = []
@@ -106,7 +106,7 @@ def parked_segments(session: LakeSession, group: str, oids: Iterable[int]) -> di
 
 
 def parked_totals(session: LakeSession, group: str) -> dict[int, tuple[int, int, datetime]]:
-    """Rows, bytes and the time of the oldest, by table."""
+    """Parked rows, bytes and the time of the oldest change, by table."""
     rows, _ = session.query(
         f"select source_oid, sum(rows)::bigint, sum(bytes)::bigint, epoch_us(min(parked_at)) from {TABLE}"
         " where group_name = ? group by source_oid",
@@ -116,7 +116,7 @@ def parked_totals(session: LakeSession, group: str) -> dict[int, tuple[int, int,
 
 
 def ord_after_parked(session: LakeSession, group: str) -> int:
-    """Where the numbers of changes go on after those of everything that is parked; 0 where nothing is."""
+    """The first change number after those of all parked changes; 0 if none are parked."""
     rows, _ = session.query(
         f"select max((segment::json->>'last_ord')::bigint) + 1 from {TABLE} where group_name = ?", [group]
     )
@@ -124,21 +124,21 @@ def ord_after_parked(session: LakeSession, group: str) -> int:
 
 
 def forget_parked(session: LakeSession, group: str, *oids: int) -> None:
-    """Inside the transaction that replays them, or that makes them void."""
+    """Delete the references, inside the transaction that replays or voids the changes."""
     session.execute(
         f"delete from {TABLE} where group_name = ? and source_oid in (select unnest(?))", [group, list(oids)]
     )
 
 
 def remove_parked_files(segments: Iterable[SegmentRef]) -> None:
-    """After that transaction."""
+    """Remove the files, after the transaction that deleted their references."""
     for segment in segments:
         if segment.path:
             discard_file(segment.path)
 
 
 def remove_parking_orphans(session: LakeSession, group: str) -> list[str]:
-    """Files that no row knows: a crash came between the copy and the commit."""
+    """Remove files without a reference, which a crash between the copy and the commit leaves behind."""
     rows, _ = session.query(f"select segment from {TABLE} where group_name = ?", [group])
     known = {Path(json.loads(text)["path"]).name for (text,) in rows}
     removed = []

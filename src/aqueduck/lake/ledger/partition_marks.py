@@ -1,8 +1,8 @@
 """
-Which partitions the rows of a lake table came from: what `sync.watching.source_watch` compares the source with.
+The partitions that the rows of a lake table came from; `sync.watching.source_watch` compares them with the source.
 
-Written with the copy that read them, so that a partition which is truncated, attached or lost at any later time,
-also while the service is stopped, makes a difference.
+They are written with the copy that read them.  A partition that is truncated, attached or dropped later, even while
+the service is stopped, then shows as a difference.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ TABLE = qualified(LAKE, OWN_SCHEMA, "partitions")
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The partitions of one table at some moment."""
+    """The partitions of one table at one point in time."""
 
     nodes: dict[int, int]
     """The file node of each partition that holds rows."""
     horizon: int = 0
-    """Transactions below it had ended by then; 0 if nobody asked."""
+    """All transactions below this number had ended by then; 0 if unknown."""
     ties: dict[int, str] = field(default_factory=dict)
-    """How each of them came to be a partition, where that is known."""
+    """How each of them became a partition, where known."""
 
 
 def ensure_marks(session: LakeSession) -> None:
@@ -39,13 +39,13 @@ def ensure_marks(session: LakeSession) -> None:
 
 
 def read_marks(session: LakeSession, group: str) -> dict[int, Marks]:
-    """By table."""
+    """The marks of each table, by OID."""
     rows, _ = session.query(f"select source_oid, file_nodes from {TABLE} where group_name = ?", [group])
     return {oid: _read(json.loads(text)) for oid, text in rows}
 
 
 def _read(values: dict[str, Any]) -> Marks:
-    nodes = values.get("nodes", values)  # a lake of an earlier version has nothing else
+    nodes = values.get("nodes", values)  # a lake of an earlier version has only the nodes
     ties = {int(leaf): text for leaf, text in values.get("ties", {}).items()}
     return Marks({int(leaf): node for leaf, node in nodes.items()}, values.get("horizon", 0), ties)
 

@@ -1,5 +1,5 @@
 """
-How far each group is: its position, written in the same lake transaction as its rows.
+The position of each group, written in the same lake transaction as its rows.
 
 A group has a table of its own, `aqueduck.progress_<group>`, with one row that is updated in
 place.  DuckLake detects conflicts by table: two services of the same group that commit at the
@@ -34,13 +34,13 @@ _COLUMNS = """
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Everything of a group's source up to `position` is in the lake."""
+    """A group's position: the lake has all changes of the group's source up to it."""
 
     group: str
     position: int
     """The end of the last commit, as an LSN."""
     commit_time_us: int | None
-    """Its time, in microseconds since the Unix epoch; None before the first batch."""
+    """The time of that commit, in microseconds since the Unix epoch; None before the first batch."""
     system_identifier: str
     """Which PostgreSQL cluster the position belongs to."""
     timeline: int
@@ -67,7 +67,7 @@ def read_position(session: LakeSession, group: str) -> Position | None:
 
 
 def lake_mark(session: LakeSession, group: str) -> str:
-    """Tells this lake from every other one that the group may have filled; a copy of its catalog has the same."""
+    """An identifier of this lake among all that the group may have filled; a copy of its catalog has the same one."""
     rows = session.execute(
         f"select t.table_uuid::varchar from {METADATA}.ducklake_table t join {METADATA}.ducklake_schema s using (schema_id)"
         " where s.schema_name = ? and t.table_name = ? and t.end_snapshot is null and s.end_snapshot is null",
@@ -92,13 +92,13 @@ def write_position(session: LakeSession, position: Position) -> None:
 
 
 def forget_position(session: LakeSession, group: str) -> None:
-    """The group is gone."""
+    """Drop the position of a group that was removed."""
     session.memory.positions.pop(group, None)
     _execute(session, f"drop table if exists {lake_table(progress_table(group))}")
 
 
 def move_position(session: LakeSession, position: Position, *, start: int) -> bool:
-    """Move the group's position from exactly `start`; False, and nothing changed, if it is elsewhere."""
+    """Move the group's position if it is exactly `start`; otherwise change nothing and return False."""
     return _update(session, position, f'"position" = {start}')
 
 

@@ -1,8 +1,8 @@
 """
-What the lake knows about each table of a group: is its copy in, and as of which position.
+The state of each table of a group in the lake: whether its copy is complete, and as of which position.
 
-Written in the same transactions as the data, so that a crash never leaves a table half-known.  The
-states that people see (and their history) are derived from this in `app`.
+States are written in the same transactions as the data, so that a crash leaves no contradiction.  The states
+that users see (and their history) are derived from these in `sync`.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ TABLE = qualified(LAKE, OWN_SCHEMA, "tables")
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """One table; `ready` when its changes may be applied instead of parked."""
+    """One table; if `ready`, its changes are applied, otherwise parked."""
 
     oid: int
     source: str
     target: TableName
     ready: bool
     copy_position: int
-    """Changes that were committed before it are part of the copy."""
+    """Changes committed before this position are part of the copy."""
     error: str | None = None
     schema: TableSchema | None = None
     """The source's columns that the target was made for."""
     mode: TableMode = UPSERT
     target_uuid: str | None = None
-    """Which table the target is, as DuckLake numbers them; None if there is none yet, or it was not looked at."""
+    """DuckLake's uuid of the target; None if the target does not exist yet or its uuid was not read."""
 
     @property
     def awaits_copy(self) -> bool:
@@ -53,7 +53,7 @@ class TableState:
 
     @property
     def projection(self) -> Projection | None:
-        """What of the source table the target was made for; None if all of it as it is."""
+        """The projection for which the target was made; None if it has all rows and columns unchanged."""
         return None if self.schema is None else self.schema.streamed.projection
 
 
@@ -125,7 +125,7 @@ def write_state(session: LakeSession, group: str, states: Collection[TableState]
 
 
 def forget_group(session: LakeSession, group: str) -> None:
-    """Everything that the lake's books have of a group; the tables themselves stay."""
+    """Delete all records of a group; its target tables stay."""
     with session.transaction():
         for book in _books(session):
             session.execute(f"delete from {book} where group_name = ?", [group])
@@ -133,7 +133,7 @@ def forget_group(session: LakeSession, group: str) -> None:
 
 
 def forget_tables(session: LakeSession, group: str, *oids: int) -> None:
-    """Inside an open transaction: everything that the lake's books have of these tables."""
+    """Inside an open transaction: delete all records of these tables."""
     for book in _books(session) if oids else ():
         session.execute(
             f"delete from {book} where group_name = ? and source_oid in (select unnest(?))",
@@ -142,7 +142,7 @@ def forget_tables(session: LakeSession, group: str, *oids: int) -> None:
 
 
 def _books(session: LakeSession) -> list[str]:
-    """What is written about tables: their states, what is parked of them, their partitions."""
+    """The tables with our records: table states, parked changes, partition marks."""
     rows = session.execute(
         "select table_name from duckdb_tables() where database_name = ? and schema_name = ?"
         " and table_name in ('tables', 'parked', 'partitions')",

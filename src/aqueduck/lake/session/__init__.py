@@ -1,1 +1,1 @@
-"""Sessions with a lake: the engine, its extensions, errors, quoting, files and storage."""
+"""Lake sessions: the DuckDB engine and its extensions, errors, quoting, files and storage."""

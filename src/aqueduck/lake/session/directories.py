@@ -1,8 +1,8 @@
 """
-Where DuckLake keeps the files of tables, also of those that are yet to be made.
+The directories in which DuckLake keeps the files of tables, existing and planned.
 
-Files are written before the catalog knows of them.  A table that comes into the lake together with its first rows
-has files before it exists, in the directory that DuckLake is going to give it.
+Files are written before the catalog knows them.  If a table is created together with its first rows, its files
+exist before the table does, in the directory that DuckLake will assign to it.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ _TABLES = (
 
 @dataclass(frozen=True, slots=True)
 class Directories:
-    """Those of a lake at one moment."""
+    """The directories of a lake's tables at one point in time."""
 
     data_path: str
     tables: dict[TableName, str]
-    """By `folded` names."""
+    """Directories of tables, by `folded` name."""
     schemas: dict[str, str]
-    """By names in lower case."""
+    """Directories of schemas, by name in lower case."""
 
     def of(self, target: TableName) -> str | None:
-        """Where the files of a table are; None if there is no such table."""
+        """The directory of an existing table; None if it does not exist."""
         return self.tables.get(target.folded)
 
     def planned(self, target: TableName, mode: TableMode = UPSERT) -> str | None:
         """
-        Where the files of a missing table will be; None if it has to be made before its first rows.
+        The directory that a missing table will get; None if the table must be created before its first rows.
 
-        That is so if several sources share it, as their columns have to fit, and if its name is an odd one, for which
-        DuckLake chooses a directory at random.
+        The latter applies if several sources share the table, because their columns have to match, and if its name is
+        one for which DuckLake chooses a random directory.
         """
         plain = _PLAIN_NAME.fullmatch(target.schema) and _PLAIN_NAME.fullmatch(target.name)
         if not plain or mode.source_column is not None:
@@ -57,7 +57,7 @@ class Directories:
         return join(above, target.name)
 
     def place(self, target: TableName, mode: TableMode = UPSERT) -> str | None:
-        """Where the files of a table are, or will be; None if it has to be made first."""
+        """The current or planned directory of a table; None if the table must be created first."""
         return self.of(target) or self.planned(target, mode)
 
 
@@ -74,7 +74,7 @@ def read_directories(session: LakeSession) -> Directories:
 
 
 def table_directory(session: LakeSession, target: TableName) -> str:
-    """Where the files of a table are that has to be there."""
+    """The directory of a table; raises if the table does not exist."""
     rows = session.execute(
         f"{_TABLES} and lower(s.schema_name) = lower(?) and lower(t.table_name) = lower(?)",
         [target.schema, target.name],
@@ -95,7 +95,7 @@ def _schema_directory(session: LakeSession, path: str, relative: bool) -> str:
 
 
 def stored_directory(lake: Lake, table: TableName) -> str | None:
-    """Where the files of a table are by the data path that the catalog itself has; None if there is no such table."""
+    """The directory of a table below the data path that the catalog has; None if the table does not exist."""
     number = table_id(lake, table)
     if number is None:
         return None

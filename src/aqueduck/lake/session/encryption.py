@@ -1,8 +1,8 @@
 """
-Encrypted lakes, by what their catalog says.
+Detect and refuse encrypted lakes.
 
-DuckLake encrypts the files that it writes itself and keeps a key for each.  It has no key for a file that was written
-by somebody else and added: of such a table it can read nothing any more.  So whoever adds files refuses an encrypted lake.
+DuckLake encrypts the files that it writes and keeps a key for each.  It has no key for a file that another program
+wrote and added, and can then no longer read the table.  Code that adds files therefore refuses an encrypted lake.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["is_encrypted", "refuse_encrypted"]
 
 
 def is_encrypted(con: duckdb.DuckDBPyConnection, metadata: str) -> bool:
-    """Whether DuckLake encrypts the files of the attached lake whose own tables are in the schema `metadata`."""
+    """Whether DuckLake encrypts the files of the attached lake whose catalog is in the schema `metadata`."""
     with lake_errors("reading the catalog"):
         rows = con.execute(
             f"select value from {metadata}.ducklake_metadata where key = 'encrypted'"
@@ -25,9 +25,9 @@ def is_encrypted(con: duckdb.DuckDBPyConnection, metadata: str) -> bool:
 
 
 def refuse_encrypted(con: duckdb.DuckDBPyConnection, metadata: str) -> None:
-    """Raise if files that we write could not be read in this lake."""
+    """Raise if the lake is encrypted."""
     if is_encrypted(con, metadata):
         raise EncryptedLakeError(
-            "the lake is encrypted, and files written by Aqueduck could not be read in it",
-            hint="make another lake, without the option ENCRYPTED, and name its catalog and data path",
+            "the lake is encrypted, so it could not read files written by Aqueduck",
+            hint="create another lake without the option ENCRYPTED, and configure its catalog and data path",
         )

@@ -1,9 +1,9 @@
 """
 DuckDB as an engine: connections with fixed settings, and extensions that are never downloaded.
 
-The extensions come as Python wheels beside DuckDB's own, signed, and are loaded from there by
-path.  `open_kernel` is the engine that Spark tasks use to fold and to write files; the lake
-itself is attached in `catalog`.
+The extensions are signed, are installed as Python wheels like DuckDB itself, and are loaded from there by
+path.  `open_kernel` opens the engine with which Spark tasks fold and write files.  `catalog` attaches
+the lake.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _numbers = itertools.count(1)
 def new_connection(
     *, threads: int | None = None, memory_limit: str | None = None
 ) -> duckdb.DuckDBPyConnection:
-    """An in-memory database that fetches nothing, spills to its own directory and prints UTC."""
+    """An in-memory database that downloads nothing, spills to its own directory and uses UTC."""
     settings: dict[str, str | bool | int | float | list[str]] = {
         "autoinstall_known_extensions": "false",
         "autoload_known_extensions": "false",
@@ -53,7 +53,7 @@ def new_connection(
 
 
 def trust_no_statistics(con: duckdb.DuckDBPyConnection) -> None:
-    """From now on the engine takes nothing from what a lake says of a whole table's values, which may be wrong (ADR 66)."""
+    """Make the engine ignore a lake's statistics of whole tables, which may be wrong (ADR 66)."""
     con.execute("set disabled_optimizers = 'statistics_propagation'")
 
 
@@ -68,7 +68,7 @@ def open_kernel(
 
 
 def open_store(con: duckdb.DuckDBPyConnection, data_path: str) -> None:
-    """Let an engine read and write files of an object store that this process knows."""
+    """Configure an engine for the object store of a data path, if `know_store` was called for it."""
     load_extension(con, "httpfs")
     tune_uploads(con)
     if store := store_of(data_path):
@@ -76,7 +76,7 @@ def open_store(con: duckdb.DuckDBPyConnection, data_path: str) -> None:
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path names an object store rather than this machine's files."""
+    """Whether a path is in an object store instead of on this machine."""
     return "://" in path
 
 
@@ -99,6 +99,6 @@ def _extension_file(name: str) -> Path:
 
 
 def _spill_directory() -> str:
-    # DuckDB makes it when a query outgrows its memory, and removes it at the end.
+    # DuckDB creates it when a query exceeds its memory, and removes it at the end.
     home = private_directory(Path(tempfile.gettempdir()) / f"aqueduck-{os.geteuid()}")
     return str(home / f"spill-{os.getpid()}-{next(_numbers)}")

@@ -1,8 +1,8 @@
 """
-What DuckDB's errors mean: the one boundary where they become ours.
+Translate DuckDB's errors into Aqueduck's; no other module does.
 
-DuckDB quotes values, file names and whole connection strings in its messages.  We show the
-part before the first quotation mark, and leave the original out of the traceback.
+DuckDB quotes values, file names and whole connection strings in its messages.  We show only the
+part before the first quotation mark and keep the original exception out of the traceback.
 """
 
 from __future__ import annotations
@@ -64,11 +64,14 @@ _OWN = re.compile(r"^Invalid Input Error: aqueduck: (.*)")
 _SHOWN = re.compile(r"^[^'\"\n`$]*")
 
 _REASONS = (
-    ("authentication method requirement", "the server asks for the password in a form that others could use"),
-    ("connection refused", "nothing listens there (connection refused)"),
-    ("password authentication failed", "the password was refused"),
-    ("no password supplied", "the server wants a password"),
-    ("no pg_hba.conf entry", "the server's pg_hba.conf has no entry for us"),
+    (
+        "authentication method requirement",
+        "the server asks for the password in a form that could be intercepted",
+    ),
+    ("connection refused", "connection refused"),
+    ("password authentication failed", "password authentication failed"),
+    ("no password supplied", "the server requires a password"),
+    ("no pg_hba.conf entry", "the server's pg_hba.conf has no entry for this client"),
     ("could not translate host name", "the host name is unknown"),
     ("timeout expired", "the server did not answer in time"),
     ("no route to host", "there is no route to the host"),
@@ -77,21 +80,19 @@ _REASONS = (
     ("file is not a database", "the file is not a SQLite database"),
     ("not a valid duckdb database file", "the file is not a DuckDB database"),
     ("unable to open database file", "the file cannot be opened"),
-    ("database does not exist", "there is no lake yet"),
+    ("database does not exist", "the lake does not exist yet"),
     ("conflicting lock", "another process has the file open"),
-    ("already attached by database", "this process has the file open already"),
-    ("file handle conflict", "this process has the file open already"),
+    ("already attached by database", "this process already has the file open"),
+    ("file handle conflict", "this process already has the file open"),
     ("too many connections", "the server has no free connection"),
     ("does not exist", "the database, the role or the lake in it does not exist"),
 )
-_DUCKDB_FILE_HINT = (
-    "a DuckDB file is for one process at a time: stop the other, or use a postgres: or sqlite: catalog"
-)
+_DUCKDB_FILE_HINT = "only one process at a time can open a DuckDB file: stop the other one, or use a postgres: or sqlite: catalog"
 
 
 @contextlib.contextmanager
 def lake_errors(doing: str, *, table: str | None = None) -> Iterator[None]:
-    """Errors of DuckDB inside this block become ours; `doing` completes "… failed"."""
+    """Translate DuckDB's errors inside this block; `doing` is the subject of "… failed"."""
     try:
         yield
     except duckdb.Error as exc:
@@ -100,10 +101,10 @@ def lake_errors(doing: str, *, table: str | None = None) -> Iterator[None]:
 
 
 def classify(exc: duckdb.Error, doing: str, *, table: str | None = None) -> AqueduckError:
-    """The error of ours that stands for one of DuckDB's."""
+    """The error of ours for one of DuckDB's."""
     text = str(exc).lower()
     if any(words in text for words in _CONFLICT):
-        return LakeBusyError(f"{doing} lost a race with another writer of the lake", table=table)
+        return LakeBusyError(f"{doing} conflicted with another writer of the lake", table=table)
     if any(words in text for words in _LOST):
         return LakeWriteError(f"{doing} lost the connection to the lake's catalog", table=table)
     if own := _OWN.search(str(exc)):
@@ -111,10 +112,10 @@ def classify(exc: duckdb.Error, doing: str, *, table: str | None = None) -> Aque
             own[1], hint="cast the column to a type that holds the value (docs/types.md)", table=table
         )
     if isinstance(exc, _VALUES):
-        hint = "see docs/types.md for what each type can hold, and resync the table"
+        hint = "see docs/types.md for the values that each type can hold, then resync the table"
         found = _COLUMN_CAST.search(str(exc))
         where = f" in the column {found[1]}, which is {found[2].strip()}" if found else ""
-        message = f"{doing} met a value that its lake type cannot hold{where}"
+        message = f"{doing} found a value that its lake type cannot hold{where}"
         return ValueCastError(message, hint=hint, table=table)
     if isinstance(exc, duckdb.IOException | duckdb.HTTPException) and any(
         words in text for words in _STORAGE
@@ -123,28 +124,28 @@ def classify(exc: duckdb.Error, doing: str, *, table: str | None = None) -> Aque
         return DataPathError(f"{doing} could not write to the lake's storage", hint=hint, table=table)
     if isinstance(exc, duckdb.IOException) and any(words in text for words in _GONE):
         hint = (
-            "put the files below lake.data_path back; if they are lost, copy the table into a new one:"
+            "restore the files below lake.data_path; if they are lost, copy the table into a new one:"
             " aqueduck tables remove -c FILE TABLE --drop-target, then tables add"
         )
         return LakeWriteError(f"{doing} did not find a file of the lake", hint=hint, table=table)
     if isinstance(exc, duckdb.OutOfMemoryException):
-        hint = "give the group a larger task_memory, or the machine more memory"
+        hint = "increase the group's task_memory, or add memory to the machine"
         return LakeWriteError(f"{doing} ran out of memory", hint=hint, table=table)
     return LakeWriteError(f"{doing} failed: {type(exc).__name__}: {_shown(exc)}", table=table)
 
 
 def classify_attach(exc: duckdb.Error, kind: str) -> AqueduckError:
-    """Why a lake could not be attached; `kind` is postgres, sqlite or duckdb."""
+    """The error for a lake that could not be attached; `kind` is postgres, sqlite or duckdb."""
     text = str(exc).lower()
     if "data_path parameter" in text:
         known = _KNOWN_PATH.search(str(exc))
         hint = f"set lake.data_path to the path with which this lake was created{f', {known[1]}' if known else ''}"
-        return DataPathError("lake.data_path is not the one that the lake's catalog knows", hint=hint)
+        return DataPathError("lake.data_path differs from the data path in the lake's catalog", hint=hint)
     if other := _OTHER_VERSION.search(str(exc)):
         return CatalogUnreachableError(
-            f"the lake's catalog is of DuckLake {other[1]}, and this is DuckLake {other[2]}",
-            hint="a newer catalog needs a newer Aqueduck; an older one is brought up to date by DuckDB:"
-            " attach it once with the option automatic_migration",
+            f"the lake's catalog has DuckLake version {other[1]}, but this is DuckLake {other[2]}",
+            hint="a newer catalog needs a newer Aqueduck; to migrate an older one,"
+            " attach it once in DuckDB with the option automatic_migration",
         )
     reason = next((reason for words, reason in _REASONS if words in text), type(exc).__name__)
     hint = "check lake.catalog"

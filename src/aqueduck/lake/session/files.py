@@ -1,8 +1,8 @@
 """
-Parquet files in the lake's data path: what they are called and how they are written.
+Parquet files below the lake's data path: how they are named and written.
 
-Spark tasks and the committer write them; the lake learns of them when `apply` adds them.  Until
-then they are nobody's, and `orphans` removes the ones that a dead batch left.
+Spark tasks and the committer write them.  They become part of a table when `apply` adds them.  Until
+then they are orphans, and `orphans` removes those that a failed batch left behind.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ __all__ = [
     "written_or_removed",
 ]
 
-# Without Bloom filters: by them, DuckDB does not find the rows of a BLOB (see `lake.session.sql.equal`).
+# No Bloom filters: with them, DuckDB does not find rows by a BLOB (see `lake.session.sql.equal`).
 PARQUET = "format parquet, write_bloom_filter false"
-# Measured on a sysbench-like table of 1 M rows: half the size of snappy or lz4, in no more time.
+# Measured on a sysbench-like table of 1 M rows: half the size of snappy or lz4 in the same time.
 _OPTIONS = f"{PARQUET}, compression zstd, compression_level 1, write_empty_file false, return_stats"
 ROW_GROUP_BYTES = 32 << 20
 DICTIONARY_BYTES, DICTIONARIES_BYTES = 1 << 20, 64 << 20
@@ -39,7 +39,7 @@ DICTIONARY_BYTES, DICTIONARIES_BYTES = 1 << 20, 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A file that was written and is on disk."""
+    """A file that was written and synced to disk."""
 
     path: str
     rows: int
@@ -47,21 +47,21 @@ class WrittenFile:
 
 
 def file_prefix(group: str) -> str:
-    """What the names of a group's files begin with; a group's name has no dash."""
+    """The prefix of a group's file names; a group's name contains no dash."""
     return f"aqueduck-{group}-"
 
 
 def file_name(group: str, run_id: str, batch: str | int, unit: str | int) -> str:
-    """The name of one file: unique by run of the service, batch and unit of work."""
+    """The name of a file, unique by service run, batch and task."""
     return f"{file_prefix(group)}{run_id}-{batch}-{unit}.parquet"
 
 
 def parquet_limits(columns: int) -> str:
     """
-    Options that keep a writer of so many columns within a task's memory.
+    Options that keep a writer with this number of columns within a task's memory.
 
-    A row group is held until it is written, so wide or large rows make small ones.  Each text column
-    has a dictionary, 1 MiB unless there are many.
+    A row group is limited in bytes, because it is held in memory until it is written.  The dictionary of each
+    text column is at most 1 MiB, and smaller if there are many columns.
     """
     dictionary = min(DICTIONARY_BYTES, DICTIONARIES_BYTES // max(columns, 1))
     return f"row_group_size_bytes {ROW_GROUP_BYTES}, string_dictionary_page_size_limit {dictionary}"
@@ -76,7 +76,7 @@ def write_files(
     columns: int = 1,
     table: str | None = None,
 ) -> list[WrittenFile]:
-    """Write the rows of a query with so many columns as a file, safe on disk; no file if there are no rows."""
+    """Write the rows of a query to a file and sync it; `columns` is the query's number of columns.  No rows, no file."""
     path = join(directory, name)
     with written_or_removed(path, table):
         make_directory(directory)
@@ -92,7 +92,7 @@ def write_files(
 
 @contextlib.contextmanager
 def written_or_removed(path: str, table: str | None) -> Iterator[None]:
-    """After a failure the file is gone; one of the disk is a `DataPathError`."""
+    """Remove the file if writing it fails; an error of the disk becomes a `DataPathError`."""
     try:
         yield
     except OSError as exc:

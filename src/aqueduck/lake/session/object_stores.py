@@ -1,9 +1,9 @@
 """
-Object stores as DuckDB and pyarrow want to be told of them: endpoint and credentials by data path.
+Configure DuckDB and pyarrow for object stores: endpoint and credentials by data path.
 
-A process that writes files beside a lake (`storage`, tasks) knows a path only, so it is told once which
-store the paths below a data path are in: `know_store`.  Credentials come from the variables of the process itself and
-never travel in plans or options.  Lakes of a fan-out are attached with theirs by `pool`.
+Code that writes files below a data path (`storage`, tasks) has only the path.  `know_store` registers once per process
+which store a data path is in.  Credentials come from environment variables of the process and never appear
+in plans or options.  `pool` attaches the lakes of a fan-out with their own credentials.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ _SECRET_KEYS = {
     "s3_url_style": "url_style",
 }
 UPLOAD_BYTES_MAX = "50GB"
-"""The largest file; parts are a ten-thousandth of it, and each writer holds a few of them in memory."""
+"""The largest file size.  An upload part is a ten-thousandth of it, and each writer holds a few parts in memory."""
 
 _known: dict[str, tuple[tuple[str, str], ...]] = {}
 
 
 def know_store(data_path: str, properties: Mapping[str, str]) -> None:
-    """Files below the data path are in this store; variables are those of this process."""
+    """Register the store of a data path; variables are read from this process's environment."""
     if properties:
         found = read_properties(properties, os.environ, "lake: properties.")
         _known[as_directory(data_path)] = tuple(sorted(found.items()))
 
 
 def store_of(path: str) -> tuple[tuple[str, str], ...]:
-    """The store that a path is in; empty where nothing was said about it."""
+    """The settings of the store that a path is in; empty if none was registered."""
     below = [prefix for prefix in _known if as_directory(path).startswith(prefix)]
     return _known[max(below, key=len)] if below else ()
 
 
 def create_secret(con: duckdb.DuckDBPyConnection, data_path: str, store: Iterable[tuple[str, str]]) -> None:
     """
-    Let an engine read and write below a data path.
+    Give an engine the credentials for a data path.
 
-    Two lakes of one engine may have different credentials; newer ones for the same path replace the older.
+    Lakes of one engine may have different credentials; a later call for the same path replaces the earlier ones.
     """
     name = f"store_{hashlib.sha256(data_path.encode()).hexdigest()[:32]}"
     settings = ["type s3"]
@@ -64,12 +64,12 @@ def create_secret(con: duckdb.DuckDBPyConnection, data_path: str, store: Iterabl
 
 
 def tune_uploads(con: duckdb.DuckDBPyConnection) -> None:
-    """Parts of 5 MB instead of 80: they have to fit into the memory of a small task."""
+    """Upload in parts of 5 MB instead of 80 MB, so that they fit into the memory of a small task."""
     con.execute(f"set global s3_uploader_max_filesize = {literal(UPLOAD_BYTES_MAX)}")
 
 
 def remote_filesystem(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
-    """The file system that a URI is in, and the path there."""
+    """The file system of a URI, and the path within it."""
     store = store_of(path)
     if not store:
         found: tuple[pyarrow.fs.FileSystem, str] = pyarrow.fs.FileSystem.from_uri(path)
@@ -92,5 +92,5 @@ def _s3(store: tuple[tuple[str, str], ...]) -> pyarrow.fs.FileSystem:
 
 
 def as_directory(path: str) -> str:
-    """The path with a slash at its end, as prefixes and scopes need it."""
+    """The path with a trailing slash, as prefixes and scopes need it."""
     return path if path.endswith("/") else path + "/"

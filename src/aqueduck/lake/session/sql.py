@@ -1,4 +1,4 @@
-"""How names and values are written in the SQL that goes to DuckDB; the only place that quotes them."""
+"""Quote names and values in SQL for DuckDB; no other module does."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ LAKE = "lake"
 
 
 def ident(name: str) -> str:
-    """A name, quoted so that it means exactly this."""
+    """A quoted identifier."""
     if not name or "\x00" in name:
-        raise ValueError("a name in DuckDB is not empty and has no zero byte")
+        raise ValueError("a name in DuckDB must not be empty or contain a zero byte")
     return '"' + name.replace('"', '""') + '"'
 
 
 def idents(names: Iterable[str]) -> str:
-    """Names, quoted, with commas between them."""
+    """Quoted identifiers, separated by commas."""
     return ", ".join(map(ident, names))
 
 
@@ -36,10 +36,10 @@ def lake_table(target: TableName) -> str:
 
 def equal(kind: str, one: str, other: str) -> str:
     """
-    Whether two values of a type are the same; null if one of them is null.
+    A condition that two values of a type are equal; null if one of them is null.
 
-    Not `=` for BLOB: DuckDB looks for the text of such a constant in a file's Bloom filter, and takes rows that have
-    it for rows that do not (tests/lake/values/test_blob_equality.py).
+    It does not use `=` for BLOB: DuckDB looks up the text of such a constant in a file's Bloom filter and then
+    skips rows that have the value (tests/lake/values/test_blob_equality.py).
     """
     return f"hex({one}) = hex({other})" if kind == "BLOB" else f"{one} = {other}"
 
@@ -51,7 +51,7 @@ def literal(value: str | int | None) -> str:
     if isinstance(value, int):
         return str(value)
     if "\x00" in value:
-        raise ValueError("text in SQL has no zero byte")
+        raise ValueError("text in SQL must not contain a zero byte")
     return "'" + value.replace("'", "''") + "'"
 
 

@@ -1,8 +1,8 @@
 """
 Files of the stage and of the lake, on this machine or in an object store.
 
-Thin wrappers of `pyarrow.fs`, so that everything above takes a path or a URI alike.  Listing and removing raise
-`DataPathError`, whatever the storage says.
+Thin wrappers of `pyarrow.fs`, so that callers can pass a path or a URI.  Listing and removing raise `DataPathError`
+for any error of the storage.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def join(directory: str, name: str) -> str:
-    """A file in a directory."""
+    """The path of a file in a directory."""
     return f"{directory.rstrip('/')}/{name}"
 
 
@@ -46,7 +46,7 @@ def no_glob(path: str) -> str:
 
 
 def open_input(path: str) -> pa.NativeFile:
-    """A file to read; plain reads, no memory map."""
+    """Open a file for reading, without a memory map."""
     if not is_remote(path):
         return pa.OSFile(path, "rb")
     filesystem, inner = _place(path)
@@ -54,19 +54,19 @@ def open_input(path: str) -> pa.NativeFile:
 
 
 def copy_file(source: str, destination: str) -> None:
-    """Copy a file between any two places."""
+    """Copy a file, also between this machine and an object store."""
     (here, inner), (there, outer) = _place(source), _place(destination)
     pyarrow.fs.copy_files(inner, outer, source_filesystem=here, destination_filesystem=there)
 
 
 def make_directory(directory: str) -> None:
-    """Make a local directory; object stores have none."""
+    """Create a local directory; object stores have no directories."""
     if not is_remote(directory):
         Path(directory).mkdir(parents=True, exist_ok=True)
 
 
 def sync_file(path: str) -> None:
-    """Make a local file survive a crash of the machine; object stores do that by themselves."""
+    """Sync a local file to disk; object stores are durable already."""
     if is_remote(path):
         return
     for place in (path, str(Path(path).parent)):
@@ -78,27 +78,27 @@ def sync_file(path: str) -> None:
 
 
 def list_files(directory: str, prefix: str) -> Iterator[str]:
-    """Full paths of the files in a directory whose names begin with `prefix`; none if it does not exist."""
+    """Full paths of the files in a directory whose names begin with `prefix`; empty if the directory does not exist."""
     for info in _files(directory):
         if info.base_name.startswith(prefix):
             yield join(directory, info.base_name)
 
 
 def list_times(directory: str) -> Iterator[tuple[str, datetime]]:
-    """Names of the files in a directory, and when each was written last; none if it does not exist."""
+    """Names and modification times of the files in a directory; empty if the directory does not exist."""
     for info in _files(directory):
         yield info.base_name, info.mtime
 
 
 def remove_file(path: str) -> None:
-    """Remove a file if it is there."""
+    """Remove a file if it exists."""
     with _storage_errors("removing a file"), contextlib.suppress(FileNotFoundError):
         filesystem, inner = _place(path)
         filesystem.delete_file(inner)
 
 
 def discard_file(path: str) -> None:
-    """Remove a file that is of no use any more; if that fails it stays, for whoever looks for orphans."""
+    """Remove a file that is no longer needed; if that fails, it remains as an orphan."""
     with contextlib.suppress(DataPathError):
         remove_file(path)
 
@@ -112,7 +112,7 @@ def _files(directory: str) -> list[pyarrow.fs.FileInfo]:
 
 @contextlib.contextmanager
 def _storage_errors(doing: str) -> Iterator[None]:
-    """An object store's own words name keys and addresses: its error code will do."""
+    """Translate storage errors; of an object store's message, which names keys and addresses, only the code is kept."""
     try:
         yield
     except (OSError, pa.ArrowException) as exc:

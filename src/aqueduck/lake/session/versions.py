@@ -1,8 +1,7 @@
 """
-The lake at its snapshots: which one is current, which tables it held, and what changed between two.
+Past lake snapshots, for comparisons: the latest id, the tables of a snapshot, and the keys changed between two.
 
-A version is the id of a lake snapshot.  For those who compare; what is current is read by
-`progress` and `table_states`.
+A version is the id of a lake snapshot.  The current state is read by `progress` and `table_states`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def current_version(session: LakeSession) -> int:
 
 
 def tables_at(session: LakeSession, version: int) -> dict[str, dict[int, TableState]]:
-    """Every table that the lake knew then, by group and source OID; nothing before the first `init`."""
+    """The states of all tables at a version, by group and source OID; empty before the first `init`."""
     found = session.execute(
         "select 1 from duckdb_tables() where database_name = ? and schema_name = ? and table_name = 'tables'",
         (LAKE, OWN_SCHEMA),
@@ -51,14 +50,14 @@ def tables_at(session: LakeSession, version: int) -> dict[str, dict[int, TableSt
             row["copy_position"],
             row["error"],
             None if row["columns"] is None else TableSchema.from_json(row["columns"]),
-            mode=TableMode.from_json(row.get("mode")),  # an older version of the lake has neither
+            mode=TableMode.from_json(row.get("mode")),  # a lake of an earlier version has neither
             target_uuid=row.get("target_uuid"),
         )
     return groups
 
 
 def unsent_columns(session: LakeSession, target: TableName, version: int, mode: TableMode) -> tuple[str, ...]:
-    """Columns of a log some of whose values PostgreSQL left out, so that the log cannot tell them."""
+    """Columns of a log that lack values which PostgreSQL did not send."""
     names = session.execute(
         f"select distinct unnest(cast(_unchanged as varchar[])) from"
         f" (from {lake_table(target)} at (version => {int(version)})) as t where {own_rows(mode)} and _unchanged is not null order by 1",
@@ -78,7 +77,7 @@ def changed_keys(
     limit: int,
     mode: TableMode = UPSERT,
 ) -> pa.Table:
-    """Keys (k, key) of rows that were written or deleted by the versions in (after, upto]; at most `limit`."""
+    """Keys (k, key) of rows that were written or deleted in the versions (after, upto]; at most `limit`."""
     if after == upto:
         return KEYS.empty_table()
     cells = [f"cast({ident(c.name)} as {lake_type(c)})" for c in schema.columns]

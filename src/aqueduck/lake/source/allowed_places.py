@@ -1,12 +1,12 @@
 """
-Which lakes the rows of `destinations_table` may name: the file decides, not the people who write the table (ADR 65).
+The lakes that rows of `destinations_table` may name: the configuration file decides, not the table's authors (ADR 65).
 
-Paths are compared part by part, connection strings by their settings, variables by name.  `{value}` in a pattern stands
-for any text within one part or setting.  A file that says nothing in `destinations_allow` allows what lies beside its own
-destinations, what its pattern makes, and the variables that both name.  Symbolic links count as what they lead to.
+Paths are compared part by part, connection strings by their settings, variables by name.  `{value}` in a pattern
+matches any text within one part or setting.  Without `destinations_allow`, the file allows places beside its own
+destinations, places that its pattern produces, and the variables that both name.  Symbolic links are resolved.
 
-An allowed place may still be somebody's: a row gets neither the lake of the source or of a destination that is not a row,
-nor a directory that has to do with that of another lake.
+An allowed place may belong to another lake: a row must not name the lake of the source or of a destination that is not
+a row, nor a directory that overlaps the directory of another lake.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from aqueduck.model.errors import ConfigError
 __all__ = ["AllowedPlaces"]
 
 _PART = r"[^/*?\[\]\x00-\x1f\x7f]+"
-"""No globs, because DuckLake looks for files by them, and no parameters of a URL, which can name another endpoint."""
+"""Globs are refused because DuckLake expands them, URL parameters because they can name another endpoint."""
 _PLAIN = re.compile(rf"(?!\.\.?$){_PART}")
 _SETTING = r"[A-Za-z0-9_-]+"
 
 
 @dataclass(frozen=True)
 class _Path:
-    """A directory, a file or a prefix of an object store, as its kind or scheme and its parts."""
+    """A directory, a file or a prefix of an object store: its kind or scheme, and its parts."""
 
     parts: tuple[str, ...]
     alone: bool = False
-    """Whether nothing beneath it is meant."""
+    """Whether only the path itself is meant, not the paths below it."""
 
     def allows(self, place: _Path) -> bool:
         here, beneath = place.parts[: len(self.parts)], place.parts[len(self.parts) :]
@@ -55,7 +55,7 @@ class _Path:
         return _Path((self.parts[0], *_split(found), *self.parts[fixed:]), self.alone)
 
     def beside(self) -> _Path:
-        """It and what lies in the same directory; a bucket, or what lies in the root directory, stands alone."""
+        """The pattern for everything in the same directory; a bucket or an entry of the root directory allows only itself."""
         if any(PLACEHOLDER in part for part in self.parts):
             return self
         return (
@@ -97,7 +97,7 @@ class _Directories:
 
 
 class AllowedPlaces:
-    """What a file allows, and what of that is taken."""
+    """The places and variables that a configuration file allows, and the places that are taken."""
 
     def __init__(self, config: FanoutConfig) -> None:
         self._lakes: dict[str, list[_Owner]] = {}
@@ -117,7 +117,7 @@ class AllowedPlaces:
         self._variables = named if allow.env is None else set(allow.env)
 
     def refuse(self, row: DestinationConfig) -> None:
-        """Raise if the row names what the file does not allow; nothing has been contacted or read for it before."""
+        """Raise if the row names something that the file does not allow; call this before contacting or reading it."""
         if row.catalog_file is not None:
             raise ConfigError("catalog_file is not for rows of destinations_table", hint="use catalog_env")
         variable = row.catalog_env or row.postgres_uri_env
@@ -188,7 +188,7 @@ def _any(patterns: Iterable[_Path], place: str) -> bool:
 
 
 def _path(place: str) -> _Path:
-    """An absolute path or a URL; the empty parts of a URL count, because keys of an object store may have them."""
+    """Parse an absolute path or a URL; empty parts of a URL count, because keys of an object store may have them."""
     kind, path = ("sqlite:", place[7:]) if place.startswith("sqlite:") else ("", place)
     scheme, separator, rest = path.partition("://")
     if separator:
@@ -211,5 +211,5 @@ def _settings(catalog: str, key: str) -> dict[str, str]:
 
 
 def _same_settings(allowed: dict[str, str], given: dict[str, str]) -> bool:
-    """Neither more settings nor fewer: `hostaddr`, `service`, `options` and others lead elsewhere, too."""
+    """Whether both have exactly the same settings, because `hostaddr`, `service`, `options` and others also redirect."""
     return allowed.keys() == given.keys() and all(_fits(allowed[k], given[k], _SETTING) for k in allowed)

@@ -1,9 +1,9 @@
 """
-Both sides of a run of lake snapshots, what was inserted and what was deleted, each row with its lake snapshot.
+Both sides of a run of lake snapshots: inserted rows and deleted rows, each with its lake snapshot.
 
 DuckLake 1.5.5 dates a row that was deleted from a merged file by its *insertion* (`tests/lake/conformance/test_ducklake.py`).
-The set of rows that it gives for a range is right, though, so a range of one lake snapshot needs no date from it:
-`dated` divides a run into such ranges as soon as the table has a merged file.
+The set of rows that it returns for a range is right, so a range of one lake snapshot does not depend on the date.
+`dated` divides a run into such ranges if the table has a merged file.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ ONCE = (
     " qualify coalesce(filename not like '%.parquet', true)"
     " or row_number() over (partition by filename, file_row_number) = 1"
 )
-"""A file that one transaction takes rows from, and then the rest, has its rows reported twice as deleted."""
+"""If one transaction deletes some rows of a file and then the rest, DuckLake reports the rows twice as deleted."""
 
 
 def dated(lake: PooledLake, table_id: int, run: Run) -> list[Run]:
     """
-    The run as runs of which every change can be dated, in order.
+    Divide the run into runs in which every change can be dated, in order.
 
-    A merge may come at any time: ask in the transaction that reads.
+    A merge may happen at any time, so call this in the transaction that reads.
     """
     if not run.removes:
         return [run]
@@ -35,7 +35,7 @@ def dated(lake: PooledLake, table_id: int, run: Run) -> list[Run]:
 
 
 def has_merged_files(lake: PooledLake, table_id: int) -> bool:
-    """Whether a file of the table has rows of several lake snapshots."""
+    """Whether any file of the table has rows of several lake snapshots."""
     merged = (
         f"from {lake.metadata}.ducklake_data_file where table_id = {table_id} and partial_max is not null"
     )
@@ -45,9 +45,9 @@ def has_merged_files(lake: PooledLake, table_id: int) -> bool:
 
 def refuse_merged_updates(lake: PooledLake, table: TableName, table_id: int, run: Run) -> None:
     """
-    Raise if updates of a dated run cannot be told from insertions.
+    Raise if updates of a dated run cannot be distinguished from insertions.
 
-    Both sides of an update have one row id, until the file with its new row is merged: then that row has another one.
+    Both sides of an update have the same row id, until the file with the new row is merged and the row gets another id.
     """
     if not run.removes or run.first != run.last:
         return  # nothing was removed, or no file of the table was merged
@@ -63,14 +63,14 @@ def refuse_merged_updates(lake: PooledLake, table: TableName, table_id: int, run
     )
     if unclear:
         raise MergedChangesError(
-            f"the files with the changes of lake snapshot {s} were merged before these were read, so that updates look like new rows",
+            f"the files with the changes of lake snapshot {s} were merged before they were read, so updates look like insertions",
             hint="set routing.key_columns, or merge the source's files less often than the slowest reader reads",
             table=table.qualified,
         )
 
 
 def side(lake: PooledLake, table: TableName, kind: str, run: Run, cells: str) -> str:
-    """Select the insertions or deletions of a dated run: lake snapshot, row id and cells."""
+    """A query for the insertions or deletions of a dated run: lake snapshot, row id and cells."""
     name = ", ".join(map(literal, (lake.alias, table.schema, table.name)))
     snapshot = str(run.first) if run.first == run.last else "snapshot_id"
     return (
@@ -81,10 +81,10 @@ def side(lake: PooledLake, table: TableName, kind: str, run: Run, cells: str) ->
 
 def _were_there(lake: PooledLake, table_id: int, run: Run) -> str:
     """
-    A condition on deletions from merged files: the row was there before.
+    A condition on deletions from merged files: the row existed before.
 
-    A row that one transaction wrote and removed again, and whose file was merged later, is reported as deleted in every later
-    lake snapshot, too.
+    If one transaction wrote and deleted a row and its file was merged later, DuckLake reports the row as deleted in
+    every later lake snapshot too.
     """
     before = run.first - 1
     alive = f"begin_snapshot <= {before} and (end_snapshot is null or end_snapshot > {before})"
@@ -104,10 +104,10 @@ def _were_there(lake: PooledLake, table_id: int, run: Run) -> str:
 
 def sides(lake: PooledLake, table: TableName, table_id: int, run: Run, added: str, removed: str) -> str:
     """
-    A `with` that names both sides of a dated run, `added` and `removed`, with these cells.
+    A `with` clause that names both sides of a dated run, `added` and `removed`, with these cells.
 
-    What both sides have is left out: a row that one transaction wrote to a file and removed again.  Inlined rows are
-    never on both sides for that reason; theirs have no place in a file to be compared by.
+    A row that one transaction wrote to a file and deleted again is on both sides and is left out.  Such rows are
+    compared by their place in the file.  Inlined rows have no such place, but are never on both sides for this reason.
     """
     place = ", filename as aqueduck_f, file_row_number as aqueduck_n"
     kept = (

@@ -1,7 +1,7 @@
 """
-The source of a fan-out as the driver sees it: one session with its catalog, shared by both lanes.
+The driver's access to the source of a fan-out: one session with its catalog, shared by both lanes.
 
-Plans are made here; reading them is the workers' business (`spark.query.fanout_query`).
+The driver makes plans; workers read them (`spark.query.fanout_query`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 
 class FanoutSource:
-    """Asks the source's catalog, one question at a time."""
+    """Queries the source's catalog, one query at a time."""
 
     def __init__(self, config: FanoutConfig, env: Mapping[str, str]) -> None:
         self._routing = config.routing
@@ -49,11 +49,11 @@ class FanoutSource:
             return source.latest()
 
     def look(self, snapshots: Iterable[int]) -> tuple[int, dict[int, int]]:
-        """The newest lake snapshot, and the stamps of it and of others that are there."""
+        """The newest lake snapshot, with its stamp and the stamps of those `snapshots` that exist."""
         try:
             return self._look(snapshots)
         except LakeWriteError:
-            return self._look(snapshots)  # a session that saw another history is thrown away
+            return self._look(snapshots)  # a session that saw another history was discarded
 
     def _look(self, snapshots: Iterable[int]) -> tuple[int, dict[int, int]]:
         with self._session() as (_, source):
@@ -75,16 +75,16 @@ class FanoutSource:
             return source.plan(self._routing.field, self._routing.key_columns, start, end)
 
     def plan_scan(self) -> ReadPlan:
-        """All rows of now."""
+        """All current rows."""
         with self._session() as (_, source):
             return source.plan_scan(self._routing.field, self._routing.key_columns, source.latest())
 
     def plan_seed(self, max_snapshots: int) -> ReadPlan:
         """
-        What a new destination gets: the rows of now, or nothing and a cursor before all history.
+        The seed of a new destination: all current rows, or no rows and a cursor before all history.
 
-        Its table then has the columns that the first cycle ends with: those of now may never have been there together
-        with what comes in between.
+        In the second case the table starts with the columns at the end of the first cycle, because the current columns
+        may never have existed together with the changes in between.
         """
         plan = self.plan_scan()
         if self._routing.seed_mode == "scan":
@@ -97,18 +97,18 @@ class FanoutSource:
                 source.refuse_unreadable(table_id, before, plan.end)
                 first = source.plan_scan(self._routing.field, self._routing.key_columns, end)
             except (SourceExpiredError, RoutingError, LakeTableMissingError) as exc:
-                log.warning("history cannot be replayed, seeding by a scan", error=str(exc))
+                log.warning("history cannot be replayed, seeding by a scan instead", error=str(exc))
                 return plan
             stamp = source.stamps([before]).get(before)
         return replace(first, reads=(), start=before, end=before, stamp=stamp)
 
     def check_values(self, plan: ReadPlan, values: Sequence[str], ids: Sequence[str]) -> None:
-        """Refuse routing values that do not fit the column."""
+        """Raise if routing values are not valid for the column's type."""
         with self._session() as (lake, _):
             check_routes(lake, plan, Routes(tuple(values), (), ()), ids)
 
     def values(self, plan: ReadPlan) -> list[str]:
-        """All routing values that the source has at the plan's end."""
+        """All routing values in the source at the plan's end."""
         [read] = plan.reads
         with self._session() as (lake, _):
             rows = lake.execute(
@@ -119,7 +119,7 @@ class FanoutSource:
         return sorted(str(value) for (value,) in rows if value is not None)
 
     def canonical(self, plan: ReadPlan, values: Sequence[str]) -> list[str | None]:
-        """Each value as the routing column writes it; None for one that is none of its type."""
+        """Each value in the form of the routing column's type; None for a value that is not valid for it."""
         with self._session() as (lake, _):
             [[found]] = lake.execute(
                 f"select list_transform(?::varchar[], lambda v: try_cast(v as {plan.field_type})::varchar)",
@@ -129,7 +129,7 @@ class FanoutSource:
         return list(found)
 
     def rows(self, plan: ReadPlan) -> int:
-        """How many rows a plan that scans will read."""
+        """The number of rows that a scan plan will read."""
         with self._session() as (lake, _):
             counted = [
                 lake.execute(f"select count(*) from {lake.table(r.table)} at (version => {plan.end})")[0][0]
@@ -138,7 +138,7 @@ class FanoutSource:
         return sum(map(int, counted))
 
     def listed(self, table: str, plan: ReadPlan) -> list[dict[str, str]]:
-        """The rows of the table of destinations at the plan's end: the keys that have a value, as text."""
+        """The rows of the table of destinations at the plan's end, as texts; NULLs are left out."""
         name = parse_table_name(table, default_schema="main", fold_case=False)
         with self._session() as (lake, _):
             SourceLake(lake, name, key="destinations_table").table_at(plan.end)
@@ -151,7 +151,7 @@ class FanoutSource:
         return [{k: v for k, v in zip(keys, row, strict=True) if v is not None} for row in rows if keys]
 
     def seconds_since(self, snapshots: Sequence[int]) -> dict[int, float]:
-        """How long ago each of the lake snapshots was made."""
+        """The age of each of the lake snapshots."""
         with self._session() as (_, source):
             return {s: max(0.0, time.time() - (source.seconds_at(s) or time.time())) for s in snapshots}
 

@@ -1,8 +1,8 @@
 """
-A lake table for other people's queries: its rows at a lake snapshot, or its changes, as Arrow batches.
+A lake table for users' queries: its rows at a lake snapshot, or its changes, as Arrow batches.
 
-Behind the Spark formats `ducklake` and `ducklake_changes` (`spark.formats.lake_source`).  Columns have types that Spark
-can hold (`spark_cells`).
+This implements the Spark formats `ducklake` and `ducklake_changes` (`spark.formats.lake_source`).  Columns have types
+that Spark can hold (`spark_cells`).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ __all__ = ["Feed", "FeedPart", "read_part"]
 
 BATCH_ROWS = 8192
 SCAN_BYTES = 8 << 20
-"""Files of less are read by one task."""
+"""Files with fewer bytes in total are read by one task."""
 META_COLUMNS = ("_change_type", "_lake_snapshot_id", "_rowid")
 
 
 @dataclass(frozen=True, slots=True)
 class FeedPart:
-    """What one task reads; a run of lake snapshots, or the table as it was at one."""
+    """The part that one task reads: a run of lake snapshots, or the table at one lake snapshot."""
 
     table: TableName
     cells: tuple[tuple[str, str], ...]
@@ -44,12 +44,12 @@ class FeedPart:
     scan: bool = False
     condition: str = "true"
     files: str = "true"
-    """Of a scan: the condition that picks its files."""
+    """The condition that selects the files of a scan."""
     variants: frozenset[str] = frozenset()
 
 
 class Feed:
-    """The catalog's side: what there is, and how to read it."""
+    """Reads the catalog and plans the parts."""
 
     def __init__(self, lake: PooledLake, table: TableName) -> None:
         self._lake = lake
@@ -57,13 +57,13 @@ class Feed:
         self.source = SourceLake(lake, table)
 
     def schema(self, at: int, *, changes: bool) -> pa.Schema:
-        """The columns as Spark gets them, those of the change among them where it is about changes."""
+        """The columns with their Spark types, for `changes` including those that describe the change."""
         with lake_errors("describing the table"):
             schema = self._lake.con.execute(self._no_rows(at, changes=changes)).to_arrow_table().schema
         return mark_variants(schema, _variants(self.source.table_at(at)[2].columns))
 
     def check_condition(self, condition: str, at: int, *, changes: bool) -> None:
-        """Refuse what is no condition on these columns."""
+        """Raise if the text is not a condition on these columns."""
         try:
             self._lake.con.execute(f"select 1 from ({self._no_rows(at, changes=changes)}) where {condition}")
         except duckdb.Error as exc:
@@ -81,7 +81,7 @@ class Feed:
         return f"select {cells}{meta if changes else ''} limit 0"
 
     def first(self) -> int:
-        """The lake snapshot before the table was made."""
+        """The lake snapshot before the table was created."""
         return max(self.source.table_at(self.source.latest())[1] - 1, 0)
 
     def at_time(self, time: str) -> int:
@@ -95,24 +95,24 @@ class Feed:
         return int(rows[0][0]) if rows[0][0] is not None else 0
 
     def scan(self, at: int, names: Sequence[str], parts: int) -> list[FeedPart]:
-        """The whole table at a lake snapshot, its files shared out to so many parts."""
+        """The whole table at a lake snapshot, with its files divided into at most `parts` parts."""
         table_id, _, source = self.source.table_at(at)
         by_name = {column.name: column for column in source.columns}
         cells = tuple(_shown(by_name[n]) for n in names)
         variants = _variants(by_name[n] for n in names)
         whole = FeedPart(self._table, cells, Run(at, at), table_id, scan=True, variants=variants)
         if any(column.name.lower() == "filename" for column in source.columns):
-            return [whole]  # a column of this name hides DuckLake's own
+            return [whole]  # a column named filename hides DuckLake's own
         groups = self._file_groups(at, parts)
         if len(groups) < 2:
             return [whole]
         known = ", ".join(literal(file) for group in groups for file in group)
         conditions = [f"filename in ({', '.join(map(literal, group))})" for group in groups]
-        # What is in no file is inlined in the catalog.
+        # Rows that are in none of these files are inlined in the catalog.
         return [replace(whole, files=files) for files in (*conditions, f"filename not in ({known})")]
 
     def _file_groups(self, at: int, parts: int) -> list[list[str]]:
-        """Files of about the same size together; few small ones are not worth more than one part."""
+        """Group the files into parts of about equal size; a few small files become one part."""
         rows = self._lake.execute(
             f"select data_file, data_file_size_bytes from ducklake_list_files({literal(self._lake.alias)},"
             f" {literal(self._table.name)}, schema => {literal(self._table.schema)}, snapshot_version => {at})",
@@ -129,14 +129,14 @@ class Feed:
         return [group for group in groups if group]
 
     def changes(self, start: int, end: int, names: Sequence[str], parts: int) -> list[FeedPart]:
-        """The changes after `start` up to and with `end`, in as many parts as there are runs, or tasks."""
+        """The changes after `start` up to and including `end`, divided by runs and into about `parts` parts."""
         table_id, made, now = self.source.table_at(end)
         wanted = self._columns(now, names)
         reads, _ = self.source.reads(table_id, made, SourceTable(now.uuid, wanted), start, end)
         if any(read.run.removes and not read.placed for read in reads):
             raise ReservedColumnError(
-                f"the table has a column named {' or '.join(PLACES)}, which hides what tells its changes apart",
-                hint="rename the column; inserts alone can be read as they are",
+                f"the table has a column named {' or '.join(PLACES)}, which hides the values that identify changes",
+                hint="rename the column; a table with only inserts can be read without that",
                 table=self._table.qualified,
             )
         return [piece for read in reads for piece in _pieces(read, wanted, parts)]
@@ -147,13 +147,13 @@ class Feed:
         if missing:
             raise SchemaChangeError(
                 f"the table no longer has the column {missing[0]}",
-                hint="start the query again to read the table as it is now",
+                hint="restart the query to read the table with its current columns",
                 table=self._table.qualified,
             )
         return tuple(by_name[name] for name in names if name not in META_COLUMNS)
 
     def rows_by_snapshot(self, start: int, end: int) -> list[tuple[int, int]]:
-        """How many changes each lake snapshot of the range has."""
+        """The number of changes of each lake snapshot in the range."""
         found: dict[int, int] = {}
         for part in self.changes(start, end, [], 1):
             for run in dated(self._lake, part.table_id, part.run):
@@ -170,8 +170,8 @@ def read_part(pool: LakePool, place: LakePlace, part: FeedPart) -> Iterator[pa.R
     """
     The rows of a part.
 
-    A session that was attached before inlined rows were flushed may look for them where they were: what fails
-    before any row is read is tried once more with a new one.
+    A session that was attached before inlined rows were flushed may look for them in the old place.  A read that fails
+    before its first row is therefore retried once with a new session.
     """
     first = None
     try:
@@ -191,10 +191,10 @@ def _read_part(pool: LakePool, place: LakePlace, part: FeedPart) -> Iterator[pa.
             source = f"select {_cells(part)} from {lake.table(part.table)} at (version => {part.run.last}) where {part.files}"
             yield from _batches(lake, part, f"select {names} from ({source}) where {part.condition}")
             return
-        # Names that a user's table cannot have been given, so that conditions mean its columns.
+        # Internal names that a user's table cannot have, so that conditions refer to its own columns.
         meta = 'change_type_ as "_change_type", aqueduck_s as "_lake_snapshot_id", aqueduck_r as "_rowid"'
         columns = f"{names}, " if names else ""
-        with lake.transaction():  # nobody merges files between the question for merged ones and the reads
+        with lake.transaction():  # no merge can happen between the check for merged files and the reads
             for run in dated(lake, part.table_id, part.run):
                 yield from _batches(
                     lake,
@@ -238,7 +238,7 @@ def _cells(part: FeedPart) -> str:
 
 
 def _typed(lake: PooledLake, part: FeedPart, run: Run) -> str:
-    """Both sides of each change with its kind: an update is a row that was removed and added under one row id."""
+    """Both sides of each change with its kind; an update is a row that was removed and added with the same row id."""
     cells = f", {_cells(part)}" if part.cells else ""
     if not run.removes:
         return f"select 'insert' as change_type_, * from ({side(lake, part.table, 'insertions', run, cells)})"

@@ -1,14 +1,13 @@
 """
-What happened in a lake table between two lake snapshots, told once for all destinations.
+Read the changes of a lake table between two lake snapshots, once for all destinations.
 
-`read_routed` reads a plan of `source_lake` once and gives every row its destination, `chunks` hands them out
-by bucket.  What a destination does with them is in `destination`.
+`read_routed` reads a plan of `source_lake` and assigns a destination to every row; `chunks` returns the rows
+by bucket.  `destination` applies them.
 
-A row of a routed relation is `d` (index of the destination), `b` (bucket), `s` (lake snapshot), `r` (row id),
-`op` (true: the row is there afterwards, false: it is gone), `bad` (number of a column whose value no lake keeps), and the
-source's columns as `c0`, `c1`, ….
-DuckLake's insertions and deletions are enough for that: an update is both, and each side is routed by its
-own value.  Ranges are inclusive at both ends, so they begin one after the cursor.
+A row of a routed relation has `d` (index of the destination), `b` (bucket), `s` (lake snapshot), `r` (row id),
+`op` (true: the row exists afterwards; false: it was removed), `bad` (number of a column whose value no lake keeps), and
+the source's columns as `c0`, `c1`, ….  DuckLake's insertions and deletions suffice: an update is one of each, and each
+side is routed by its own value.  Ranges are inclusive at both ends, so they begin one after the cursor.
 """
 
 from __future__ import annotations
@@ -40,34 +39,34 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Which value belongs to which destination; lists of the same length."""
+    """The destination of each routing value, as lists of the same length."""
 
     values: tuple[str, ...]
     cursors: tuple[int, ...]
     buckets: tuple[int, ...]
-    """-1: another instance serves it."""
+    """-1 if another instance serves the destination."""
 
 
 @dataclass
 class ReadReport:
-    """What a read has seen."""
+    """Counts and findings of a read."""
 
     rows: int = 0
     unrouted: int = 0
-    """Rows whose value belongs to no destination."""
+    """Rows whose routing value belongs to no destination."""
     nulls: int = 0
-    """Rows without a value."""
+    """Rows without a routing value."""
     moves: int = 0
-    """Updates that took a row from one destination to another."""
+    """Updates that moved a row from one destination to another."""
     unknown: list[str] = field(default_factory=list)
-    """Values that belong to no destination, where they were asked for."""
+    """Routing values that belong to no destination, if requested."""
     expected: dict[int, int] = field(default_factory=dict)
-    """Where destinations are counted: how many rows each has to have at the plan's end."""
+    """If destinations count their rows: how many each must have at the plan's end."""
     seconds: float = 0.0
 
 
 def check_routes(lake: PooledLake, plan: ReadPlan, routes: Routes, ids: Sequence[str]) -> None:
-    """Refuse values that are none of the column's type, and two that are the same value of it."""
+    """Raise if a routing value is not valid for the column's type, or if two of them are equal as that type."""
     rows = lake.execute(
         f"with g as (select unnest(?::varchar[]) as v, unnest(?::varchar[]) as id),"
         f" t as (select id, try_cast(v as {plan.field_type}) as t from g)"
@@ -80,12 +79,12 @@ def check_routes(lake: PooledLake, plan: ReadPlan, routes: Routes, ids: Sequence
     for first, second in rows:
         if second is None:
             raise RoutingError(
-                f"the routing_value of {first} is no {plan.field_type}, the type of {name}",
+                f"the routing_value of {first} is not a valid {plan.field_type}, the type of {name}",
                 hint="correct the value, or route by another column",
             )
         raise RoutingError(
             f"the routing values of {first} and {second} are the same {plan.field_type}",
-            hint="give each destination a value of its own",
+            hint="give each destination a different value",
         )
 
 
@@ -98,11 +97,11 @@ def read_routed(
     want_unknown: bool = False,
 ) -> tuple[str, ReadReport]:
     """
-    Read the plan into a relation of the pool's engine; its name, and what was seen.
+    Read the plan into a relation of the pool's engine; returns its name and a report.
 
-    Rows of lake snapshots after `count_after` that belong to nobody are counted; None counts none.
-    A session that was attached before the source flushed its inlined rows may look for them where they were: what
-    fails is tried once more with a new one.
+    Rows of lake snapshots after `count_after` that belong to no destination are counted; None counts none.
+    A session that was attached before the source flushed inlined rows may look for them in the old place.  A failed
+    read is therefore retried once with a new session.
     """
     name = f"routed_{next(_numbers)}"
     try:
@@ -138,11 +137,11 @@ def _read_routed(
             f" where t.d is null or {'true' if plan.scan else 's > t.cursor'}"
         )
         con.execute(f"create or replace table {name} as {routed.format(_nothing(plan))}")
-        with lake.transaction():  # nobody merges files between the question for merged ones and the reads
+        with lake.transaction():  # no merge can happen between the check for merged files and the reads
             for selected in _reads(lake, plan):
                 lake.execute(f"insert into {name} {routed.format(selected)}", doing="reading the source")
         if not plan.scan:
-            # What expired while we read may be missing from it.
+            # Lake snapshots that expired during the read may be missing from it.
             source.refuse_gap(plan.start, plan.end)
         source.refuse_other_history(plan.end, plan.stamp)
         [[report.rows]] = con.execute(f"select count(*) from {name}").fetchall()
@@ -169,9 +168,9 @@ def _read_routed(
 
 
 def chunks(pool: LakePool, name: str, plan: ReadPlan, bucket: int) -> Iterator[tuple[bytes, int]]:
-    """The rows of a bucket as Arrow streams of a few megabytes and how many they have, sorted by destination."""
+    """The rows of a bucket, sorted by destination, as Arrow streams of a few megabytes with their numbers of rows."""
     con = pool.con.cursor()
-    con.execute("set arrow_lossless_conversion = true")  # values keep their type on their way through Arrow
+    con.execute("set arrow_lossless_conversion = true")  # values keep their types in Arrow
     cells = ", ".join(f"{sent(c.type, f'c{i}')} as c{i}" for i, c in enumerate(plan.source.columns))
     with lake_errors("handing out changes"):
         reader = con.execute(
@@ -194,7 +193,7 @@ def _streams(batch: pa.RecordBatch) -> Iterator[tuple[bytes, int]]:
 
 
 def _reads(lake: PooledLake, plan: ReadPlan) -> Iterator[str]:
-    """The selects of (s, r, op, c0, c1, …), of which each change has its lake snapshot."""
+    """Queries for (s, r, op, c0, c1, …), in which each change has its own lake snapshot."""
     for read in plan.reads:
         if plan.scan:
             source = f"{lake.table(read.table)} at (version => {plan.end})"
@@ -218,7 +217,7 @@ def _changes(lake: PooledLake, plan: ReadPlan, read: RunRead, run: Run) -> str:
     if not run.removes:
         return _select("true", side(lake, read.table, "insertions", run, added))
     if not plan.keys:
-        # What an update leaves is no new row.
+        # The new version of an updated row is not an inserted row.
         refuse_merged_updates(lake, read.table, read.table_id, run)
         removed = side(lake, read.table, "deletions", run, "")
         return _select("true", side(lake, read.table, "insertions", run, added)) + (
@@ -241,14 +240,18 @@ def _cells(cells: Iterable[str]) -> str:
 
 
 def _removed_cells(plan: ReadPlan, read: RunRead) -> str:
-    """What there is to know of a row that is gone: where it belonged."""
+    """The cells of a removed row, as far as they are needed: routing value and key."""
     wanted = {plan.field, *plan.keys}
     columns = zip(read.cells, plan.source.columns, strict=True)
     return _cells(cell if i in wanted else f"null::{c.type}" for i, (cell, c) in enumerate(columns))
 
 
 def _still_there(lake: PooledLake, read: RunRead) -> str:
-    """What was added and is there at the run's end, for want of places by which to tell what was removed at once."""
+    """
+    A query for the added rows that still exist at the run's end.
+
+    It is used if rows have no place in a file by which to recognize those that were removed at once.
+    """
     added = side(lake, read.table, "insertions", read.run, "")
     newest = f"select aqueduck_r, max(aqueduck_s) as aqueduck_s from ({added}) group by aqueduck_r"
     rows = f"select *, rowid as aqueduck_r from {lake.table(read.table)} at (version => {read.run.last})"
@@ -259,7 +262,7 @@ def _still_there(lake: PooledLake, read: RunRead) -> str:
 
 
 def _expected(con: duckdb.DuckDBPyConnection, lake: PooledLake, plan: ReadPlan, name: str) -> dict[int, int]:
-    """How many rows the source has for each destination at the plan's end."""
+    """The number of rows in the source for each destination at the plan's end."""
     field = ident(plan.source.columns[plan.field].name)
     counted = con.execute(
         f"with rows_of as (select {field} as v from {lake.table(plan.table)} at (version => {plan.end}))"

@@ -1,8 +1,8 @@
 """
-The source of a fan-out, asked through its catalog: which lake snapshots there are and how to read them.
+Plan reads of a fan-out's source from its catalog.
 
-`SourceLake` knows the newest lake snapshot, the table as it was at any of them, what has expired, and which runs
-of lake snapshots hold changes.  `ReadPlan` is that as plain data; `lake_changes` reads it in a worker.
+`SourceLake` finds the newest lake snapshot, the table at any of them, expired ones, and the runs of lake snapshots
+that have changes.  A `ReadPlan` has the result as plain data; `lake_changes` reads it in a worker.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ __all__ = ["ReadPlan", "RunRead", "SourceLake", "split_plan"]
 
 @dataclass(frozen=True, slots=True)
 class RunRead:
-    """A run, with the table's name and its columns as they were at the run's end."""
+    """A run of lake snapshots, with the table's name and columns at the run's end."""
 
     run: Run
     table: TableName
     cells: tuple[str, ...]
-    """For each column of the plan, the expression that gives its value."""
+    """The expression for each column of the plan."""
     table_id: int
     placed: bool = True
-    """Whether DuckLake tells where rows are; a column named like one of `PLACES` hides it."""
+    """Whether DuckLake shows a row's file and place in it; a column with a name of `PLACES` hides them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +55,22 @@ class ReadPlan:
     field: int
     keys: tuple[int, ...]
     start: int
-    """Destinations at this cursor miss nothing of the range."""
+    """A destination with this cursor needs exactly the changes of the range."""
     end: int
     table: TableName
     """The table's name at `end`."""
     reads: tuple[RunRead, ...]
     scan: bool = False
-    """Read the rows that are there at `end`, not changes."""
+    """Read the rows at `end` instead of changes."""
     stamp: int | None = None
-    """Of `end`: when the source made it, in microseconds; with the id it tells one history of a lake from another."""
+    """When the source created the lake snapshot `end`, in microseconds; id and stamp identify one history of a lake."""
     strict: bool = False
     """
-    Upkeep of the source fell into the range.  DuckLake then dates some removals too early, so that destinations
-    replace every key that was touched.
+    Whether upkeep of the source happened in the range.  DuckLake then dates some removals too early, so destinations
+    replace every touched key.
     """
     counted: bool = False
-    """Destinations count their rows before they commit, and are seeded again if the source has another number."""
+    """Whether destinations count their rows before they commit, and are re-seeded if the source has another number."""
 
     @property
     def field_type(self) -> str:
@@ -78,13 +78,13 @@ class ReadPlan:
 
 
 class SourceLake:
-    """The source's catalog, asked through a session of its own."""
+    """Queries the source's catalog through one session."""
 
     def __init__(self, lake: PooledLake, table: TableName, *, key: str = "source.table") -> None:
         self._lake = lake
         self._table = table
         self._key = key
-        """Where the table's name stands in the file."""
+        """The configuration key that has the table's name."""
 
     def latest(self) -> int:
         """The newest lake snapshot."""
@@ -92,7 +92,7 @@ class SourceLake:
         return int(snapshot)
 
     def stamps(self, snapshots: Iterable[int]) -> dict[int, int]:
-        """When lake snapshots were made, in microseconds since the Unix epoch; those that are there."""
+        """The creation times of those lake snapshots that exist, in microseconds since the Unix epoch."""
         rows = self._ask(
             "select snapshot_id, epoch_us(snapshot_time::timestamptz)"
             f" from {self._lake.metadata}.ducklake_snapshot where snapshot_id in ({', '.join(map(str, snapshots))})"
@@ -101,23 +101,27 @@ class SourceLake:
 
     def refuse_stale_session(self, snapshot: int) -> None:
         """
-        Raise if this session saw another history of the lake, of which it remembers tables; remember that of `snapshot`.
+        Raise if this session cached tables of another history of the lake; otherwise remember the history of `snapshot`.
 
-        A session that fails is thrown away, so that the next one asks again.
+        A session that fails is discarded, so the next one reads the tables again.
         """
         before, seen = self._lake.memory.get("history", (snapshot, None))
         found = self.stamps({before, snapshot})
         if seen not in (None, found.get(before)):
-            raise LakeWriteError("the source lake was put back", table=self._table.qualified)
+            raise LakeWriteError(
+                "the source lake was restored to an earlier state", table=self._table.qualified
+            )
         self._lake.memory["history"] = snapshot, found.get(snapshot)
 
     def refuse_other_history(self, snapshot: int, stamp: int | None) -> None:
         """Raise if the lake snapshot is no longer the one with this stamp."""
         if stamp is not None and self.stamps([snapshot]).get(snapshot) != stamp:
-            raise LakeWriteError("the source lake was put back meanwhile", table=self._table.qualified)
+            raise LakeWriteError(
+                "the source lake was restored to an earlier state meanwhile", table=self._table.qualified
+            )
 
     def last_touch(self, since: int, latest: int) -> int:
-        """The last lake snapshot after `since` that may have touched the table, or that has expired; `since` if there is none."""
+        """The last lake snapshot after `since` that may have changed the table or has expired; `since` if there is none."""
         table_id, _ = self._identity(latest)
         rows = self._ask(
             f"select snapshot_id, changes_made from {self._lake.metadata}.ducklake_snapshot_changes"
@@ -131,7 +135,7 @@ class SourceLake:
         return last
 
     def _identity(self, snapshot: int) -> tuple[int, str]:
-        """The table's id, and its uuid, at a lake snapshot."""
+        """The table's id and uuid at a lake snapshot."""
         meta = self._lake.metadata
         rows = self._ask(
             f"select t.table_id, t.table_uuid::varchar from {meta}.ducklake_table t"
@@ -149,9 +153,9 @@ class SourceLake:
         return int(rows[0][0]), rows[0][1]
 
     def table_at(self, snapshot: int) -> tuple[int, int, SourceTable]:
-        """The table at a lake snapshot: its id, the lake snapshot that made it, and what it looks like."""
+        """The table at a lake snapshot: its id, the lake snapshot that created it, and its columns."""
         table_id, uuid = self._identity(snapshot)
-        # A rename leaves the id and begins a new row of the catalog.
+        # A rename keeps the id and adds a new row to the catalog.
         [[made]] = self._ask(
             f"select min(begin_snapshot) from {self._lake.metadata}.ducklake_table where table_id = {table_id}"
         )
@@ -182,7 +186,7 @@ class SourceLake:
         """
         Raise if a lake snapshot from `cursor` to `end` has expired.
 
-        That of the cursor is needed too: files that were removed right after it went with it.
+        The cursor's own lake snapshot is needed too: its expiry removes the files that were dropped right after it.
         """
         [[count]] = self._ask(
             f"select count(*) from {self._lake.metadata}.ducklake_snapshot"
@@ -196,18 +200,18 @@ class SourceLake:
             )
 
     def refuse_unreadable(self, table_id: int, start: int, end: int) -> None:
-        """Raise if changes after `start` are not known any more: expired, or made under a name that DuckLake needs."""
+        """Raise if changes after `start` cannot be read: they expired, or a column had a name that DuckLake reserves."""
         self.refuse_gap(start, end)
         last = self._reserved_until(table_id, end)
         if last > start:
             raise SourceExpiredError(
                 f"until lake snapshot {last} the table had a column named {', '.join(RESERVED[:-1])} or {RESERVED[-1]}",
-                hint="such a name hides what DuckLake says of a change; start after it",
+                hint="such a name hides DuckLake's description of a change; start after it",
                 table=self._table.qualified,
             )
 
     def _reserved_until(self, table_id: int, end: int) -> int:
-        """The last lake snapshot before `end` at which a column had a name that DuckLake's change functions need."""
+        """The last lake snapshot before `end` at which a column had a name that DuckLake's change functions use."""
         [[last]] = self._ask(
             f"select coalesce(max(end_snapshot), 0) - 1 from {self._lake.metadata}.ducklake_column"
             f" where table_id = {table_id} and parent_column is null and end_snapshot <= {end}"
@@ -216,7 +220,7 @@ class SourceLake:
         return int(last)
 
     def readable_from(self, end: int) -> int:
-        """The oldest lake snapshot from which everything up to `end` can still be read."""
+        """The oldest lake snapshot from which all changes up to `end` can still be read."""
         rows = self._ask(
             f"select snapshot_id from {self._lake.metadata}.ducklake_snapshot"
             f" where snapshot_id <= {end} order by snapshot_id desc"
@@ -229,7 +233,7 @@ class SourceLake:
         return max(first, self._reserved_until(self.table_at(end)[0], end))
 
     def seconds_at(self, snapshot: int) -> float | None:
-        """When a lake snapshot was made, in seconds since the Unix epoch."""
+        """The creation time of a lake snapshot, in seconds since the Unix epoch."""
         rows = self._ask(
             f"select epoch(snapshot_time::timestamptz) from {self._lake.metadata}.ducklake_snapshot"
             f" where snapshot_id = {snapshot}"
@@ -237,7 +241,7 @@ class SourceLake:
         return float(rows[0][0]) if rows else None
 
     def plan(self, field: str, keys: Sequence[str], start: int, end: int) -> ReadPlan:
-        """How to read the changes after `start` up to and with `end`."""
+        """A plan to read the changes after `start` up to and including `end`."""
         table_id, made, source = self.table_at(end)
         source.refuse_reserved_names()
         reads, upkeep = self.reads(table_id, made, source, start, end)
@@ -248,7 +252,7 @@ class SourceLake:
     def reads(
         self, table_id: int, made: int, source: SourceTable, start: int, end: int
     ) -> tuple[list[RunRead], bool]:
-        """What to read of a range to have `source`'s columns, and whether upkeep of the files fell into it."""
+        """The reads of a range that produce the columns of `source`, and whether upkeep of files happened in it."""
         self.refuse_unreadable(table_id, start, end)
         meta = self._lake.metadata
         changes = self._ask(
@@ -267,7 +271,7 @@ class SourceLake:
         return reads, had_upkeep(done, table_id)
 
     def plan_scan(self, field: str, keys: Sequence[str], at: int) -> ReadPlan:
-        """How to read the whole table as it was at a lake snapshot."""
+        """A plan to read the whole table at a lake snapshot."""
         table_id, _, source = self.table_at(at)
         read = RunRead(Run(at, at), *self._cells(table_id, source, at))
         return self._plan(source, field, keys, at, at, (read,), scan=True)
@@ -301,7 +305,7 @@ class SourceLake:
         )  # fmt: skip
 
     def _altered(self, table_id: int) -> set[int]:
-        """The lake snapshots from which on the table has another name or other columns."""
+        """The lake snapshots at which the table's name or columns changed."""
         meta = self._lake.metadata
         where = f"where table_id = {table_id}"
         rows = self._ask(
@@ -314,7 +318,7 @@ class SourceLake:
     def _cells(
         self, table_id: int, source: SourceTable, at: int
     ) -> tuple[TableName, tuple[str, ...], int, bool]:
-        """What there is to know of a `RunRead` whose run ends at the lake snapshot."""
+        """The fields of a `RunRead` whose run ends at the lake snapshot."""
         table, columns = self._columns_at(table_id, at)
         then = {column.id: column for column in columns}
         cells = tuple(cell(then.get(column.id), column) for column in source.columns)
@@ -325,7 +329,7 @@ class SourceLake:
 
 
 def split_plan(plan: ReadPlan, parts: int) -> list[ReadPlan]:
-    """The plan as several that together read the same, for tasks beside each other."""
+    """Split the plan into several that together read the same, for parallel tasks."""
     pieces: list[list[RunRead]] = [[] for _ in range(parts)]
     snapshots = [(read, s) for read in plan.reads for s in range(read.run.first, read.run.last + 1)]
     if plan.scan or plan.strict or len(snapshots) < 2:
@@ -341,7 +345,7 @@ def split_plan(plan: ReadPlan, parts: int) -> list[ReadPlan]:
 
 
 def _tree(parts: Sequence[tuple[Any, ...]], parent: int | None = None) -> tuple[SourceColumn, ...]:
-    """Rows of the catalog's columns as columns with their fields."""
+    """Convert rows of the catalog's table of columns to columns with their fields."""
     return tuple(
         SourceColumn(int(number), name, kind, default, _tree(parts, number))
         for above, number, name, kind, default in parts

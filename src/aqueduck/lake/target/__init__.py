@@ -1,1 +1,1 @@
-"""What is done to one target table inside an open lake transaction, and what the table has to look like."""
+"""Target tables: create, check, alter and write one inside an open lake transaction."""

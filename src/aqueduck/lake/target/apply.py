@@ -1,9 +1,9 @@
 """
-What is done to one target table inside an open lake transaction.
+Write to one target table inside an open lake transaction.
 
-Small pieces, in the order in which `commit` calls them: make or check the target, empty it, fetch
-cells that only it has, delete keys, insert rows or add files.  Few rows are inlined in the catalog;
-many go into a file under our own name, so that a crash leaves nothing that `orphans` does not know.
+The functions are in the order in which `commit` calls them: create or check the target, empty it, fetch
+cells that only it has, delete keys, insert rows or add files.  A few rows are inlined in the catalog.
+Many rows go into a file with a name of ours, so that `orphans` finds it after a crash.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 def ensure_target(
     session: LakeSession, target: TableName, schema: TableSchema, mode: TableMode = UPSERT
 ) -> None:
-    """Make the target if it is missing; refuse one that has other columns."""
+    """Create the target if it is missing; refuse one with other columns."""
     make_target(session, target, schema, mode)
     check_target(session, target, schema, mode)
 
@@ -54,7 +54,7 @@ def ensure_target(
 def make_target(
     session: LakeSession, target: TableName, schema: TableSchema, mode: TableMode = UPSERT
 ) -> None:
-    """Make the target if it is missing; refuse a table of others."""
+    """Create the target if it is missing; refuse a table that Aqueduck did not create."""
     refuse_names(target, schema, mode)
     if refuse_foreign_target(session, target):
         return
@@ -75,10 +75,10 @@ def check_target(
     session: LakeSession, target: TableName, schema: TableSchema, mode: TableMode = UPSERT
 ) -> None:
     """
-    Raise if the target's columns are not the source's and the mode's; asked once per session and schema.
+    Raise if the target lacks columns of the source or the mode; checked once per session and schema.
 
-    They may be wider: types become so before the batch that calls for it.  Where more is kept than the source has, or by several
-    sources, there may be others.
+    A column may be wider than in the source, because types are widened before the batch that needs it.  The target
+    may have more columns if its mode keeps dropped ones or if several sources fill it.
     """
     if session.memory.targets.get(target) == (schema, mode):
         return
@@ -98,7 +98,7 @@ def check_target(
 
 
 def _expected(schema: TableSchema, mode: TableMode) -> dict[str, str]:
-    """Types of the target's columns, by their names in lower case."""
+    """Types that the target's columns should have, by name in lower case."""
     own = {name.lower(): kind for name, kind in mode.columns}
     return {c.name.lower(): lake_type(c) for c in schema.columns} | own
 
@@ -114,7 +114,7 @@ def _refuse_names_of_the_mode(target: TableName, schema: TableSchema, mode: Tabl
     for column in schema.columns:
         if column.name.lower() in own:
             raise SchemaChangeError(
-                f"the column {column.name} of {schema.qualified} has a name that the mode {mode.name} needs",
+                f"the column {column.name} of {schema.qualified} has a name that the mode {mode.name} reserves",
                 hint="rename the column, or choose another mode or source_column",
                 table=target.qualified,
             )
@@ -126,15 +126,15 @@ def _refuse_names_that_differ_by_case(target: TableName, schema: TableSchema) ->
         other = seen.setdefault(column.name.lower(), column.name)
         if other != column.name:
             raise SchemaChangeError(
-                f"the columns {other} and {column.name} of {schema.qualified} differ by case only,"
-                " which a lake cannot hold",
+                f"the columns {other} and {column.name} of {schema.qualified} differ only in case,"
+                " which a lake does not support",
                 hint="rename one of them",
                 table=target.qualified,
             )
 
 
 def empty_target(session: LakeSession, target: TableName, schema: TableSchema) -> bool:
-    """The target without rows and with these columns, for a new copy; whether it was made anew, as its columns were others."""
+    """Empty the target for a new copy; if its columns differ from `schema`, recreate it and return True."""
     if stored_columns(session, target) != _expected(schema, UPSERT):
         session.execute(f"drop table {lake_table(target)}", doing="making the target", table=target.qualified)
         session.memory.targets.pop(target, None)
@@ -153,7 +153,7 @@ def apply_fold(
     group: str | None = None,
     mode: TableMode = UPSERT,
 ) -> None:
-    """The net effect of a run that was folded on this session's connection."""
+    """Write the net effect of a run that was folded on this session's connection."""
     with lake_errors("folding a batch", table=target.qualified):
         session.con.execute(f"create or replace temp table aqueduck_rows as {fold.upserts}")
         if fold.deletes is not None:
@@ -183,7 +183,7 @@ def apply_files(
     group: str | None = None,
     mode: TableMode = UPSERT,
 ) -> None:
-    """The net effect of a run that Spark tasks folded into files."""
+    """Write the net effect of a run that Spark tasks folded into files."""
     if patches:
         fetch_patches(session, target, schema, f"read_parquet({string_list(patches)})", mode)
     if deletes:
@@ -198,7 +198,7 @@ def apply_files(
 def fetch_patches(
     session: LakeSession, target: TableName, schema: TableSchema, patches: str, mode: TableMode = UPSERT
 ) -> None:
-    """Rows whose missing cells are read from the target, kept aside until the old rows are gone."""
+    """Read the missing cells of patches from the target into a temporary table, before the old rows are deleted."""
     if filters_rows(schema):
         [[lost]] = session.execute(
             f"select count(*) from {patches} p anti join {lake_table(target)} t"
@@ -223,7 +223,7 @@ def fetch_patches(
 def delete_keys(
     session: LakeSession, target: TableName, schema: TableSchema, keys: str, among: str = "true"
 ) -> None:
-    """Remove the rows whose key is in the relation `keys` (k0, k1, …), of those for which `among` holds."""
+    """Delete the rows whose key is in the relation `keys` (k0, k1, …) and that satisfy `among`."""
     if not schema.key:
         delete_rows(session, target, schema, keys, among)
         return
@@ -236,7 +236,7 @@ def delete_keys(
 
 
 def insert_rows(session: LakeSession, target: TableName, rows: str, *, group: str | None = None) -> None:
-    """Insert a table's rows, by the names of its columns."""
+    """Insert rows into a table, matching columns by name."""
     [[count]] = session.execute(f"select count(*) from {rows}")
     if count == 0:
         return
@@ -258,7 +258,7 @@ def insert_rows(session: LakeSession, target: TableName, rows: str, *, group: st
 def add_files(
     session: LakeSession, target: TableName, paths: Sequence[str], mode: TableMode = UPSERT
 ) -> None:
-    """Make Parquet files that are in place part of the table."""
+    """Add Parquet files to the table; the files stay where they are."""
     if not paths:
         return
     missing = "" if mode.plain else ", allow_missing => true"
@@ -271,7 +271,7 @@ def add_files(
 
 
 def _same_key(schema: TableSchema, other: str) -> str:
-    """Whether a row `t` has the key in `other`0, `other`1, …."""
+    """The condition that row `t` has the key in `other`0, `other`1, …."""
     return " and ".join(
         _same_value(schema.columns[k], f"t.{ident(schema.columns[k].name)}", f"{other}{i}")
         for i, k in enumerate(schema.key_indexes)
@@ -280,5 +280,5 @@ def _same_key(schema: TableSchema, other: str) -> str:
 
 def _same_value(column: Column, one: str, other: str) -> str:
     kind = lake_type(column)
-    # A NaN in a numeric key is NULL in the lake, and must be found again.
+    # A NaN in a numeric key is stored as NULL and must still match.
     return f"{one} is not distinct from {other}" if kind.startswith("DECIMAL") else equal(kind, one, other)

@@ -1,10 +1,10 @@
 """
-Change a target's columns as the source's changed: what to do, and doing it.
+Alter a target's columns after the source's columns changed: plan the steps and execute them.
 
-`plan_changes` is pure: from the columns that a target was made for, and those that the next run of changes
-has, to a list of steps.  A column is told from another by its number in the source's catalog, which survives a
-rename, where it is known; the stream itself only has names.  Steps run inside the transaction that applies the run,
-but for wider types: see `widen`.
+`plan_changes` is pure: it compares the columns that a target was made for with those of the next run
+and returns a list of steps.  It identifies a column by its number in the source's catalog if the number is known,
+because the number survives a rename; the stream itself has only names.  Steps run inside the transaction that
+applies the run, except for wider types: see `widen`.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class Step:
     kind: Literal["add", "drop", "rename", "widen"]
     column: Column
     before: str = ""
-    """The name before a rename; for a wider type, the name that the target has when the batch begins."""
+    """The old name of a renamed column; for a wider type, the target's name for the column when the batch begins."""
 
 
 def same_columns(one: TableSchema, other: TableSchema) -> bool:
     """
-    Whether a target made for the one fits the other, which is later, with the rows that it has.
+    Whether a target with the columns of `one` can take rows of the later version `other` without a change.
 
-    Order does not matter, numbers do where both are known.
+    The order of columns does not matter; their numbers must be equal if both are known.
     """
     if len(one.columns) != len(other.columns):
         return False
@@ -73,19 +73,19 @@ def _maybe_same_number(one: Column, other: Column) -> bool:
 
 def plan_changes(old: TableSchema, new: TableSchema) -> list[Step]:
     """
-    Steps from the columns of `old` to those of `new`; raises where only a new copy helps.
+    Steps from the columns of `old` to those of `new`; raises if the table must be re-copied.
 
-    Drops come first, then renames, then what is new: a name may be free only after the step before.
+    Drops come first, then renames, then additions, because each step may free a name for the next.
     """
     if not new.columns:
         raise SchemaChangeError(
-            "the source table has no columns any more",
+            "the source table no longer has any columns",
             hint=f"add columns, then: aqueduck tables resync -c FILE {TableName(new.schema, new.name)}",
             table=new.qualified,
         )
     if any(c.number == UNCLEAR for c in new.columns):
         raise ResyncNeededError(
-            "columns went and others came in their place, and it is not clear any more which of them these changes are about",
+            "columns were replaced by others, and it is no longer known to which of them these changes belong",
             table=new.qualified,
         )
     kept, renamed = _matched(old, new)
@@ -105,14 +105,14 @@ def plan_changes(old: TableSchema, new: TableSchema) -> list[Step]:
                 steps.append(Step("widen", column, was.name))
             elif not keeps_values(was, column):
                 raise ResyncNeededError(
-                    f"the type of {column.name} changed, and its values may have changed with it",
+                    f"the type of {column.name} changed, which may have changed its values",
                     table=new.qualified,
                 )
     return steps
 
 
 def _matched(old: TableSchema, new: TableSchema) -> tuple[set[str], dict[str, str]]:
-    """Columns of `old` that keep their name, and those that get another one."""
+    """Columns of `old` that keep their name, and renamed ones with their new name."""
     after = {c.name: c for c in new.columns}
     kept = {c.name for c in old.columns if c.name in after and _maybe_same_number(c, after[c.name])}
     lost = [c for c in old.columns if c.name not in kept]
@@ -123,7 +123,8 @@ def _matched(old: TableSchema, new: TableSchema) -> tuple[set[str], dict[str, st
         if same:
             renamed[column.name] = same[0].name
     for column in lost:
-        # A name that the catalog does not know any more: the same place and type is a rename, as a new column comes last.
+        # The catalog no longer has this name.  A column at the same place with the same type is a rename,
+        # because a new column would come last.
         place = old.columns.index(column)
         other = new.columns[place] if len(new.columns) == len(old.columns) else None
         if column.name in renamed or other is None or other not in found or other.name in renamed.values():
@@ -134,7 +135,7 @@ def _matched(old: TableSchema, new: TableSchema) -> tuple[set[str], dict[str, st
 
 
 def _renames(wanted: dict[str, Column]) -> list[Step]:
-    """In an order in which each new name is free; where names are swapped, by way of another one."""
+    """Renames in an order in which each new name is free; swapped names go through a temporary name."""
     steps: list[Step] = []
     left = dict(wanted)
     while left:
@@ -152,14 +153,14 @@ def _renames(wanted: dict[str, Column]) -> list[Step]:
 def _addable(table: TableSchema, column: Column) -> Column:
     if column.computed:
         raise ResyncNeededError(
-            f"rows that were there before have values in the new column {column.name} that the stream does not bring",
+            f"existing rows have values in the new column {column.name} that the stream does not send",
             table=table.qualified,
         )
     return column
 
 
 def holds(stored: str, kind: str) -> bool:
-    """Whether a column of type `stored` takes any value of type `kind` as it is."""
+    """Whether a column of type `stored` can hold every value of type `kind` unchanged."""
     return stored == kind or stored in _WIDER.get(kind, ()) or _wider_decimal(kind, stored)
 
 
@@ -190,11 +191,11 @@ def _decimal(kind: str) -> tuple[int, int] | None:
 
 def wider_columns(old: TableSchema, versions: Sequence[TableSchema]) -> tuple[TableSchema, list[TableSchema]]:
     """
-    `old` with the types that its columns get on the way through the versions, where those are wider.
+    Give `old` and all versions the widest type that each column has in any of them.
 
-    The versions come back with them as well: a value that fits the narrower type fits the wider one.
+    A value of the narrower type also fits the wider one, so the versions need not keep the narrower type.
     """
-    names = [{c.name: c.name for c in old.columns}]  # of each version, and of `old`
+    names = [{c.name: c.name for c in old.columns}]  # for `old` and each version: its names to those of `old`
     wider: dict[str, Column] = {}
     current = old
     for version in versions:
@@ -219,7 +220,7 @@ def _with_types(schema: TableSchema, wider: Mapping[str, Column]) -> TableSchema
 
 
 def _with_type(column: Column, other: Column) -> Column:
-    """A column with the type of another, down to what lies below a domain."""
+    """A column with the type of another, including the base type of a domain."""
     return replace(
         other,
         name=column.name,
@@ -231,40 +232,40 @@ def _with_type(column: Column, other: Column) -> Column:
 
 
 def _last_name(renames: Sequence[tuple[str, str]], name: str) -> str:
-    """After all of them, in their order: names that are swapped go round in a ring."""
+    """The name after all renames, applied in order; swapped names are renamed several times."""
     for before, after in renames:
         name = after if name == before else name
     return name
 
 
 def stored_columns(session: LakeSession, target: TableName) -> dict[str, str]:
-    """Types of the target's columns, by their names in lower case."""
+    """Types of the target's columns, by name in lower case."""
     rows = session.execute(f"select column_name, column_type from (describe {lake_table(target)})")
     return {str(name).lower(): str(kind) for name, kind in rows}
 
 
 def widen(session: LakeSession, target: TableName, old: TableSchema, wider: TableSchema) -> None:
     """
-    Give columns wider types, in a transaction of their own that the caller has opened.
+    Widen the types of columns, in a separate transaction that the caller has opened.
 
-    It changes no value, so the lake shows the same state before and after.  In one transaction with inserts,
-    DuckLake 1.5.5 forgets the column's statistics and then prunes rows by those of later inserts.
+    No value changes, so the lake shows the same state before and after.  In one transaction with inserts,
+    DuckLake 1.5.5 loses the column's statistics and then prunes rows by the statistics of later inserts.
     """
     stored = stored_columns(session, target)
     for before, after in zip(old.columns, wider.columns, strict=True):
         kind = lake_type(after)
-        # Another source of the same target may have widened it before.
+        # Another source of the same target may have widened the column already.
         if lake_type(before) != kind and not holds(stored[before.name.lower()], kind):
             alter(session, target, f"alter column {ident(before.name)} set data type {kind}")
     session.memory.targets.pop(target, None)
 
 
 def evolve(session: LakeSession, target: TableName, steps: Sequence[Step]) -> None:
-    """All other steps, inside the transaction that applies what comes after them; wider types are there before."""
+    """Execute all steps but widening, inside the transaction that applies the run; `widen` ran before."""
     for step in steps:
         if step.kind == "widen":
             raise ResyncNeededError(
-                f"the type of {step.column.name} became wider right after the column had come",
+                f"the type of {step.column.name} was widened right after the column was added",
                 table=target.qualified,
             )
         name = ident(step.column.name)
@@ -280,7 +281,7 @@ def evolve(session: LakeSession, target: TableName, steps: Sequence[Step]) -> No
 
 
 def literal_value(session: LakeSession, column: Column, text: str) -> str:
-    """The value that rows from before have, as a literal: DuckLake takes no expressions there."""
+    """The default for existing rows as a literal, because DuckLake accepts no expression there."""
     [[value]] = session.execute(
         f"select {cast_sql(column, 'x')}::varchar from (select ? as x)", [text], doing="reading a default"
     )
@@ -288,7 +289,7 @@ def literal_value(session: LakeSession, column: Column, text: str) -> str:
 
 
 def alter(session: LakeSession, target: TableName, change: str) -> None:
-    """One change of the target's columns."""
+    """Execute one `alter table` on the target."""
     session.execute(
         f"alter table {lake_table(target)} {change}", doing="changing the columns", table=target.qualified
     )

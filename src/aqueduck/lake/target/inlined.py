@@ -1,8 +1,8 @@
 """
-Which rows the catalog itself holds: those that DuckLake inlined, dead ones included.
+Rows that DuckLake stores in the catalog instead of a file (inlined rows), including deleted ones.
 
-`inlining` says how many rows of a table may come there at a time.  Each thousand of them costs about a millisecond in
-every delete, so beyond a limit they are moved to a file.
+`inlining` sets how many rows a statement may inline.  Every thousand inlined rows add about a millisecond to
+each delete, so beyond a limit they are flushed to a file.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _RESERVED = {"row_id", "begin_snapshot", "end_snapshot"}
 @contextlib.contextmanager
 def inlining(session: LakeSession, target: TableName, *schemas: TableSchema | None) -> Iterator[None]:
     """
-    Inside, the limit of this target is in force; `schemas` are the columns that it has, and those that it gets.
+    Apply this target's limit for inlined rows inside the block; `schemas` are its columns before and after the block.
 
-    With some names of columns it is 0: inlined rows are in tables of the catalog, where DuckLake has columns of its own.
+    The limit is 0 if a column's name clashes with those of DuckLake in the catalog's tables of inlined rows.
     """
     reserved = _RESERVED | ({"rowid"} if session.kind == "sqlite" else set())
     names = {c.name.lower() for schema in schemas if schema is not None for c in schema.columns}
@@ -36,13 +36,13 @@ def inlining(session: LakeSession, target: TableName, *schemas: TableSchema | No
         try:
             yield
         finally:
-            # A transaction that failed takes no statement any more; the next one begins with the lake's limit.
+            # A failed transaction accepts no more statements; the next one starts with the lake's limit.
             with contextlib.suppress(LakeError):
                 session.inline(before)
 
 
 def flush_where_due(session: LakeSession, targets: Iterable[TableName]) -> None:
-    """After a commit; a flush that fails is tried after the next one."""
+    """Flush inlined rows beyond the limit, after a commit; a failed flush is retried after the next commit."""
     for target in targets:
         if session.memory.inlined_rows.get(target, 0) <= ROWS_MAX:
             continue
@@ -57,7 +57,7 @@ def flush_where_due(session: LakeSession, targets: Iterable[TableName]) -> None:
 
 
 def count_inlined(session: LakeSession, targets: Iterable[TableName]) -> None:
-    """Ask the catalog how many rows it holds; for the first commit of a session."""
+    """Read from the catalog how many rows it holds; needed once, before a session's first commit."""
     for target in targets:
         tables = session.execute(
             f"select i.table_name from {METADATA}.ducklake_inlined_data_tables i"

@@ -1,9 +1,9 @@
 """
-Columns of targets that keep more than a copy of one source: nothing is dropped, and nothing is narrowed.
+Column changes of targets that keep old rows or have several sources: no column is dropped or narrowed.
 
-A column that the source drops stays for the rows that have it.  If its name is taken again, or its type
-becomes one that it cannot hold, it is *set aside* under another name.  Where several sources share the target, a rename
-is a new column and a move of this source's values.  Steps come from `evolve.plan_changes`, as for every target.
+A column that the source drops stays for the rows that have values in it.  If its name is used again, or if its new
+type cannot hold the old values, it is *set aside* under another name.  If several sources share the target, a rename
+adds a column and moves this source's values to it.  The steps come from `evolve.plan_changes`, as for every target.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["fit_columns", "keep_columns"]
 
 
 def keep_columns(session: LakeSession, target: TableName, steps: Sequence[Step], mode: TableMode) -> None:
-    """Follow the source's columns, inside the transaction that applies what comes after the change."""
+    """Apply the source's column changes, inside the transaction that applies the next run."""
     for step in steps:
         if step.kind == "add":
             _add(session, target, step.column, mode)
@@ -31,14 +31,14 @@ def keep_columns(session: LakeSession, target: TableName, steps: Sequence[Step],
             _rename(session, target, step, mode)
         elif step.kind == "widen":
             raise ResyncNeededError(
-                f"the type of {step.column.name} became wider right after the column had come",
+                f"the type of {step.column.name} was widened right after the column was added",
                 table=target.qualified,
             )
     session.memory.targets.pop(target, None)
 
 
 def fit_columns(session: LakeSession, target: TableName, schema: TableSchema, mode: TableMode) -> None:
-    """Inside a transaction: make room for a new copy with these columns; no row changes."""
+    """Inside a transaction: add or set aside columns so that a copy with these columns fits; no row changes."""
     stored = stored_columns(session, target)
     for column in schema.columns:
         kind, found = lake_type(column), stored.get(column.name.lower())
@@ -53,12 +53,12 @@ def fit_columns(session: LakeSession, target: TableName, schema: TableSchema, mo
 
 
 def _add(session: LakeSession, target: TableName, column: Column, mode: TableMode) -> None:
-    """A new column; rows from before have its default, but not those of other sources."""
+    """Add a column; existing rows of this source get its default, rows of other sources do not."""
     name, kind = ident(column.name), lake_type(column)
     found = stored_columns(session, target).get(column.name.lower())
     value = "null" if column.missing is None else literal_value(session, column, column.missing)
     if mode.source_column is None:
-        if found is not None:  # of a column that was dropped before
+        if found is not None:  # the source dropped a column of this name earlier
             _set_aside(session, target, column, mode)
         default = "" if column.missing is None else f" default {value}"
         alter(session, target, f"add column {name} {kind}{default}")
@@ -95,7 +95,7 @@ def _set(session: LakeSession, target: TableName, values: str, where: str, mode:
 
 
 def _set_aside(session: LakeSession, target: TableName, column: Column, mode: TableMode) -> None:
-    """Free the name of a column whose values stay."""
+    """Rename a column to free its name; its values stay."""
     stored = stored_columns(session, target)
     if mode.source_column is not None:
         raise _conflict(target, column, stored[column.name.lower()])
@@ -107,7 +107,7 @@ def _set_aside(session: LakeSession, target: TableName, column: Column, mode: Ta
 
 def _conflict(target: TableName, column: Column, found: str) -> SchemaChangeError:
     return SchemaChangeError(
-        f"the column {column.name} is {lake_type(column)} here, and {found} in the target that other sources fill as well",
-        hint="make the types equal in all sources, or give this table a target of its own",
+        f"the column {column.name} is {lake_type(column)} here but {found} in the target, which other sources fill too",
+        hint="use the same type in all sources, or give this table its own target",
         table=target.qualified,
     )

@@ -1,8 +1,8 @@
 """
-What a lake table has to be by itself, whatever its source says: what no comparison of present rows can see.
+Consistency checks of a lake table on its own, for errors that a comparison of present rows cannot find.
 
-A log names each change once, a version ends after it begins, a row that is gone says when, and rows of a target that
-several sources fill belong to one of them.  Numbers of rows and our own words only, never values.
+A log has each change once.  A version ends after it begins.  A deleted row has the time of its deletion.  In a target
+with several sources, each row belongs to one of them.  A finding has a number of rows and a fixed text, never values.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COUNTS = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Rows that should not be as they are."""
+    """A violated rule and the number of rows that violate it."""
 
     rows: int
     what: str
@@ -47,7 +47,7 @@ class Finding:
 def check_mode(
     session: LakeSession, target: TableName, version: int, mode: TableMode, sources: Collection[str]
 ) -> list[Finding]:
-    """What is wrong with a table at a lake snapshot; `sources` are the values of those who fill it."""
+    """Check a table at a lake snapshot; `sources` are the valid values of the source column."""
     table = f"(from {lake_table(target)} at (version => {int(version)})) as t"
     found = []
     with session.reading() as con, lake_errors("checking the target", table=target.qualified):

@@ -1,8 +1,8 @@
 """
-Rows of a target, by mode: which are a source's own, which show its present state, and how they end.
+Rows of a target, by mode: which rows belong to a source, which are current, and how rows end.
 
-Pieces of SQL and the few statements that differ from mode to mode, inside an open lake transaction.  What becomes of
-changes is in `fold_modes`; how all of it is put together in `apply` and `landing`.
+Conditions and the few statements that depend on the mode, for use inside an open lake transaction.  `fold_modes`
+turns changes into rows; `apply` and `copy_commit` use both.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ _END = {
 
 
 def own_rows(mode: TableMode) -> str:
-    """The condition that a row of the target, `t`, is of this source."""
+    """The condition that row `t` of the target belongs to this source."""
     if mode.source_column is None or mode.source_value is None:
         return "true"
     return f"t.{ident(mode.source_column)} = {literal(mode.source_value)}"
 
 
 def current_rows(mode: TableMode) -> str:
-    """The condition that a row of the target, `t`, is of this source and has not ended."""
+    """The condition that row `t` of the target belongs to this source and has not ended."""
     return f"{own_rows(mode)} and {_CURRENT.get(mode.name, 'true')}"
 
 
 def source_tag(mode: TableMode) -> str:
-    """What a list of columns needs besides, so that its rows are those of this source."""
+    """The source column for a select list, with a leading comma; empty if the target has one source."""
     if mode.source_column is None or mode.source_value is None:
         return ""
     return f", {literal(mode.source_value)} as {ident(mode.source_column)}"
 
 
 def end_rows(session: LakeSession, target: TableName, same_key: str, mode: TableMode, ends: str) -> None:
-    """Rows whose key is in `ends` (k0, …, ended_at) end then; `same_key` compares a row `t` with a key `k`."""
+    """End the rows whose key is in `ends` (k0, …, ended_at); `same_key` is the condition that row `t` has key `k`."""
     ended = session.execute(
         f"update {lake_table(target)} as t set {_END[mode.name].format(at='k.ended_at')} from {ends} as k"
         f" where {same_key} and {current_rows(mode)}",
@@ -71,7 +71,7 @@ def end_rows(session: LakeSession, target: TableName, same_key: str, mode: Table
 
 
 def truncate_target(session: LakeSession, target: TableName, mode: TableMode, truncate: SegmentRef) -> None:
-    """All rows of the source go or end; a log has it as an event."""
+    """Delete or end all rows of the source, by mode; `append` writes a truncate event instead."""
     doing = {"doing": "emptying the target", "table": target.qualified}
     if mode.name == "append":
         event = ("truncate", truncate.commit_lsn, truncate.commit_ts, change_seq(str(truncate.seq)))
@@ -89,7 +89,7 @@ def truncate_target(session: LakeSession, target: TableName, mode: TableMode, tr
 def tell_of_resync(
     session: LakeSession, target: TableName, mode: TableMode, position: int, time_us: int
 ) -> None:
-    """In a log: what comes next is a new copy, and what came before says nothing about the rows any more."""
+    """Write the `resync` event to a log: a new copy follows, and earlier events no longer describe the rows."""
     _write_event(session, target, mode, "resync", position, time_us, str(RESYNC_SEQ))
 
 
@@ -108,7 +108,7 @@ def _write_event(
 
 
 def _count_inlined(session: LakeSession, target: TableName, rows: int) -> None:
-    """Rows that were written again: few of them are in the catalog itself."""
+    """Count rows that were written, if there are so few that DuckLake inlined them."""
     if rows <= session.inline_rows:
         session.memory.inlined_rows[target] = session.memory.inlined_rows.get(target, 0) + rows
 
@@ -119,7 +119,7 @@ def has_rows(session: LakeSession, target: TableName, mode: TableMode) -> bool:
 
 
 def remove_target(session: LakeSession, target: TableName, mode: TableMode, uuid: str | None = None) -> None:
-    """Drop the target, unless it is a table of others; where other sources fill it as well, only remove the rows of this one."""
+    """Drop the target if Aqueduck made it; if other sources fill it too, delete only the rows of this source."""
     if not is_own(session, target) or not is_ours(session, target, uuid):
         log.warning("target not dropped: Aqueduck did not make it", table=target.qualified)
         return
@@ -137,10 +137,10 @@ def remove_target(session: LakeSession, target: TableName, mode: TableMode, uuid
 
 
 def present_rows(mode: TableMode, schema: TableSchema, relation: str) -> str:
-    """A query for the rows that the source has now, of all that `relation` (the target) keeps."""
+    """A query for those rows of `relation` (the target) that the source has now."""
     if mode.name != "append":
         return f"select t.* from {relation} as t where {current_rows(mode)}"
-    # What comes after the last event that voids all before it; then the last that each key saw.
+    # Of the events after the last truncate or resync, the last one of each key.
     place = "(t._commit_lsn, t._seq)"
     own = f"{relation} as t where {own_rows(mode)}"
     void = f"select max({place}) from {own} and _op in ('truncate', 'resync')"
@@ -151,7 +151,7 @@ def present_rows(mode: TableMode, schema: TableSchema, relation: str) -> str:
             f"select * from (select *, row_number() over (partition by {keys} order by place desc) as nth"
             f" from ({since})) where nth = 1 and _op <> 'delete'"
         )
-    # The whole row is the key, or stands for one: rows that came and went are counted.
+    # The whole row is the key: count how many copies of each row were inserted and deleted.
     cells = ", ".join(ident(c.name) for c in schema.columns)
     signs = "sum(case _op when 'delete' then -1 when 'update' then 0 else 1 end)"
     counted = f"select {cells}, {signs} as times from ({since}) group by all"
@@ -159,7 +159,7 @@ def present_rows(mode: TableMode, schema: TableSchema, relation: str) -> str:
 
 
 def copied_columns(mode: TableMode, position: int, time_us: int) -> str:
-    """What rows of a copy have besides the source's columns, for a list of columns."""
+    """The columns of the mode for rows of a copy, as part of a select list."""
     at, never = TIME.format(time_us), "cast(null as timestamptz)"
     values = {
         "append": ["'copy'", f"{position}::bigint", at, f"{COPIED_SEQ}::bigint", "cast(null as json)"],

@@ -1,9 +1,9 @@
 """
-What the lake has where a target should be: people drop, rename, replace and partition tables.
+Check that a target is still the table that we made: users drop, rename, replace and partition tables.
 
-A table is known by DuckLake's uuid, which survives a rename and an ALTER, and not a drop: it tells the table that we
-made from another one of its name.  `notice_changes` finds out by one number whether anybody changed any table, so that nothing
-else is asked of the catalog while nobody did.
+A table is identified by DuckLake's uuid, which survives a rename and an ALTER but not a drop and create.
+`notice_changes` detects by a single number whether any table changed; while none did, the catalog is not
+queried further.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 OTHER = "none"
-"""The uuid of no table: whichever is found is another one."""
+"""A uuid that no table has, so that any table found counts as another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Place:
 
 
 def read_places(lake: Lake, targets: Collection[TableName]) -> dict[TableName, Place]:
-    """What is committed under these names; by `folded` names."""
+    """The committed tables and views with these names, by `folded` name."""
     wanted = {target.folded for target in targets}
     if not wanted:
         return {}
@@ -65,7 +65,7 @@ def read_places(lake: Lake, targets: Collection[TableName]) -> dict[TableName, P
 
 
 def _partitioned(metadata: str) -> str:
-    # A reset leaves a row without columns.
+    # After `reset partitioned by`, a row without columns remains.
     return (
         f"select distinct i.table_id from {metadata}.ducklake_partition_info i"
         f" join {metadata}.ducklake_partition_column c using (partition_id) where i.end_snapshot is null"
@@ -79,9 +79,9 @@ def is_partitioned(lake: Lake, table: TableName) -> bool:
 
 def notice_changes(session: LakeSession) -> None:
     """
-    Forget what the session knows of tables if anybody changed the columns, the layout or the name of one.
+    Clear the session's knowledge of tables if the columns, the layout or the name of any table changed.
 
-    In a transaction this comes after its first statement: a change from after that makes the commit fail.
+    In a transaction, call this after the first statement: any later change makes the commit fail.
     """
     [[version]] = session.execute(
         f"select schema_version from {session.metadata}.ducklake_snapshot order by snapshot_id desc limit 1",
@@ -102,7 +102,7 @@ def _place(session: LakeSession, target: TableName) -> Place | None:
 
 
 def know_places(session: LakeSession, targets: Collection[TableName]) -> None:
-    """Ask for all of them at once."""
+    """Read all of them with one query."""
     known = session.memory.places
     new = [target for target in targets if target.folded not in known]
     found = read_places(session, new)
@@ -118,9 +118,9 @@ def check_place(
     may_be_missing: bool = False,
 ) -> bool:
     """
-    Raise unless the target is the table that we know by `uuid`, and one that we can write; whether it is there.
+    Raise unless the target is the table with this `uuid` and can be written; returns whether it exists.
 
-    Not for a target that the open transaction made: the catalog does not have it yet.
+    Not for a target that the open transaction created, because the catalog does not have it yet.
     """
     place = _place(session, target)
     if place is None and may_be_missing:
@@ -129,25 +129,25 @@ def check_place(
     name = target.qualified
     if place is None:
         raise LakeTableMissingError(
-            f"the lake has no table {name} any more: it was dropped or renamed",
-            hint=f"give it its name back, or copy the table again: {again}",
+            f"the lake table {name} was dropped or renamed",
+            hint=f"rename it back, or re-copy the table: {again}",
             table=name,
         )
     if place.view:
         raise TargetReplacedError(
             f"a view has the name of the lake table {name}",
-            hint=f"drop the view or give it another name, then: {again}",
+            hint=f"drop or rename the view, then: {again}",
             table=name,
         )
     if uuid is not None and place.uuid != uuid:
         raise TargetReplacedError(
-            f"another table took the place of {name} in the lake, which is not written to",
-            hint=f"rename or drop it there, then: {again}",
+            f"the lake table {name} was replaced by another table, which Aqueduck does not write to",
+            hint=f"rename or drop the other table, then: {again}",
             table=name,
         )
     if place.partitioned:
         raise PartitionedTargetError(
-            f"the lake table {name} is partitioned, which Aqueduck cannot write yet",
+            f"the lake table {name} is partitioned; Aqueduck cannot write partitioned tables yet",
             hint=f"alter table {lake_table(target)} reset partitioned by",
             table=name,
         )
@@ -155,14 +155,14 @@ def check_place(
 
 
 def is_ours(session: LakeSession, target: TableName, uuid: str | None) -> bool:
-    """Whether nothing is known that speaks against it."""
+    """False if a view or another table is known to have the target's name."""
     notice_changes(session)
     place = _place(session, target)
     return place is None or (not place.view and uuid in (None, place.uuid))
 
 
 def with_places(session: LakeSession, states: Iterable[TableState]) -> list[TableState]:
-    """Those of the states that do not know which table is their target, completed; after a commit."""
+    """Complete the states that lack their target's uuid, after a commit; returns only those."""
     unknown = [state for state in states if state.target_uuid is None]
     if not unknown:
         return []

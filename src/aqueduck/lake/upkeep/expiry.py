@@ -1,8 +1,9 @@
 """
-A lake's past: forget lake snapshots that nobody needs any more, and remove files that only they had.
+Expire lake snapshots that are no longer needed, and remove the files that only they used.
 
-Bounded steps, each a short transaction of the catalog; the caller decides between them whether to go on, and keeps
-commits out.  A lake snapshot goes only together with all older ones, so that readers of changes never meet a gap.
+Each step is bounded and is one short transaction of the catalog.  Between steps, the caller decides whether to
+continue; during a step, it keeps commits out.  A lake snapshot expires only together with all older ones, so that
+readers of changes never find a gap.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def count_snapshots(lake: Lake) -> int:
 
 
 def expire_some(lake: Lake, *, older_than: datetime, keep_from: int | None) -> int:
-    """Forget the oldest lake snapshots, if they are old enough and before `keep_from`; how many went."""
+    """Expire the oldest lake snapshots that are older than `older_than` and before `keep_from`; returns how many."""
     rows = lake.execute(
         f"select snapshot_id, epoch(snapshot_time::timestamptz) from {lake.metadata}.ducklake_snapshot"
         f" where snapshot_id < (select max(snapshot_id) from {lake.metadata}.ducklake_snapshot)"
@@ -47,7 +48,7 @@ def expire_some(lake: Lake, *, older_than: datetime, keep_from: int | None) -> i
 
 
 def remove_some_files(lake: Lake, *, older_than: datetime) -> int:
-    """Remove files that no lake snapshot has any more, since `older_than` at least; how many went."""
+    """Remove files that no lake snapshot has used since `older_than`; returns how many."""
     rows = lake.execute(
         f"select epoch_us(schedule_start::timestamptz) from {lake.metadata}.ducklake_files_scheduled_for_deletion"
         f" order by 1 limit {FILES_A_STEP}",

@@ -1,4 +1,4 @@
-"""How a lake fares, from its catalog: files, sizes and lake snapshots.  Reads metadata only, never data."""
+"""A lake's files, sizes and lake snapshots, from its catalog.  Reads metadata only, never data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TABLES = f"""
 
 
 def read_health(session: LakeSession) -> LakeOverview:
-    """A few queries of the catalog; not for every second."""
+    """Read the figures with a few queries of the catalog, too many to run every second."""
     ((count, newest, oldest),) = session.execute(_SNAPSHOTS, doing="counting lake snapshots")
     rows = session.execute(_TABLES, doing="counting the lake's files")
     return LakeOverview(
@@ -45,5 +45,5 @@ def read_health(session: LakeSession) -> LakeOverview:
 
 
 def _time(value: datetime | str | None) -> datetime | None:
-    """A catalog in SQLite keeps times as text."""
+    """Parse a time, because a catalog in SQLite stores times as text."""
     return datetime.fromisoformat(value) if isinstance(value, str) else value

@@ -1,9 +1,9 @@
 """
-Who still needs old lake snapshots of a lake: the fan-outs that read it, asked where they keep their cursors.
+Find the oldest lake snapshot that the fan-outs of a lake still need, from their cursors.
 
-A cursor is a row of a destination's own lake.  The lakes are asked one by one, so this takes about as long as attaching
-each of them.  A destination that cannot be asked raises: it may need everything.  One that has no cursor needs nothing,
-because it will be seeded from the rows of then.
+A cursor is a row in a destination's own lake.  The lakes are queried one by one, so this takes about as long as
+attaching each of them.  A destination that cannot be queried raises, because it may need every lake snapshot.  A
+destination without a cursor needs none, because its seed will read the rows of a current one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["destinations_of", "oldest_cursor"]
 
 
 def oldest_cursor(files: Iterable[str], catalog: str, env: Mapping[str, str] = os.environ) -> Kept:
-    """The oldest cursor in the lakes that the fan-outs of these files write, and whose it is."""
+    """The oldest cursor of the destinations of these fan-out files, and the destination that has it."""
     found: Kept = (None, None)
     for file in files:
         config = load_fanout(file)
@@ -52,7 +52,7 @@ def _cursors(config: FanoutConfig, env: Mapping[str, str]) -> Iterator[tuple[str
                     state = read_state(lake, destination.id)
             except AqueduckError as exc:
                 raise MaintenanceError(
-                    f"the destination {destination.id} cannot be asked for its cursor"
+                    f"the cursor of the destination {destination.id} cannot be read"
                 ) from exc
             if state is not None:
                 yield destination.id, state.cursor
@@ -61,7 +61,7 @@ def _cursors(config: FanoutConfig, env: Mapping[str, str]) -> Iterator[tuple[str
 
 
 def destinations_of(config: FanoutConfig, env: Mapping[str, str]) -> list[DestinationConfig]:
-    """Those of the file that its instance serves, of its table, and those of its pattern: for the source's values, and made before."""
+    """The destinations of this instance: from the file, from its table, and from its pattern (source values and remembered ones)."""
     named: Sequence[DestinationConfig] = config.destinations
     if config.destinations_table is not None or config.dynamic is not None:
         source = FanoutSource(config, env)

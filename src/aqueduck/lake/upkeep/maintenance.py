@@ -1,9 +1,9 @@
 """
-A run of maintenance over one lake: tables first, then the past, then what nobody knows.
+One maintenance run over a lake: upkeep of tables, then expiry of lake snapshots, then removal of orphans.
 
-Every step is short and takes the committer's place while it lasts (`LakeWork.exclusive`), so that batches go on between
-steps; a step that loses a race against another writer is given up, never the other way round.  A run ends when nothing is
-left to do or its time is up.  Who runs it is elsewhere: `maintenance_sync` and `maintenance_fanout`.
+Each step is short and excludes commits while it runs (`LakeWork.exclusive`), so that batches continue between
+steps.  If a step conflicts with another writer, the step is given up, never the other write.  A run ends when
+nothing is left to do or its time is up.  `sync.maintain` and `fanout.maintain` start runs.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = ["LakeWork", "Progress", "maintain"]
 log = structlog.get_logger()
 
 Kept = tuple[int | None, str | None]
-"""The first lake snapshot that has to stay, and for whom."""
+"""The first lake snapshot that must be kept, and the reader that needs it."""
 
 
 @dataclass
 class Progress:
-    """What runs over the same lake remember: where the last one stopped, and which tables were looked at before."""
+    """State kept between runs over the same lake: where the last run stopped, and which tables were checked before."""
 
     next_table: int = 0
     healed: set[TableName] = field(default_factory=set)
@@ -43,28 +43,28 @@ class Progress:
 
 @dataclass
 class LakeWork:
-    """A lake, and how this process works on it."""
+    """A lake, and how this process gets access to it."""
 
     name: str
     flow: str
     exclusive: Callable[[], contextlib.AbstractContextManager[Lake]]
-    """The lake while nobody else in this process, or any other that may write these tables, does."""
+    """Opens the lake and excludes other writers of these tables, in this process and in others."""
     may_renew: Callable[[], bool]
-    """Inside `exclusive`: whether the session can be opened anew, which a rewrite needs."""
+    """Inside `exclusive`: whether the session can be reopened, which a rewrite needs."""
     renew: Callable[[], Lake]
     tables: Callable[[], list[TableName]]
     keep: Callable[[], Kept] = lambda: (None, None)
-    """What readers still need; may take its time."""
+    """Finds what readers still need; may be slow."""
     remove_orphans: Callable[[Lake, datetime], int] = lambda lake, older_than: 0
     flushed: Callable[[TableName], None] = lambda table: None
-    """Told after a table's inlined rows have become files."""
+    """Called after a table's inlined rows were flushed to files."""
     progress: Progress = field(default_factory=Progress)
 
 
 def maintain(
     work: LakeWork, config: MaintenanceConfig, *, stopping: Callable[[], bool] = lambda: False
 ) -> MaintenanceReport:
-    """One run; an error ends it, and is part of the report."""
+    """Do one run; an error ends it and is part of the report."""
     run = _Run(work, config, stopping)
     began = time.monotonic()
     report = run.go()
@@ -144,7 +144,7 @@ class _Run:
     # -- tables
 
     def _tables(self) -> Iterator[TableUpkeep]:
-        """Beginning with the table that the last run had no time for."""
+        """All tables, beginning with the first one that the last run did not reach."""
         progress, tables = self.work.progress, self.work.tables()
         start = progress.next_table % max(1, len(tables))
         for offset in range(len(tables)):
@@ -175,7 +175,7 @@ class _Run:
     def _step(
         self, lake: Lake, table: TableName, report: TableUpkeep | None, without_effect: set[Step]
     ) -> tuple[TableUpkeep | None, bool]:
-        """Flush, look, and do the next thing; whether there may be more."""
+        """Flush, then do the next step of the table; also returns whether there may be more to do."""
         number = table_id(lake, table)
         if number is None:
             return report, False
@@ -192,7 +192,7 @@ class _Run:
         self.work.flushed(table)
         step = next_step(read_files(lake, number), delete_share=self.config.delete_share, done=without_effect)
         if isinstance(step, Rewrite) and not self.work.may_renew():
-            step = None  # somebody reads through this session; the next run will do
+            step = None  # another thread reads through this session; leave it to the next run
         count = 0
         if step is not None:
             count = do_step(lake, table, number, step)
@@ -214,7 +214,7 @@ class _Run:
         return report, step is not None
 
     def _heal(self, lake: Lake, table: TableName, number: int) -> Lake:
-        """A process may have died between a rewrite and the statistics that belong to it: look once."""
+        """Repair statistics once per table, in case a process died between a rewrite and widening them."""
         healed = self.work.progress.healed
         if table not in healed and self.work.may_renew():
             settle_statistics(lake, [table], set())
@@ -224,7 +224,7 @@ class _Run:
             healed.add(table)
         return lake
 
-    # -- the past
+    # -- lake snapshots
 
     def _past(self) -> ExpiryReport:
         with self._hold() as lake:
@@ -242,7 +242,7 @@ class _Run:
     def _expire(self, report: ExpiryReport, hours: float) -> ExpiryReport:
         try:
             keep_from, whom = self.work.keep()
-        except AqueduckError as exc:  # who cannot be asked may need all of it
+        except AqueduckError as exc:  # a reader whose cursor is unknown may need all of them
             log.warning("lake snapshots kept, a reader cannot be asked", lake=self.work.name, error=str(exc))
             return replace(report, kept_for=str(exc))
         older_than = self._now - timedelta(hours=hours)

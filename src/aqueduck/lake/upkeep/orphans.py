@@ -1,8 +1,8 @@
 """
-Files that a dead batch left behind: written by a task, known to no catalog row.
+Remove orphans: files that a failed batch left behind and that no catalog row refers to.
 
-At a start, nothing else runs: `remove_orphans` takes everything with the group's prefix in the directories of its tables.
-While a service runs, `remove_old_orphans` takes files that are older than any batch, DuckLake's own ones too.
+At a start nothing else runs, so `remove_orphans` removes every unknown file with the group's prefix in the directories
+of its tables.  While a service runs, `remove_old_orphans` removes files older than any batch, including DuckLake's own.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def remove_orphans(
     names: Container[str] = (),
 ) -> list[str]:
     """
-    Remove them before anything new is written; returns what was removed.
+    Remove a group's orphans before anything new is written; returns the removed files.
 
-    Files of the run `keep` stay, and those in `names`: copies that are under way or will go on, of
-    which the catalog knows nothing yet.
+    Files of the run `keep` and files in `names` stay: they belong to copies that are running or will resume and that
+    the catalog does not know yet.
     """
     rows, _ = session.query(
         f"select path from {METADATA}.ducklake_data_file where contains(path, 'aqueduck-')"
@@ -63,10 +63,10 @@ def remove_old_orphans(
     keep: Callable[[str], bool] = lambda name: False,
 ) -> int:
     """
-    Remove files in the tables' directories that no catalog row knows; how many went.
+    Remove files in the tables' directories that no catalog row refers to; returns how many.
 
-    Files are listed before the catalog is asked, so that one that is committed meanwhile is known.  Only names that
-    DuckLake or one of the `groups` gives are looked at; `keep` says which of them will still be committed.
+    Files are listed before the catalog is queried, so that a file committed in between is not removed.  Only names
+    in the form of DuckLake or one of the `groups` are considered; `keep` says which of them will still be committed.
     """
     prefixes = ("ducklake-", *map(file_prefix, groups))
     found: dict[str, str] = {}

@@ -1,13 +1,14 @@
 """
-Statistics of a table's columns, kept wide enough for its past.
+Keep the statistics of a table's columns wide enough for all lake snapshots.
 
-`ducklake_rewrite_data_files` computes them anew from the rows that are there now, while DuckLake uses the same ones for
-every lake snapshot: a query of an older one then misses rows, and one that sorts shows values that never were (ADR 32).  So
-after a rewrite they are made to cover what they covered before; and where a process may have died in between, all files that
-any lake snapshot has.
+`ducklake_rewrite_data_files` recomputes statistics from the current rows, but DuckLake uses the same statistics for
+every lake snapshot.  A query of an older one then misses rows, and a query with a sort returns wrong values (ADR 32).
+After a rewrite, the statistics are therefore widened to cover what they covered before.  If a process may have died
+in between, they are widened to cover the files of all lake snapshots.
 
-The first transaction that fills a table may leave them unknown where there are values: if a column of its first file is all
-NULL.  The next insert then narrows them to its own values.  `settle_statistics` removes unknown ones, for good (ADR 66).
+The transaction that first fills a table may leave the statistics of a column unknown although it has values: this
+happens if the column is all NULL in the first file.  The next insert then narrows them to its own values.
+`settle_statistics` removes unknown statistics for good (ADR 66).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _DECIMAL = re.compile(r"decimal\(\d+,\s*\d+\)")
 
 @dataclass(frozen=True, slots=True)
 class ColumnStatistics:
-    """What is known of a column's values; as text, the way the catalog has it."""
+    """The statistics of a column's values, as text like in the catalog."""
 
     column: int
     contains_null: bool | None
@@ -55,10 +56,10 @@ class ColumnStatistics:
 
 def settle_statistics(lake: Lake, tables: Iterable[TableName], settled: set[TableName]) -> None:
     """
-    Outside of a transaction, before and after a commit: these tables have no unknown statistics that an insert would narrow.
+    Remove unknown statistics of these tables, which an insert would narrow; outside a transaction, before and after a commit.
 
-    A column without statistics never gets any, and its files keep theirs.  `settled` are tables that have rows and were looked
-    at, and gets more of them: their statistics stay right.
+    A column without statistics never gets any again; its files keep theirs.  `settled` has the tables with rows that
+    were checked, whose statistics stay right; checked tables are added to it.
     """
     new = [table for table in dict.fromkeys(tables) if table not in settled]
     if not new:
@@ -76,7 +77,7 @@ def settle_statistics(lake: Lake, tables: Iterable[TableName], settled: set[Tabl
 
 
 def _filled(lake: Lake, tables: Collection[TableName]) -> dict[TableName, tuple[int, bool]]:
-    """Of those that have, or had, rows: number, and whether some statistics are unknown."""
+    """For tables that have or had rows: DuckLake's table id, and whether some statistics are unknown."""
     names = ", ".join(f"({literal(t.schema)}, {literal(t.name)})" for t in tables)
     rows = lake.execute(
         "select lower(s.schema_name), lower(t.table_name), t.table_id, exists (select 1 from"
@@ -92,7 +93,7 @@ def _filled(lake: Lake, tables: Collection[TableName]) -> dict[TableName, tuple[
 
 
 def read_statistics(lake: Lake, table: int) -> list[ColumnStatistics]:
-    """Of the table as a whole."""
+    """The statistics of the table as a whole."""
     rows = lake.execute(
         "select column_id, contains_null, contains_nan, min_value, max_value"
         f" from {lake.metadata}.ducklake_table_column_stats where table_id = {table}",
@@ -102,7 +103,7 @@ def read_statistics(lake: Lake, table: int) -> list[ColumnStatistics]:
 
 
 def statistics_of_files(lake: Lake, table: int) -> list[ColumnStatistics]:
-    """Of every file of any lake snapshot."""
+    """The statistics of each file of any lake snapshot."""
     rows = lake.execute(
         "select distinct column_id, null_count > 0, contains_nan, min_value, max_value"
         f" from {lake.metadata}.ducklake_file_column_stats where table_id = {table}",
@@ -115,10 +116,11 @@ def widen_statistics(
     lake: Lake, table: int, to_cover: Sequence[ColumnStatistics], *, rewritten: bool = False
 ) -> bool:
     """
-    Make them cover these as well; whether anything had to change.
+    Widen the table's statistics to cover `to_cover`; returns whether anything changed.
 
-    `rewritten`: the table's rows are among those of `to_cover`.  Where nothing is known of a column now, because no row is
-    left, it is then what was known before: the next insert would narrow it to its own values.  In general, unknown is left.
+    `rewritten` says that `to_cover` covers all rows of the table.  A column whose statistics are unknown because no row
+    is left then gets those of `to_cover`, which the next insert would otherwise narrow to its own values.  Without
+    `rewritten`, unknown statistics stay unknown.
     """
     if not to_cover:
         return False
@@ -139,7 +141,7 @@ def widen_statistics(
         known = by_column.get(current.column, [])
         if not known or (current.lowest is None and not rewritten):
             continue
-        # What cannot be compared is what it was before a rewrite, and stays as it is otherwise.
+        # Values that cannot be compared get the statistics from before a rewrite, or else stay unchanged.
         several = [*known, current] if rewritten else [current, *known]
         wide = _covering(lake, types.get(current.column), several)
         if wide != current:
@@ -149,7 +151,7 @@ def widen_statistics(
 
 
 def _covering(lake: Lake, kind: str | None, several: Sequence[ColumnStatistics]) -> ColumnStatistics:
-    """What covers all of them; where values cannot be compared, the first one's."""
+    """Statistics that cover all of `several`; if values cannot be compared, those of the first."""
     first = several[0]
     lows = {s.lowest for s in several if s.lowest is not None}
     highs = {s.highest for s in several if s.highest is not None}
@@ -163,7 +165,7 @@ def _covering(lake: Lake, kind: str | None, several: Sequence[ColumnStatistics])
 
 
 def _extreme(lake: Lake, kind: str | None, values: set[str], which: str, otherwise: str | None) -> str | None:
-    """The least or greatest of some texts, compared as the type that they are of."""
+    """The least or greatest of some texts, compared as values of their type."""
     if len(values) < 2:
         return next(iter(values), None)
     cast = _TYPES.get(kind or "", kind if _DECIMAL.fullmatch(kind or "") else None)
@@ -187,7 +189,7 @@ def _write(lake: Lake, table: int, s: ColumnStatistics) -> None:
 
 
 def _bool(value: object) -> bool | None:
-    """A catalog in SQLite has numbers for them."""
+    """Convert a boolean, because a catalog in SQLite stores numbers."""
     return None if value is None else bool(value)
 
 

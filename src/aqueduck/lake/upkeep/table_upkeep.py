@@ -1,10 +1,10 @@
 """
-Upkeep of one table's files: flush what is inlined, merge small files, rewrite files with many removed rows.
+Upkeep of one table's files: flush inlined rows, merge small files, rewrite files with many deleted rows.
 
-Whoever calls this lets nobody else write the table meanwhile.  DuckLake 1.5.5 needs that (ADR 32): of two transactions that
-run at the same time, one of which merges files and the other removes rows of them by inlining, both commit, and the
-rows come back.  What is inlined is flushed first for a reason as well: removals that are flushed after their file was
-rewritten make time travel show rows twice.  What to do is decided in `aqueduck.upkeep`.
+The caller must exclude other writers of the table.  DuckLake 1.5.5 needs that (ADR 32): if one transaction merges
+files while another one deletes rows of them by inlining, both commit and the deleted rows reappear.  Inlined rows are
+flushed first, because time travel shows rows twice if deletions are flushed after their file was rewritten.
+`model.upkeep` decides which steps to do.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Lake(Protocol):
 
 
 def table_id(lake: Lake, table: TableName) -> int | None:
-    """DuckLake's number of a table; None if it does not exist."""
+    """DuckLake's id of a table; None if the table does not exist."""
     rows = lake.execute(
         f"select t.table_id from {lake.metadata}.ducklake_table t join {lake.metadata}.ducklake_schema s using (schema_id)"
         " where lower(s.schema_name) = lower(?) and lower(t.table_name) = lower(?)"
@@ -47,7 +47,7 @@ def table_id(lake: Lake, table: TableName) -> int | None:
 
 
 def read_files(lake: Lake, number: int) -> list[TableFile]:
-    """The data files that a table has now."""
+    """The current data files of a table."""
     rows = lake.execute(
         "select f.file_size_bytes, f.record_count, coalesce(d.delete_count, 0)"
         f" from {lake.metadata}.ducklake_data_file f left join {lake.metadata}.ducklake_delete_file d"
@@ -59,7 +59,7 @@ def read_files(lake: Lake, number: int) -> list[TableFile]:
 
 
 def flush(lake: Lake, table: TableName) -> int:
-    """Move what the catalog itself holds of a table into files; how many rows these were."""
+    """Flush a table's inlined rows to files; returns how many rows."""
     rows = lake.execute(
         f"call ducklake_flush_inlined_data({literal(lake.alias)}, schema_name => {literal(table.schema)},"
         f" table_name => {literal(table.name)})",
@@ -70,9 +70,9 @@ def flush(lake: Lake, table: TableName) -> int:
 
 def do_step(lake: Lake, table: TableName, number: int, step: Step) -> int:
     """
-    Merge or rewrite, right after a flush; how many files were read.
+    Merge or rewrite files, right after a flush; returns how many files were read.
 
-    After a rewrite the session must be opened anew: it remembers statistics that are too narrow.
+    After a rewrite the session must be reopened, because it has cached statistics that are too narrow.
     """
     place = f"{literal(lake.alias)}, {literal(table.name)}, schema => {literal(table.schema)}"
     if isinstance(step, Merge):

@@ -1,1 +1,1 @@
-"""How values look in a lake: which types it keeps exactly, and how they reach Spark."""
+"""Values in a lake: which types it keeps exactly, and how they are converted to and from Spark."""

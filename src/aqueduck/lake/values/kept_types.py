@@ -1,9 +1,9 @@
 """
-Which types and values of DuckDB a lake keeps exactly, and how a column crosses Arrow.
+The types and values of DuckDB that a lake keeps exactly, and how a column is converted to and from Arrow.
 
-DuckLake 1.0 stores rows in Parquet files, or inlines few of them in its catalog as text.  Files have no exact place for
-some values (`kept`) and none for some types (`refuse_types`); inlined text does not come back from nested types
-(`is_inlined`).  docs/types.md has the table, tests/lake/values/test_types.py measures it.
+DuckLake 1.0 stores rows in Parquet files, or inlines a few of them in its catalog as text.  Files cannot represent
+some values exactly (`kept`) and some types at all (`refuse_types`).  Inlined text of nested types is not read back
+correctly (`is_inlined`).  docs/types.md lists the types; tests/lake/values/test_types.py measures them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 SELF = "aqueduck_v"
-"""A name for what a rule is about, where it has to have one."""
+"""The name of the value in a rule, for lambdas."""
 
 _PARQUET_VARIANT = 'struct(metadata blob, "value" blob)'
 
@@ -61,7 +61,7 @@ _LEAVES: dict[str, Callable[[str, str], str]] = {
     "INTERVAL": _interval,  # three unsigned numbers of 32 bits: months, days, milliseconds
     "VARIANT": lambda value, _: f"try(variant_to_parquet_variant({value})) is not null",
 }
-"""The condition under which a value that is not null is the same after a file was written and read."""
+"""By type: the condition that a value that is not null is unchanged after it was written to a file and read."""
 
 
 _NOT_ADOPTED = frozenset({"HUGEINT", "UHUGEINT", "TIME WITH TIME ZONE", "VARIANT"})
@@ -69,7 +69,7 @@ _NOT_ADOPTED = frozenset({"HUGEINT", "UHUGEINT", "TIME WITH TIME ZONE", "VARIANT
 
 @functools.cache
 def _shape(kind: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Of a type: leaf, list, map or struct, and the types inside by name."""
+    """The shape of a type (leaf, list, map or struct), and its inner types by name."""
     parsed = duckdb.sqltype(kind)
     if parsed.id not in ("list", "array", "map", "struct", "union"):
         return "leaf", ()
@@ -78,7 +78,7 @@ def _shape(kind: str) -> tuple[str, tuple[tuple[str, str], ...]]:
 
 
 def leaves(kind: str) -> Iterable[str]:
-    """The types that a type consists of."""
+    """The leaf types within a type."""
     _, children = _shape(kind)
     return (leaf for _, child in children for leaf in leaves(child)) if children else (kind,)
 
@@ -89,24 +89,24 @@ def is_inlined(kind: str) -> bool:
 
 
 def is_adopted(kind: str) -> bool:
-    """Whether DuckLake takes over a file that somebody else wrote with a column of the type."""
+    """Whether DuckLake can add a file that another program wrote with a column of the type."""
     return all(leaf not in _NOT_ADOPTED and not leaf.startswith("GEOMETRY") for leaf in leaves(kind))
 
 
 def refuse_types(columns: Mapping[str, str], table: str) -> None:
-    """Raise if a column (name: type) has a type of which no file can be written."""
+    """Raise if a column (name: type) has a type that cannot be written to a file."""
     for name, kind in columns.items():
         inside = {*leaves(kind)}
         if "TIME_NS" in inside or ("VARIANT" in inside and kind != "VARIANT"):
             raise LakeTypeError(
-                f"the column {name} is {kind}, of which DuckLake writes no file",
-                hint="keep its values in a column of the type VARCHAR or JSON (docs/types.md)",
+                f"the column {name} is {kind}, which DuckLake cannot write to a file",
+                hint="store its values in a column of type VARCHAR or JSON (docs/types.md)",
                 table=table,
             )
 
 
 def kept(kind: str, value: str) -> str | None:
-    """The condition under which a lake keeps a value that is not null; None where it keeps all of them."""
+    """The condition that a lake keeps a value that is not null; None if it keeps all values of the type."""
     shape, children = _shape(kind)
     if shape == "leaf":
         return _LEAVES[kind](value, kind) if kind in _LEAVES else None
@@ -115,7 +115,7 @@ def kept(kind: str, value: str) -> str | None:
 
 
 def _inside(shape: str, name: str, kind: str, value: str) -> str | None:
-    """The condition for what a nested value has under a name, nulls included."""
+    """The condition for one part of a nested value, by name; nulls pass."""
     if shape == "struct":
         rule = kept(kind, cell := f"({value}).{ident(name)}")
         return rule and f"({cell} is null or ({rule}))"
@@ -128,28 +128,28 @@ def _inside(shape: str, name: str, kind: str, value: str) -> str | None:
 
 
 def unkept(columns: Sequence[SourceColumn]) -> str | None:
-    """Which column of a row `c0`, `c1`, … has a value that a lake does not keep, as its number; None if none can."""
+    """SQL for the number of a column of `c0`, `c1`, … whose value a lake does not keep; None if it keeps all values."""
     rules = [(i, kept(column.type, f"c{i}")) for i, column in enumerate(columns)]
     cases = " ".join(f"when c{i} is not null and not ({rule}) then {i}" for i, rule in rules if rule)
     return f"case {cases} end" if cases else None
 
 
 def unkept_error(column: SourceColumn, table: str) -> ValueCastError:
-    """What is said of a value that is not `kept`."""
+    """The error for a value that is not `kept`."""
     return ValueCastError(
         f"the column {column.name} has a value that DuckLake does not keep exactly as {column.type}",
-        hint="keep its values in a column of the type VARCHAR (docs/types.md)",
+        hint="store its values in a column of type VARCHAR (docs/types.md)",
         table=table,
     )
 
 
 def one_key(kind: str, cell: str) -> str:
-    """A key to group rows by, so that their cells stay as they are: DuckDB gives -0 back as 0."""
+    """A key to group rows by without changing their cells: a plain `group by` returns -0 as 0."""
     return f"({cell} + 0)" if kind in ("FLOAT", "DOUBLE") else cell
 
 
 def sent(kind: str, cell: str) -> str:
-    """A cell as it crosses Arrow, which has no variants, and nanoseconds in intervals."""
+    """A cell converted for Arrow, which has no variants and whose intervals have nanoseconds."""
     if kind == "INTERVAL":
         months = f"date_part('year', {cell}) * 12 + date_part('month', {cell})"
         micros = (
@@ -170,6 +170,6 @@ def received(kind: str, cell: str) -> str:
 
 
 def compared(kind: str, cell: str) -> str:
-    """A cell to hash: what a lake holds for equal is the same, also numbers of other widths inside of a VARIANT."""
+    """A cell to hash: equal values get equal hashes, also numbers of different widths within a VARIANT."""
     once = sent(kind, cell)
     return sent(kind, received(kind, f"({once})")) if kind == "VARIANT" else once

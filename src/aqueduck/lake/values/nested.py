@@ -1,8 +1,8 @@
 """
-Values of nested columns with the fields that they have at another lake snapshot, as SQL.
+SQL that converts nested values to the fields of another lake snapshot.
 
-DuckDB casts structs by the names of their fields.  A field that was renamed, or dropped and added again under its
-name, is told by its id only, so the value is built anew, field by field.
+DuckDB casts structs by field names.  Only its id identifies a field that was renamed, or dropped and added again
+under the same name.  The value is therefore rebuilt field by field.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["cell"]
 
 
 def cell(then: SourceColumn | None, now: SourceColumn) -> str:
-    """How a column of `now` is read where it was `then`; None where it did not exist."""
+    """The expression that reads a column of `now` from rows written as `then`; None means the column did not exist."""
     if then is None:
         return f"cast({literal(now.default)} as {now.type})"
     value = _built(ident(then.name), then, now, 0)
@@ -22,7 +22,7 @@ def cell(then: SourceColumn | None, now: SourceColumn) -> str:
 
 
 def _built(value: str, then: SourceColumn, now: SourceColumn, depth: int) -> str:
-    """The value with the fields of `now`; a cast to its type does the rest."""
+    """The value with the fields of `now`, before a cast to its type."""
     if then.fields == now.fields or _kind(then) != _kind(now):
         return value
     each = f"aqueduck_{depth}"
@@ -55,7 +55,7 @@ def _fields(value: str, then: SourceColumn, now: SourceColumn, depth: int) -> st
 
 
 def _kind(column: SourceColumn) -> str:
-    """list, map or struct, of a column with fields; DuckLake's own names of types and DuckDB's are told alike."""
+    """The kind of a column with fields (list, map or struct), from DuckLake's or DuckDB's name of its type."""
     kind = column.type.lower()
     if kind.endswith("]"):
         return "list"

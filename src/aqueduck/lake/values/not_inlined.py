@@ -1,7 +1,7 @@
 """
-Tables whose rows DuckLake must not inline in its catalog, because it does not read them back as they were.
+Turn inlining off for tables whose rows DuckLake does not read back exactly from its catalog.
 
-The limit is an option of the table, so that it holds for every writer of the lake.
+The limit is an option of the table, so it applies to every writer of the lake.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from aqueduck.model.schema import TableName
 __all__ = ["CATALOG_COLUMNS", "keep_out_of_catalog"]
 
 CATALOG_COLUMNS = frozenset({"row_id", "begin_snapshot", "end_snapshot", "rowid"})
-"""Names of DuckLake's own columns where it inlines rows; `rowid` in an SQLite catalog."""
+"""Names of DuckLake's own columns in its tables of inlined rows; `rowid` in a SQLite catalog."""
 
 
 def keep_out_of_catalog(lake: PooledLake, table: TableName, columns: Mapping[str, str]) -> None:
-    """Turn inlining off for a table, if its columns (name: type) want that; before its transaction alters or makes it."""
+    """Turn inlining off for a table if its columns (name: type) require it, before a transaction creates or alters it."""
     if all(is_inlined(kind) and name.lower() not in CATALOG_COLUMNS for name, kind in columns.items()):
         return
     done = lake.execute(

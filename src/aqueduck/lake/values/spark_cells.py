@@ -1,8 +1,8 @@
 """
-How a cell of a lake is shown to Spark, and taken from it.
+Convert cells of a lake to and from Spark.
 
-Spark gets a type of its own where it has one that holds every value, the next wider one for unsigned integers, and text
-for the rest.  A VARIANT crosses in Parquet's encoding, which is Spark's too; a GEOMETRY as WKB.
+A column has the matching Spark type if that holds every value, the next wider type for unsigned integers, and text
+otherwise.  A VARIANT is passed in Parquet's encoding, which Spark uses too, and a GEOMETRY as WKB.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aqueduck.lake.values.kept_types import leaves
 __all__ = ["OWN_MESSAGE", "from_spark", "is_nested", "mark_variants", "marked", "spark_type", "to_spark"]
 
 OWN_MESSAGE = "aqueduck: "
-"""What the text of an error begins with that our own SQL raises about a cell."""
+"""The prefix of errors that our own SQL raises about a cell."""
 
 VARIANT = 'STRUCT("value" BLOB, metadata BLOB)'
 _BYTES = 'struct(metadata blob, "value" blob)'
@@ -41,11 +41,11 @@ _MARKED = pa.struct(
         pa.field("metadata", pa.binary(), nullable=False, metadata={b"variant": b"true"}),
     ]
 )
-"""By this mark Spark knows a VARIANT in Arrow."""
+"""The metadata by which Spark recognizes a VARIANT in Arrow."""
 
 
 def spark_type(kind: str) -> str:
-    """The type in which Spark gets a column."""
+    """The DuckDB type in which a column is passed to Spark."""
     if is_nested(kind):
         return kind if all(spark_type(leaf) == leaf for leaf in leaves(kind)) else "VARCHAR"
     if kind.startswith("GEOMETRY"):
@@ -58,7 +58,7 @@ def is_nested(kind: str) -> bool:
 
 
 def to_spark(name: str, kind: str, cell: str) -> str:
-    """The expression by which Spark gets a cell of a column."""
+    """The expression that converts a cell for Spark."""
     target = spark_type(kind)
     if target == kind:
         return cell
@@ -73,7 +73,7 @@ def to_spark(name: str, kind: str, cell: str) -> str:
 
 
 def from_spark(kind: str, source: str, cell: str) -> str:
-    """The expression by which a column of a type takes a cell of Spark's."""
+    """The expression that converts a cell from Spark to a column of a type."""
     if kind == "VARIANT":
         decoded = f'variant_bytes_to_variant({cell}.metadata || {cell}."value")'
         return f"case when {cell} is null then null else {decoded} end"
@@ -83,12 +83,12 @@ def from_spark(kind: str, source: str, cell: str) -> str:
 
 
 def mark_variants(schema: pa.Schema, names: frozenset[str]) -> pa.Schema:
-    """The schema with these columns as Spark's VARIANTs."""
+    """The schema with these columns marked as Spark's VARIANTs."""
     return pa.schema([pa.field(f.name, _MARKED) if f.name in names else f for f in schema])
 
 
 def marked(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch of the schema that `mark_variants` gave."""
+    """The batch converted to a schema from `mark_variants`."""
     columns = [
         _variant(column) if field.type.equals(_MARKED, check_metadata=True) else column
         for column, field in zip(batch.columns, schema, strict=True)

@@ -1,1 +1,1 @@
-"""Rows of anyone's Spark query into a lake table."""
+"""Write the rows of users' Spark queries to a lake table."""

@@ -1,9 +1,9 @@
 """
-Rows of other people's queries into a lake table: files written by tasks, one transaction on the driver.
+Write the rows of users' queries to a lake table: tasks write files, the driver commits them in one transaction.
 
-`open_target` makes or checks the table before anything is written, `write_part` is what a task runs, `commit_parts` makes all
-parts of a write visible at once, together with the mark that says so (`aqueduck.spark_writes`): a batch
-that comes again changes nothing.  Behind the Spark format `ducklake` (`spark.formats.lake_writer`).
+`open_target` creates or checks the table before anything is written.  A task runs `write_part`.  `commit_parts` makes
+all parts of a write visible at once, together with the mark of the batch (`aqueduck.spark_writes`), so that a repeated
+batch changes nothing.  This implements the Spark format `ducklake` (`spark.formats.lake_writer`).
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ MARKS = TableName(OWN_SCHEMA, "spark_writes")
 INLINE_ROWS = 1000
 TRIES = 12
 FLUSH_EVERY = 1000
-"""Batches after which the old versions of a mark leave the catalog."""
+"""The number of batches after which old versions of a mark are flushed from the catalog."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartFile:
-    """What a task wrote; it is nobody's until the commit."""
+    """A file that a task wrote; it is part of the table only after the commit."""
 
     path: str
     rows: int
@@ -55,19 +55,19 @@ class PartFile:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Which batch of which query a write is: each is written once."""
+    """The query and the batch of a write; each batch is written once."""
 
     query: str
     batch: int
 
     @property
     def prefix(self) -> str:
-        """What the names of its files begin with."""
+        """The prefix of the names of its files."""
         return f"aqueduck-spark_{''.join(c for c in self.query if c.isalnum())[:32]}-{self.batch}-"
 
 
 class _WrittenBeforeError(Exception):
-    """The lake has this batch already."""
+    """The lake already has this batch."""
 
 
 # -- in a task
@@ -120,10 +120,12 @@ def commit_parts(
     try:
         kept = retried(commit, delays, time.sleep, on=LakeBusyError)
     except _WrittenBeforeError:
-        with contextlib.suppress(LakeError):  # it is written: files that stay are no reason to fail
+        with contextlib.suppress(LakeError):  # the commit succeeded; leftover files are no reason to fail
             drop_parts(pool, place, target, _attempts(target, parts, mark))
         return False
-    with contextlib.suppress(LakeError):  # the same: after an error Spark would write the rows again
+    with contextlib.suppress(
+        LakeError
+    ):  # the commit succeeded; after an error Spark would write the rows again
         _remove_rest(target, parts, kept, mark)
         if mark is not None and mark.batch % FLUSH_EVERY == FLUSH_EVERY - 1:
             _flush_marks(pool, place)
@@ -133,7 +135,7 @@ def commit_parts(
 def _commit(
     lake: PooledLake, order: WriteOrder, target: WriteTarget, parts: Sequence[PartFile], mark: Mark | None
 ) -> set[str]:
-    """The paths that the lake has taken over."""
+    """Commit the parts; returns the paths of the files that became part of the table."""
     if mark is not None:
         _ensure_mark(lake, target.table, mark)
     settle_statistics(lake, [target.table], lake.settled)
@@ -150,7 +152,9 @@ def _commit(
         )
         faults.point("write.before_commit")
     faults.point("write.after_commit")
-    with contextlib.suppress(LakeError):  # it is written: after an error Spark would write the rows again
+    with contextlib.suppress(
+        LakeError
+    ):  # the commit succeeded; after an error Spark would write the rows again
         settle_statistics(lake, [target.table], lake.settled)
     return kept
 
@@ -203,7 +207,7 @@ def _delete_keys(lake: PooledLake, order: WriteOrder, target: WriteTarget, rows:
 
 
 def _ensure_mark(lake: PooledLake, table: TableName, mark: Mark) -> None:
-    """A row for the query, in a transaction of its own; writers of one query conflict on it."""
+    """Create the query's row in a separate transaction; concurrent writers of one query conflict on it."""
     key = f"{lake.alias}.mark.{mark.query}.{table.qualified}"
     if lake.memory.get(key):
         return
@@ -246,14 +250,14 @@ def _flush_marks(pool: LakePool, place: LakePlace) -> None:
         )
 
 
-# -- files that did not become the lake's
+# -- files that were not committed
 
 
 def drop_parts(pool: LakePool, place: LakePlace, target: WriteTarget, paths: Iterable[str]) -> None:
     """
-    Remove files that no lake snapshot knows.
+    Remove those of the files that no lake snapshot has.
 
-    Asked of the catalog each time: the answer to a commit may have been lost, and then they are the table's.
+    The catalog is always checked, because a commit may have succeeded although its reply was lost.
     """
     unsure = list(paths)
     if not unsure:
@@ -275,24 +279,24 @@ def drop_parts(pool: LakePool, place: LakePlace, target: WriteTarget, paths: Ite
 
 
 def _remove_rest(target: WriteTarget, parts: Sequence[PartFile], kept: set[str], mark: Mark | None) -> None:
-    """Files whose rows went another way, and those of an earlier attempt at the same batch."""
+    """Remove files whose rows were inserted instead, and files of an earlier attempt at the same batch."""
     for path in _attempts(target, parts, mark) - kept:
         discard_file(path)
 
 
 def _know(place: LakePlace, target: WriteTarget) -> None:
-    """The table's files are in the store of the options; by its directory, since a data path may not be among them."""
+    """Register the store for the table's directory, because the options may lack a data path."""
     know_store(target.directory, dict(place.properties))
 
 
 def _attempts(target: WriteTarget, parts: Sequence[PartFile], mark: Mark | None) -> set[str]:
-    """The parts, and what an attempt at the same batch left that died before or after its commit."""
+    """The parts, and the files of an earlier attempt at the same batch that failed before or after its commit."""
     left = () if mark is None else list_files(target.directory, mark.prefix)
     return {*(part.path for part in parts), *left}
 
 
 def check_mark(query: str | None, batch: int | None) -> Mark | None:
-    """The mark that options name; one without the other is an error."""
+    """The mark that the options name; one option without the other is an error."""
     if (query is None) != (batch is None):
-        raise ConfigError("ducklake: the options query_id and batch_id go together")
+        raise ConfigError("ducklake: the options query_id and batch_id must be set together")
     return None if query is None or batch is None else Mark(query, batch)

@@ -1,9 +1,9 @@
 """
-The net effect of a write by key: which row of each key is the last, and what it leaves out.
+The net effect of a write by key: the last row of each key, with the cells that it left out filled in.
 
-`folded_rows` makes a temporary table of an upsert's parts, where they cannot be taken as they are: keys that come
-twice, deletes and truncates, and cells that were not sent because they did not change.  The driver runs it inside the
-transaction of the write (`table_write`).
+`folded_rows` creates a temporary table from an upsert's parts if they cannot be applied directly: because of
+repeated keys, deletes, truncates, or cells that were not sent because they did not change.  The driver runs it inside
+the transaction of the write (`table_write`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ __all__ = ["folded_rows"]
 
 _LEFT_OUT = f"{CONTROL}unchanged"
 _DELETED, _STALE = f"{CONTROL}deleted", f"{CONTROL}stale"
-"""Whether the write deletes the key, and whether a row is one from before: its values are another row's."""
+"""Whether the write deletes the key, and whether a row precedes that delete and so has values of another row."""
 
 
 def folded_rows(lake: PooledLake, order: WriteOrder, target: WriteTarget, rows: str) -> str | None:
-    """The last row of each key as a temporary table; None where the parts already have one each."""
+    """The last row of each key as a temporary table; None if the parts already have one row per key."""
     left_out = _left_out(lake, order, target, rows)
     if order.op is None and not left_out and not _has_twice(lake, order, rows):
         return None
     if not order.order:
         raise DuplicateKeyError(
             f"two rows of one write have the same key ({', '.join(order.keys)})",
-            hint="set the option order to columns by which the last one wins, or drop duplicates before",
+            hint="set the option order to the columns that decide which row is the last, or drop duplicates first",
             table=order.table.qualified,
         )
     place = f"row({', '.join(f'{CONTROL}{i}' for i in range(len(order.order)))})"
@@ -59,7 +59,7 @@ def _has_twice(lake: PooledLake, order: WriteOrder, rows: str) -> bool:
 
 
 def _left_out(lake: PooledLake, order: WriteOrder, target: WriteTarget, rows: str) -> list[str]:
-    """The table's columns that some row has no value of."""
+    """The table's columns that at least one row left out."""
     if order.unchanged is None:
         return []
     named = lake.execute(f"select distinct lower(unnest({_LEFT_OUT})) from {rows}")
@@ -67,7 +67,7 @@ def _left_out(lake: PooledLake, order: WriteOrder, target: WriteTarget, rows: st
 
 
 def _after_truncate(lake: PooledLake, order: WriteOrder, rows: str, place: str) -> str:
-    """The rows that count: after the last truncate, which empties the table here."""
+    """The rows after the last truncate; if there is one, empty the table."""
     if order.op is None:
         return rows
     truncates = f"{rows} where {CONTROL}op = 'truncate'"
@@ -86,7 +86,7 @@ def _with_deletes(order: WriteOrder, rows: str, place: str) -> str:
 
 
 def _fill(lake: PooledLake, order: WriteOrder, name: str, column: str, rows: str, place: str) -> None:
-    """Cells that were left out: from the last row of the write that has one, or else from the table."""
+    """Fill cells that were left out, from the last row of the write that has a value, or else from the table."""
     cell, keys, lacks = ident(column), idents(order.keys), _lacks(column)
     sent = (
         f"select {keys}, arg_max_null({cell}, {place}) as {cell} from {rows}"
@@ -112,7 +112,7 @@ def _refuse_unknown(lake: PooledLake, order: WriteOrder, name: str) -> None:
     [[count]] = lake.execute(f"select count(*) from {name} where len({_LEFT_OUT}) > 0{alive}")
     if count:
         raise ResyncNeededError(
-            "an update left out a value that did not change, and neither the table nor the write has it",
+            "an update left out an unchanged value that neither the table nor the write has",
             hint="alter table … replica identity full in the source, and write its rows again",
             table=order.table.qualified,
         )

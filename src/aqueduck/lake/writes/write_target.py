@@ -1,8 +1,8 @@
 """
-The table that a write goes to: made if it is missing, and compared with what is to be written.
+The target table of a write: created if it is missing, and compared with the rows to write.
 
-Whatever `format("ducklake")` reads of a table can be written to it: text into types that Spark does not have, and
-numbers into wider ones.  Everything else is refused before a task starts.
+All rows that `format("ducklake")` reads from a table can be written to it: text to types that Spark does not have, and
+numbers to wider types.  Everything else is refused before a task starts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from aqueduck.model.schema import TableName
 __all__ = ["CONTROL", "WriteMode", "WriteOrder", "WriteTarget", "open_target"]
 
 CONTROL = "_aqueduck_"
-"""What the names of columns begin with that are in a part and not in the table."""
+"""The prefix of columns that are in a part but not in the table."""
 
 WriteMode = Literal["append", "overwrite", "upsert"]
 
@@ -41,41 +41,41 @@ _DECIMAL = re.compile(r"DECIMAL\((\d+),\s*(\d+)\)")
 
 @dataclass(frozen=True, slots=True)
 class WriteOrder:
-    """What is to be written, and how."""
+    """The table to write to, the mode and the options of the write."""
 
     table: TableName
     mode: WriteMode
     keys: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
-    """Columns by which the last row of a key wins; not stored unless the table has them."""
+    """Columns that order the rows of a key, of which the last one wins; stored only if the table has them."""
     op: str | None = None
-    """The column that says delete or truncate; not stored unless the table has it."""
+    """The column that marks deletes and truncates; stored only if the table has it."""
     unchanged: str | None = None
-    """The column that names columns whose stored value is to stay; not stored unless the table has it."""
+    """The column that names the columns whose stored values stay; stored only if the table has it."""
 
     @property
     def steering(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """The options that name columns which say what to do, and these."""
+        """The options that name control columns, with those columns."""
         op, unchanged = ((name,) if name else () for name in (self.op, self.unchanged))
         return ("op", op), ("unchanged", unchanged), ("order", self.order)
 
 
 @dataclass(frozen=True, slots=True)
 class WriteTarget:
-    """The table as a task needs to know it."""
+    """The table, as passed to tasks."""
 
     table: TableName
     directory: str
     stored: tuple[str, ...]
     """The table's columns."""
     cells: tuple[str, ...]
-    """What is written to a part, as SQL over the rows that arrive."""
+    """SQL expressions over the arriving rows for the columns of a part."""
     inserted: bool
-    """Whether rows are inserted, however many: DuckLake would not take over the files."""
+    """Whether rows are always inserted, because DuckLake cannot add files with these types."""
 
 
 def open_target(pool: LakePool, place: LakePlace, order: WriteOrder, arrow: pa.Schema) -> WriteTarget:
-    """Make the table if it is missing; raise if the rows do not fit it."""
+    """Create the table if it is missing; raise if the rows do not fit it."""
     _check_names(order, arrow.names)
     columns = _types(arrow)
     with pool.use(place) as lake:
@@ -102,7 +102,7 @@ def open_target(pool: LakePool, place: LakePlace, order: WriteOrder, arrow: pa.S
 
 
 def _types(arrow: pa.Schema) -> dict[str, str]:
-    """The columns with the types that DuckDB gives them."""
+    """The columns with their types in DuckDB."""
     con = new_connection(threads=1)
     try:
         con.register("empty", arrow.empty_table())
@@ -118,7 +118,7 @@ def _types(arrow: pa.Schema) -> dict[str, str]:
 
 
 def _is_variant(kind: pa.DataType) -> bool:
-    """Spark's mark of a struct that stands for a VARIANT."""
+    """Whether Spark marked the struct as a VARIANT."""
     return pa.types.is_struct(kind) and any((field.metadata or {}).get(b"variant") for field in kind)
 
 
@@ -126,16 +126,16 @@ def _check_names(order: WriteOrder, columns: Sequence[str]) -> None:
     lower = [name.lower() for name in columns]
     if len(set(lower)) < len(lower):
         raise SchemaChangeError(
-            "two columns differ by case only, which a lake cannot hold", table=order.table.qualified
+            "two columns differ only in case, which a lake does not support", table=order.table.qualified
         )
     for option, names in (*order.steering, ("keys", order.keys)):
         for name in names:
             if name not in columns:
                 raise ConfigError(f"ducklake: the option {option} names a column {name} that is not written")
     if (order.op or order.unchanged) and not order.order:
-        raise ConfigError("ducklake: the options op and unchanged need the option order")
+        raise ConfigError("ducklake: the options op and unchanged require the option order")
     if order.order and not order.keys:
-        raise ConfigError("ducklake: the option order needs the option keys")
+        raise ConfigError("ducklake: the option order requires the option keys")
 
 
 def _exists(lake: PooledLake, table: TableName) -> bool:
@@ -213,7 +213,7 @@ def _fits(source: str, target: str) -> bool:
 
 
 def _directory(lake: PooledLake, table: TableName) -> str:
-    """Where the table's files are."""
+    """The directory of the table's files."""
     place = stored_directory(lake, table)
     assert place is not None, "it was made"
     return place if is_remote(place) else os.path.abspath(place)  # noqa: PTH100 - the text, not the file
