@@ -1,1 +1,1 @@
-"""Change events as JSON: what an event looks like, and the kernels that write it.  Pure."""
+"""Change events as JSON: the envelopes, and the kernels that write them.  Pure, except for reading segments."""

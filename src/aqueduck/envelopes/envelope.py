@@ -1,8 +1,8 @@
 """
-How an event looks: the envelopes, and the JSON kind of each PostgreSQL type.
+The envelopes: the JSON form of an event for each kind of change.
 
-Pure: an envelope is a list of steps for each kind of change, which `envelopes.json_events` compiles and runs
-over whole columns.  What the values mean to users is in `docs/events.md`.
+An envelope is a list of steps for each kind of change.  `envelopes.json_events` compiles the steps and runs them
+over whole columns.  docs/events.md explains the values to users.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ ENVELOPES: tuple[Envelope, ...] = ("default", "flat", "debezium")
 
 
 class EventKind(enum.IntEnum):
-    """What happened to a row; the first three are a segment's `_op`."""
+    """The kind of a change; the first three are the values of a segment's `_op`."""
 
     INSERT = 1
     UPDATE = 2
     DELETE = 3
     UPDATE_FULL = 4
-    """An update that comes with the whole old row."""
+    """An update with the whole old row."""
 
 
 class Part(enum.Enum):
-    """What varies from event to event."""
+    """A part of an event that varies between events."""
 
     LSN = "lsn"
     LSN_NUMBER = "lsn_number"
@@ -51,7 +51,7 @@ Step = str | Part
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """What an envelope calls the kinds of change."""
+    """An envelope's names for the kinds of change."""
 
     insert: str
     update: str
@@ -69,14 +69,14 @@ _LETTERS = _Words("c", "u", "d", "t")
 
 
 def envelope_steps(envelope: Envelope, table: TableSchema, kind: EventKind, *, database: str) -> list[Step]:
-    """The event of a change of this kind, as literals and parts."""
+    """The steps of an event for a change of this kind: literals and parts."""
     return _STEPS[envelope](table, kind, database)
 
 
 def truncate_event(
     envelope: Envelope, table: TableSchema, *, lsn: int, time_us: int, xid: int, seq: int, database: str
 ) -> str:
-    """The event of a truncate; a table's truncates are too rare to need columns."""
+    """The event of a truncate, built one by one because truncates are rare."""
     values = {
         Part.LSN: lsn_text(lsn),
         Part.LSN_NUMBER: str(lsn),

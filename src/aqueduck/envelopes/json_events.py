@@ -1,9 +1,9 @@
 """
-Staged segments as JSON events: which kind each column is, and the program for each table.
+Convert staged segments to JSON events: select the JSON kind of each column and compile the program of each table.
 
-`EventLines` turns record batches of a segment into lines, a chunk of rows at a time, with the kernels
-of `json_kernels`; `stretch_lines` puts the lines of several tables into the order of their changes.
-How events look is in `envelope`.
+`EventLines` converts record batches of a segment to lines, a chunk of rows at a time, with the kernels
+of `json_kernels`.  `stretch_lines` merges the lines of several tables in the order of their changes.
+`envelope` defines the form of events.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _SCALARS = {
     JSONB: values.JSON,
 }
 
-# Array types and the kind of their elements; those of text, names, dates, times, uuid, addresses and bits
-# are strings.  Arrays of other types, such as boxes with their semicolons, stay text.
+# Array types and the JSON kind of their elements; arrays of text, names, dates, times, uuid, addresses and bits
+# have strings.  Arrays of other types, such as box with its semicolons, stay text.
 _ARRAYS = {
     1000: values.BOOL, 1001: values.BYTES, 1005: values.INTEGER, 1007: values.INTEGER, 1016: values.INTEGER,
     1021: values.FLOAT, 1022: values.FLOAT, 1231: values.NUMERIC, 199: values.JSON, 3807: values.JSON,
@@ -72,7 +72,7 @@ _IMAGES = {
 
 
 def json_kind(column: Column) -> int:
-    """How the column's text becomes JSON."""
+    """The JSON kind of a column, by which its text is converted."""
     if column.type_oid in _ARRAYS:
         return kernels.ARRAY + _ARRAYS[column.type_oid]
     return _SCALARS.get(column.type_oid, values.TEXT)
@@ -80,7 +80,7 @@ def json_kind(column: Column) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Events in order: their text, and for sinks that ask, their keys and what names them."""
+    """Events in order: their text, and for sinks that need them, their keys and names."""
 
     text: pa.Buffer
     ends: kernels.Ints
@@ -94,7 +94,7 @@ class Lines:
 
 
 class EventLines:
-    """Turns the changes of one table, under one version of its columns, into lines."""
+    """Converts the changes of one table, under one version of its columns, to lines."""
 
     def __init__(
         self, table: TableSchema, envelope: Envelope, *, database: str = "", with_keys: bool = False
@@ -127,9 +127,9 @@ class EventLines:
 
     def lines(self, batch: pa.RecordBatch, *, passing: bool = False) -> Iterator[tuple[Lines, kernels.Ints]]:
         """
-        The batch's events and their order, in chunks that stay small in memory.
+        The batch's events and their order, in chunks that need little memory.
 
-        Chunks that are `passing` are good until the next one is asked for.
+        With `passing`, a chunk is valid only until the next one is requested.
         """
         for at, step in self._chunks(batch):
             yield self._chunk(batch.slice(at, step), passing)
@@ -155,7 +155,7 @@ class EventLines:
             names = [*self._new, *self._old]
             column = self._table.columns[int(names[rendered.bad_column][1:])]
             raise EventValueError(
-                f"the text of column {column.name} is not what its type (OID {column.type_oid}) writes",
+                f"the text of column {column.name} is not valid for its type (OID {column.type_oid})",
                 table=self._table.qualified,
             )
         return rendered
@@ -205,7 +205,7 @@ def stretch_lines(
     """
     The events of segments that cover one stretch of the stream, in order.
 
-    One table is passed on chunk by chunk; several are merged, so a stretch must fit into memory.
+    Events of a single table are yielded chunk by chunk.  Several tables are merged in memory, so a stretch must fit.
     """
     writers: dict[str, EventLines] = {}
     merged: list[tuple[Lines, kernels.Ints]] = []
@@ -319,11 +319,11 @@ def _joined(parts: Sequence[bytes]) -> tuple[kernels.Bytes, kernels.Ints]:
 
 
 def segment_batches(path: str) -> Iterator[pa.RecordBatch]:
-    """The batches of a segment, mapped: the stage is on this machine's disk or on one that it shares."""
+    """The batches of a segment, memory-mapped: the stage is on a local or shared disk."""
     try:
         file = pa.memory_map(path)
     except OSError as exc:
-        raise LakeWriteError("a staged segment is gone") from exc
+        raise LakeWriteError("a staged segment is missing") from exc
     with file:
         reader = pa.ipc.open_file(file)
         for number in range(reader.num_record_batches):
@@ -341,7 +341,7 @@ def _numbers(batch: pa.RecordBatch, name: str) -> Any:
 
 
 def warm_up() -> None:
-    """Have numba compile the kernels, or load them from its cache, before the first change comes."""
+    """Compile the numba kernels, or load them from the cache, before the first change arrives."""
     column = Column("id", 25, -1)
     table = TableSchema(1, "public", "t", (column,), ("id",), "d")
     columns = {

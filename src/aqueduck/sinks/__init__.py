@@ -1,10 +1,10 @@
 """
-Where change events go: one module a sink.
+The sinks of change events, one module each.
 
-A sink is handed the parts of a batch, in order, and returns when they are safe; then the bookmark moves.
-`files` is exactly once, because the bookmark says how far its file was; `stdout`, `http` and `kafka` are at least
-once, and name each event by its transaction and index so that a receiver can tell one that came before.  Tables
-(`sinks.postgres_table`, `sinks.lake_table`) are exactly once because they keep the bookmark themselves.
+A sink gets the parts of a batch in order and returns when they are durable; then the bookmark moves.
+`files` delivers exactly once, because the bookmark has the length of its file.  `stdout`, `http` and `kafka` deliver at
+least once; they name each event by its transaction and index, so that a receiver can recognize duplicates.  Tables
+(`sinks.postgres_table`, `sinks.lake_table`) are exactly once, because they store the bookmark themselves.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ __all__ = ["Sink"]
 
 
 class Sink(Protocol):
-    """What the flow asks of a sink."""
+    """The interface of a sink."""
 
     part_format: PartFormat
-    """What tasks are to write for it."""
+    """The format of the parts that tasks write for it."""
     batch_bytes_max: int | None
-    """The most that should be delivered between two bookmarks; None for no opinion."""
+    """The most that should be delivered between two bookmarks; None for no limit."""
 
     def recover(self, bookmark: Bookmark | None) -> None:
-        """Go back to where the bookmark says we were."""
+        """Return to the state in the bookmark."""
         ...
 
     def place(self) -> dict[str, Any]:
-        """What a bookmark has to say about the sink, as it is now."""
+        """The sink's current state, for the bookmark."""
         ...
 
     def write(self, parts: Sequence[EventPart], position: int) -> None:
         """
-        Deliver a batch that ends at `position`; when this returns it survives a crash.
+        Deliver a batch that ends at `position`; it must survive a crash when this returns.
 
-        A sink that keeps the bookmark takes the batch here, and delivers it with the bookmark that is saved next.
+        A sink that stores the bookmark only accepts the batch here, and delivers it with the next bookmark.
         """
         ...
 
     def tick(self, position: int, *, final: bool = False) -> bool:
-        """A moment without events, or the end of a run; whether the bookmark is to be saved again."""
+        """Called when there are no events, or at the end of a run; returns whether the bookmark must be saved again."""
         ...
 
     def settle(self, position: int) -> None:
-        """The bookmark is saved: do what had to wait for it, in a way that can be done again."""
+        """Called after the bookmark was saved, for work that must follow it; must be idempotent."""
         ...
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The bookmark in a file: written beside, synced, renamed, so that there is always a whole one."""
+"""The bookmark in a file, which is replaced atomically: written to another file, synced and renamed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["FileBookmarks"]
 
 
 class FileBookmarks:
-    """`<directory>/<name>.json`."""
+    """Stores the bookmark as `<directory>/<name>.json`."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._path = directory / f"{name}.json"
@@ -45,8 +45,8 @@ class FileBookmarks:
             raise self._failed("written", exc) from exc
 
     def _failed(self, doing: str, exc: OSError) -> SinkPathError:
-        hint = f"make {self._path.parent} a directory with room that this user may write"
+        hint = f"make {self._path.parent} a directory that this user may write, on a disk with free space"
         return SinkPathError(f"the bookmark cannot be {doing}: {system_reason(exc)}", hint=hint)
 
     def close(self) -> None:
-        """There is nothing open between two calls."""
+        """Nothing to do: no file stays open between calls."""

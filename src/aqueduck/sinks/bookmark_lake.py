@@ -1,4 +1,4 @@
-"""The bookmark in a DuckLake: a table of ours, one row a slot, replaced in one lake transaction."""
+"""The bookmark in a DuckLake: one row per slot in a table of ours, replaced in one lake transaction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TABLE = lake_table(BOOKMARKS)
 
 
 def read_lake_bookmark(config: LakeConfig, slot: str) -> Bookmark | None:
-    """The bookmark in a lake that exists, for those who only look."""
+    """Read the bookmark from an existing lake, read-only."""
     with open_lake(config, read_only=True) as lake:
         there = "select 1 from duckdb_tables() where database_name = ? and schema_name = ? and table_name = ?"
         if not lake.execute(
@@ -32,7 +32,7 @@ def _read(lake: LakeSession, slot: str) -> Bookmark | None:
 
 
 class LakeBookmarks:
-    """A row of `aqueduck.bookmarks`."""
+    """Stores the bookmark as a row of `aqueduck.bookmarks`."""
 
     def __init__(self, config: LakeConfig, slot: str) -> None:
         self._slot = slot

@@ -1,4 +1,4 @@
-"""The bookmark in a PostgreSQL table, one row a slot; in the source's database or another."""
+"""The bookmark in a PostgreSQL table with one row per slot, in the source's database or another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["PostgresBookmarks"]
 
 
 class PostgresBookmarks:
-    """A row of `table`, which is made if it is missing."""
+    """Stores the bookmark as a row of `table`, which is created if it is missing."""
 
     def __init__(self, dsn: str, table: TableName, slot: str) -> None:
         self._dsn = dsn
@@ -49,7 +49,7 @@ class PostgresBookmarks:
         return None if row is None else Bookmark.from_json(json.dumps(row[0]))
 
     def save(self, bookmark: Bookmark) -> None:
-        """A connection that broke since the last time is made again, once: the statement can be repeated."""
+        """Save, and retry once on a new connection if the old one broke; the statement can be repeated."""
         try:
             self._save(bookmark)
         except (ConnectionLostError, SourceUnreachableError):
@@ -73,7 +73,7 @@ class PostgresBookmarks:
 
     def _put(self, conn: psycopg.Connection[Any], bookmark: Bookmark) -> None:
         text = bookmark.to_json()
-        # The slot follows this row, so it has to be as safe as the row says.
+        # The slot is confirmed up to this row's position, so the row must be durable.
         conn.execute("set local synchronous_commit = on")
         conn.execute(
             f"insert into {self._table} (slot_name, position, bookmark) values (%s, %s, %s) on conflict (slot_name)"
@@ -82,7 +82,7 @@ class PostgresBookmarks:
         )
 
     def own_tables(self, system_identifier: str, database: str) -> tuple[str, ...]:
-        """What of this database, as schema.name, is ours, with its partitions: changes there are nobody's events."""
+        """Aqueduck's own tables in this database, as schema.name, with partitions; their changes are not events."""
         conn = self._connected()
         server = read_server(conn)
         if (server.system_identifier, server.database) != (system_identifier, database):

@@ -1,12 +1,12 @@
 """
-JSON lines in files: one that is appended to, or many that are rotated.  Both exactly once.
+JSON lines in files: one file that is appended to, or rotated files.  Both deliver exactly once.
 
-The one file: after a batch is on disk, the bookmark says how long the file is.  At the next start the file is cut to
-that length, so what a crash left behind it is written again, in the same place.
+One file: after a batch is on disk, the bookmark has the length of the file.  At the next start the file is truncated to
+that length, and events that a crash left behind it are written again.
 
-Rotated files: events collect in a hidden file beside them.  When it is large or old enough, the bookmark says that it is
-finished, and then it is renamed; a rename that a crash prevented is made up for at the next start.  Readers see whole files
-of whole transactions only, and may take them away.  The name holds the position of the last transaction.
+Rotated files: events are collected in a hidden file next to them.  When it is large or old enough, the bookmark marks it
+as finished, and then it is renamed; after a crash, the next start repeats the rename.  Readers see only complete files
+with whole transactions, and may remove them.  The file name has the position of the last transaction.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, er
 
 
 class _OpenFile:
-    """A file that is only ever extended, and cut back to a length that is known to be good."""
+    """A file that is appended to, and truncated to a length that is known to be good."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,7 +42,7 @@ class _OpenFile:
         self.length = os.fstat(self._fd).st_size
 
     def cut(self, length: int) -> None:
-        """Forget everything after `length`."""
+        """Truncate the file to `length`."""
         with _write_errors():
             if length < self.length:
                 os.ftruncate(self._fd, length)
@@ -50,7 +50,7 @@ class _OpenFile:
                 self.length = length
 
     def append(self, parts: Sequence[EventPart]) -> None:
-        """All of the parts, safe on disk, or nothing."""
+        """Append all parts and sync, or append nothing."""
         self._refuse_changed()
         good = self.length
         try:
@@ -66,14 +66,14 @@ class _OpenFile:
             raise
 
     def _refuse_changed(self) -> None:
-        """Lines of others are not written over, nor is a hole left before ours; who starts again looks at the file anew."""
+        """Raise if another program changed the file, so that its lines are not overwritten and ours leave no gap."""
         found = None
         with _write_errors(), contextlib.suppress(FileNotFoundError):
             found = self.path.stat()
         if found is None or not os.path.samestat(found, os.fstat(self._fd)) or found.st_size != self.length:
             raise SinkWriteError(
-                "the sink's file was changed, moved or removed by another",
-                hint="let nobody else write it; the flow goes on from its bookmark",
+                "the sink's file was changed, moved or removed by another program",
+                hint="let no other program write the file; the flow resumes from its bookmark",
             )
 
     def _append_file(self, part: Path) -> None:
@@ -85,7 +85,7 @@ class _OpenFile:
         self.length += size
 
     def _copy(self, source: int, at: int, count: int) -> int:
-        """The kernel copies where it can; files on different filesystems it may not."""
+        """Copy bytes in the kernel if possible; it may not be for files on different filesystems."""
         place = self.length + at
         try:
             copied = os.copy_file_range(source, self._fd, min(count, _COPY_BYTES), at, place)
@@ -100,7 +100,7 @@ class _OpenFile:
 
 
 class JsonlSink:
-    """One file, appended to."""
+    """Appends to one file."""
 
     part_format: PartFormat = "text"
     batch_bytes_max: int | None = None
@@ -130,7 +130,7 @@ class JsonlSink:
 
 
 class RotatedJsonlSink:
-    """Files that appear whole: `changes-00000001-00000000016A4F88.jsonl`, and so on."""
+    """Files that appear complete: `changes-00000001-00000000016A4F88.jsonl`, and so on."""
 
     part_format: PartFormat = "text"
 
@@ -167,7 +167,7 @@ class RotatedJsonlSink:
             self._reopen(0)
 
     def _reopen(self, length: int) -> None:
-        """The unfinished file with this number as the bookmark knew it; others are of no use to anybody."""
+        """Reopen the unfinished file with the bookmark's number and length, and remove all other unfinished files."""
         self.close()
         keep = self._unfinished()
         for path in self._path.parent.glob(f".{self._path.name}.*.open"):
@@ -214,13 +214,13 @@ class RotatedJsonlSink:
         return self._publish
 
     def settle(self, position: int) -> None:
-        """The bookmark says that the file is finished: give it its name.  Done again after a crash if need be."""
+        """Rename the file that the bookmark marks as finished; repeated after a crash."""
         if not self._publish:
             return
         final = self._path.with_name(
             f"{self._path.stem}-{self._number:08d}-{position:016X}{self._path.suffix}"
         )
-        if self._opened.length:  # or a run before us renamed it already
+        if self._opened.length:  # otherwise an earlier run renamed it already
             with _write_errors():
                 self._opened.path.rename(final)
                 _sync_directory(final.parent)
@@ -258,5 +258,5 @@ def _write_errors() -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        hint = "make room on the disk; the batch is written again from its beginning"
+        hint = "free disk space; the whole batch is then written again"
         raise SinkWriteError(f"the sink's file cannot be written: {system_reason(exc)}", hint=hint) from exc

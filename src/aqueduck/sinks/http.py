@@ -1,9 +1,10 @@
 """
-A webhook: batches of events as JSON arrays, tried again with backoff, put aside where they are refused.
+A webhook: posts batches of events as JSON arrays, retries with backoff, and sets refused batches aside.
 
-At least once.  `Idempotency-Key` names the batch by its first and last event, `Aqueduck-Events` every event in it by
-the LSN of its transaction and its index there; both are the same when a batch or an event comes again.  With a secret,
-`Aqueduck-Signature` proves who sent a body and when.  Redirects are not followed: they would take the events elsewhere.
+Delivery is at least once.  `Idempotency-Key` names the batch by its first and last event; `Aqueduck-Events` names every
+event by the LSN of its transaction and its index there.  Both are the same when a batch or an event is repeated.  With a
+secret, `Aqueduck-Signature` proves the sender and the time of a body.  Redirects are not followed, because they would send
+the events elsewhere.
 """
 
 from __future__ import annotations
@@ -44,20 +45,20 @@ log = structlog.get_logger()
 
 BACKOFF_SECONDS_MAX = 30.0
 ANSWER_BYTES_MAX = 64 << 10
-"""Of an answer nothing is used but its status; one that is longer costs its connection."""
-# Answers that say "later", besides those from 500 on.
+"""Only the status of a response is used; if its body is longer than this, the connection is closed."""
+# Statuses that ask for a retry, besides those from 500 on.
 _LATER = (408, 425, 429)
 
 
 class _LaterError(Exception):
-    """The receiver cannot take the batch now; the text says why."""
+    """The receiver cannot accept the batch now; the text has the reason."""
 
 
 class HttpSink:
     """
-    Posts to one URL over one connection that is kept open.
+    Posts to one URL over one persistent connection.
 
-    A transport of httpx without its client: no redirects, cookies, proxies of the environment or log lines with the URL.
+    It uses a transport of httpx without a client: no redirects, cookies, proxies of the environment or logged URLs.
     """
 
     part_format: PartFormat = "rows"
@@ -106,14 +107,14 @@ class HttpSink:
             status = retried(lambda: self._post(batch), delays, self._sleep, on=_LaterError, failed=tell)
         except _LaterError as exc:
             raise SinkUnreachableError(
-                f"the webhook did not take a batch in {self._config.retries + 1} tries: {exc}",
-                hint="check that the receiver runs; the batch is delivered again from its beginning",
+                f"the webhook did not accept a batch in {self._config.retries + 1} tries: {exc}",
+                hint="check that the receiver runs; the whole batch is then delivered again",
             ) from exc
         if not 200 <= status < 300:
             self._put_aside(batch, status)
 
     def _post(self, batch: EventBatch) -> int:
-        """The status of the answer; raises if the batch is to be sent again later."""
+        """Post the batch and return the status; raises if a retry may succeed."""
         ids = batch.ids()
         headers = self._headers.copy()
         headers["Idempotency-Key"] = f"{ids[0].split('-')[0]}..{_last(ids[-1])}"
@@ -134,12 +135,12 @@ class HttpSink:
         return status
 
     def _put_aside(self, batch: EventBatch, status: int) -> None:
-        """A batch that the receiver will never take: into the dead-letter file, or nowhere and stop."""
+        """Write a batch that the receiver will never accept to the dead-letter file; without one, raise."""
         path = self._config.dead_letter_path
         if path is None:
             raise SinkRejectedError(
                 f"the webhook refused a batch with status {status}",
-                hint="correct the receiver, or set sink.config.dead_letter_path to put such batches aside",
+                hint="correct the receiver, or set sink.config.dead_letter_path to set such batches aside",
             )
         record = {"status": status, "ids": batch.ids(), "time": time.time()}
         line = json.dumps(record)[:-1].encode() + b', "events": ' + batch.as_array() + b"}\n"
@@ -163,33 +164,33 @@ class HttpSink:
 
 
 def _tls(config: HttpSinkConfig) -> ssl.SSLContext:
-    """Who the receiver has to be, and who we are."""
+    """The CA that verifies the receiver, and our client certificate."""
     try:
         context = ssl.create_default_context(cafile=config.ca_path)
         if config.client_cert is not None:
-            # Without a password, OpenSSL would ask for one on the terminal.
+            # Without this password, OpenSSL would ask for one on the terminal.
             context.load_cert_chain(config.client_cert, config.client_key, password="")
-    except OSError as exc:  # ssl.SSLError is one
+    except OSError as exc:  # includes ssl.SSLError
         what = (
-            "is no certificate, or no key that fits it"
+            "is not a certificate, or the key does not match it"
             if isinstance(exc, ssl.SSLError)
             else system_reason(exc)
         )
         raise ConfigError(
             f"a file of sink.config.ca_path, client_cert or client_key cannot be used: {what}",
-            hint="they are PEM files that this user can read; the key has no password",
+            hint="they must be PEM files that this user can read, and the key must not have a password",
         ) from None
     return context
 
 
 def _signature(secret: str, at: int, body: bytes) -> str:
-    """When, and a hash over that and the body that only those who know the secret can make."""
+    """The time, and a hash over time and body that requires the secret."""
     digest = hmac.new(secret.encode(), f"{at}.".encode() + body, hashlib.sha256).hexdigest()
     return f"t={at},sha256={digest}"
 
 
 def _read_up(response: httpx.Response, deadline: float) -> None:
-    """Read an answer that ends soon, so that its connection can take another request; others are closed with it."""
+    """Read a short response completely, so that its connection can be reused; otherwise the connection is closed."""
     left = ANSWER_BYTES_MAX
     for chunk in response.iter_raw():
         left -= len(chunk)
@@ -198,11 +199,11 @@ def _read_up(response: httpx.Response, deadline: float) -> None:
 
 
 def _root(exc: BaseException) -> BaseException:
-    """The system's error below those of httpx and httpcore: it says most."""
+    """The innermost cause below the errors of httpx and httpcore, which is the most specific."""
     return exc if exc.__cause__ is None else _root(exc.__cause__)
 
 
 def _last(run: str) -> str:
-    """The last event of a run such as `0/16A4F88/3-7`."""
+    """The last event of a range such as `0/16A4F88/3-7`."""
     head, _, last = run.partition("-")
     return f"{head.rpartition('/')[0]}/{last}" if last else head

@@ -1,8 +1,8 @@
 """
-A Kafka topic: one message an event, its key the row's primary key, so that a row's changes stay in order.
+A Kafka topic: one message per event, keyed by the row's primary key, so that a row's changes stay in order.
 
-At least once, by librdkafka's idempotent producer; the header `id` names each event by the LSN of its transaction and
-its index there.  The package `confluent-kafka` is optional: `pip install aqueduck[kafka]`.
+Delivery is at least once, by librdkafka's idempotent producer.  The header `id` names each event by the LSN of its
+transaction and its index there.  The package `confluent-kafka` is optional: `pip install aqueduck[kafka]`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["KafkaSink"]
 
 
 class KafkaSink:
-    """Produces to one topic; a batch is delivered when the brokers have acknowledged all of it."""
+    """Produces to one topic; a batch is delivered when the brokers have acknowledged all of its events."""
 
     part_format: PartFormat = "rows"
     batch_bytes_max: int | None = 16 << 20
@@ -54,7 +54,7 @@ class KafkaSink:
             ) from exc
 
     def recover(self, bookmark: Bookmark | None) -> None:
-        """What was given up with a batch that failed is told now, and not to the next batch."""
+        """Collect errors of events from a failed batch now, so that they are not attributed to the next batch."""
         self._producer.purge()
         self._producer.flush(1)
 
@@ -85,7 +85,7 @@ class KafkaSink:
                     on_delivery=self._delivered,
                     headers=[("id", name.encode())],
                 )
-            except BufferError:  # the queue is full: let the brokers take some of it
+            except BufferError:  # the queue is full: wait until the brokers have taken some of it
                 self._producer.poll(0.1)
                 self._check()
             except (
@@ -116,8 +116,8 @@ class KafkaSink:
     def _unreachable(self, reason: str) -> SinkUnreachableError:
         self._producer.purge()
         return SinkUnreachableError(
-            f"Kafka did not take the batch: {reason}",
-            hint="check the brokers; the batch is delivered again from its beginning",
+            f"Kafka did not accept the batch: {reason}",
+            hint="check the brokers; the whole batch is then delivered again",
         )
 
     def tick(self, position: int, *, final: bool = False) -> bool:
@@ -131,7 +131,7 @@ class KafkaSink:
         self._producer.flush(1)
 
 
-# Answers that will not change by trying again.
+# Errors that a retry cannot fix.
 _REFUSED = (
     "MSG_SIZE_TOO_LARGE",
     "_MSG_SIZE_TOO_LARGE",
@@ -144,6 +144,6 @@ _REFUSED = (
 
 
 class _Silent:
-    """librdkafka's own log lines name brokers over and over; what matters comes as an error."""
+    """Drops librdkafka's own log lines, which repeat broker names; important ones are also raised as errors."""
 
     def log(self, *_arguments: Any, **_keywords: Any) -> None: ...

@@ -1,8 +1,8 @@
 """
-Events in a DuckLake table, exactly once: a batch and the bookmark are one lake snapshot.
+Events in a DuckLake table, delivered exactly once: a batch and the bookmark are committed in one lake snapshot.
 
-`LakeEvents` is a sink and the store of its own bookmark (`model.event_table.TableSink`).  Its twin for PostgreSQL is
-`sinks.postgres_table`.
+`LakeEvents` is a sink that stores its own bookmark (`model.event_table.TableSink`).  `sinks.postgres_table` is the
+same for PostgreSQL.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ARRIVED = "arrived_events"
 
 
 class LakeEvents(TableSink, LakeBookmarks):
-    """Appends to `table`, which is made if it is missing."""
+    """Appends to `table`, which is created if it is missing."""
 
     batch_bytes_max: int | None = None
 
@@ -68,15 +68,17 @@ class LakeEvents(TableSink, LakeBookmarks):
         return self._known
 
     def _reopen(self) -> None:
-        """A new connection after a failure; what was reached before may be reached again, so that is tried."""
+        """Reconnect after a failure; any error is one that a retry may fix, because the lake was reachable before."""
         try:
             self._lake.reopen()
         except CatalogUnreachableError as exc:
-            raise LakeWriteError(f"the lake is lost: {exc.message}", hint=exc.hint) from exc
+            raise LakeWriteError(
+                f"the connection to the lake was lost: {exc.message}", hint=exc.hint
+            ) from exc
         self._failed = False
 
     def save(self, bookmark: Bookmark) -> None:
-        """The batch and the bookmark, in one transaction; other writers of the lake may commit in between."""
+        """Write the batch and the bookmark in one transaction; other writers of the lake may commit before it."""
         self._failed = True
         delays = doubling(0.05, 4.0, times=TRIES - 1)
         retried(lambda: self._commit(bookmark), delays, time.sleep, on=LakeBusyError)
@@ -91,7 +93,7 @@ class LakeEvents(TableSink, LakeBookmarks):
             self._put(bookmark)
 
     def _tidy(self) -> None:
-        """Dead bookmarks and inlined events do not pile up in the catalog."""
+        """Flush old bookmarks and inlined events from the catalog."""
         inlined = self._lake.memory.inlined_rows
         if BOOKMARKS not in inlined:
             count_inlined(self._lake, (BOOKMARKS, self._table))
@@ -122,11 +124,11 @@ class LakeEvents(TableSink, LakeBookmarks):
 
 
 def check_events_lake(config: LakeConfig, table: TableName) -> str:
-    """What `aqueduck check` says about the sink in a lake that exists; nothing is made."""
+    """The line of `aqueduck check` about the sink in an existing lake; creates nothing."""
     with open_lake(config, read_only=True) as lake:
         found = _columns(lake, table)
     if not found:
-        return f"{table.qualified} will be made"
+        return f"{table.qualified} will be created"
     check_columns(table.qualified, found)
     return f"{table.qualified} can take events"
 

@@ -1,8 +1,9 @@
 """
-Events in a PostgreSQL table, exactly once: a batch and the bookmark are one transaction.
+Events in a PostgreSQL table, delivered exactly once: a batch and the bookmark are one transaction.
 
-`EventsTable` is a sink and the store of its own bookmark (`model.event_table.TableSink`), which is a row of `aqueduck_bookmarks`
-in the schema of the table.  Rows go by COPY, whole columns at a time.  Its twin for lakes is `sinks.lake_table`.
+`EventsTable` is a sink that stores its own bookmark (`model.event_table.TableSink`) as a row of `aqueduck_bookmarks` in
+the schema of the table.  Rows are written by COPY, formatted whole columns at a time.  `sinks.lake_table` is the same
+for lakes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from aqueduck.sinks.bookmark_table import PostgresBookmarks
 
 __all__ = ["EventsTable", "bookmarks_beside", "check_events_table"]
 
-# Characters that JSON never has: no cell needs an escape.
+# Characters that JSON never contains, so no cell needs an escape.
 _BETWEEN, _QUOTE = "\x02", "\x01"
 _HEX = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 _SHIFTS = np.arange(60, -1, -4, dtype=np.uint64)
@@ -40,7 +41,7 @@ def bookmarks_beside(table: TableName) -> TableName:
 
 
 class EventsTable(TableSink, PostgresBookmarks):
-    """Appends to `table`, which is made if it is missing."""
+    """Appends to `table`, which is created if it is missing."""
 
     batch_bytes_max: int | None = 64 << 20
 
@@ -66,9 +67,9 @@ class EventsTable(TableSink, PostgresBookmarks):
 
     def save(self, bookmark: Bookmark) -> None:
         """
-        The batch and the bookmark, in one transaction.
+        Write the batch and the bookmark in one transaction.
 
-        There is no second try here: whether a commit without an answer was made is known by whoever loads next.
+        This does not retry: if the reply to a commit is lost, the next `load` shows whether the commit succeeded.
         """
         conn = self._connected()
         self._make(conn)
@@ -108,7 +109,7 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 def _copy_rows(batch: pa.RecordBatch) -> memoryview:
-    """The rows as COPY takes them: NULL is nothing at all, and what may hold anything is quoted."""
+    """The rows in COPY's format: NULL is empty, and columns with arbitrary text are quoted."""
     lsn, seq, time, xid, op, schema, table, key, event = (batch.column(c.member) for c in EVENT_COLUMNS)
     plain = (seq, time.cast(pa.timestamp("us")), xid, op)
     names = [pc.replace_substring(name, _QUOTE, _QUOTE * 2) for name in (schema, table)]
@@ -123,13 +124,13 @@ def _copy_rows(batch: pa.RecordBatch) -> memoryview:
 
 
 def _joined(*cells: pa.Array | str) -> pa.Array:
-    """The cells of each row as one text; NULL if one of them is."""
+    """The cells of each row as one text; NULL if one of them is NULL."""
     texts = [pa.scalar(c, pa.large_string()) if isinstance(c, str) else c for c in cells]
     return pc.binary_join_element_wise(*texts, pa.scalar("", pa.large_string()))
 
 
 def _lsn_texts(lsn: pa.Array) -> pa.Array:
-    """Positions as PostgreSQL reads them, with all of their digits."""
+    """Positions in PostgreSQL's notation, with all digits."""
     numbers = lsn.to_numpy().astype(np.uint64)
     digits = _HEX[((numbers[:, None] >> _SHIFTS) & np.uint64(15)).astype(np.intp)]
     text = np.insert(digits, 8, ord("/"), axis=1)
@@ -143,7 +144,7 @@ def _lsn_texts(lsn: pa.Array) -> pa.Array:
 
 
 def check_events_table(dsn: str, table: TableName) -> str:
-    """What `aqueduck check` says about the sink; nothing is made."""
+    """The line of `aqueduck check` about the sink; creates nothing."""
     with connect(dsn) as conn:
         found, required = _columns(conn, table)
         with translate_errors("look at the sink's table", table.qualified, conn=conn):
@@ -156,7 +157,7 @@ def check_events_table(dsn: str, table: TableName) -> str:
             exists = conn.execute("select to_regnamespace(%s)", (schema,)).fetchone() != (None,)
             if exists:
                 _require(conn, "has_schema_privilege", table.schema, "create", f"schema {schema}")
-    return f"{table.qualified} will be made"
+    return f"{table.qualified} will be created"
 
 
 def _require(conn: psycopg.Connection[Any], function: str, what: str, right: str, named: str) -> None:
@@ -170,7 +171,7 @@ def _require(conn: psycopg.Connection[Any], function: str, what: str, right: str
 
 
 def _columns(conn: psycopg.Connection[Any], table: TableName) -> tuple[dict[str, str], list[str]]:
-    """The types of a table by column, nothing if there is none, and the columns that have to be given a value."""
+    """A table's column types, empty if the table is missing, and its columns that require a value."""
     with translate_errors("look at the sink's table", table.qualified, conn=conn):
         rows = conn.execute(
             "select attname::text, format_type(atttypid, atttypmod), attnotnull and not atthasdef and attidentity = ''"

@@ -1,7 +1,7 @@
 """
-Parts of the format `rows`: events with what names them, for sinks that deliver one by one or in small batches.
+Parts in the format `rows`: events with their names, for sinks that deliver them one by one or in small batches.
 
-An Arrow file of `line` (the event, ending in a line break), `key` (the row's primary key as JSON, or null),
+A part is an Arrow file with `line` (the event, ending in a line break), `key` (the row's primary key as JSON, or null),
 `lsn` and `seq` (the event's transaction and its index in it).
 """
 
@@ -26,26 +26,26 @@ SCHEMA = pa.schema(
 
 
 def event_id(lsn: int, seq: int) -> str:
-    """What names an event, the same however often it is delivered: its transaction's LSN and its index there."""
+    """The name of an event, the same at each delivery: its transaction's LSN and its index there."""
     return f"{lsn_text(lsn)}/{seq}"
 
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """Some events, one after the other."""
+    """Consecutive events."""
 
     lines: bytes
     lsn: Any
     seq: Any
 
     def ids(self) -> list[str]:
-        """The names of all of them; a run within a transaction as `LSN/first-last`."""
+        """The names of all events; consecutive ones of a transaction as `LSN/first-last`."""
         cuts = np.flatnonzero((np.diff(self.lsn) != 0) | (np.diff(self.seq) != 1)) + 1
         runs = zip([0, *cuts.tolist()], [*cuts.tolist(), len(self.lsn)], strict=True)
         return [_run(int(self.lsn[a]), int(self.seq[a]), int(self.seq[b - 1])) for a, b in runs]
 
     def as_array(self) -> bytes:
-        """The events as one JSON array; a line break stands only between events."""
+        """The events as one JSON array, with line breaks only between events."""
         return b"[" + self.lines[:-1].replace(b"\n", b",") + b"]"
 
 

@@ -1,4 +1,4 @@
-"""JSON lines on standard output: for pipes and for people; at least once."""
+"""JSON lines on standard output, for pipes and terminals; delivered at least once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["StdoutSink"]
 
 
 class StdoutSink:
-    """Writes and flushes; whoever reads the pipe has it then."""
+    """Writes and flushes each batch."""
 
     part_format: PartFormat = "text"
     batch_bytes_max: int | None = 32 << 20
@@ -43,4 +43,4 @@ class StdoutSink:
     def settle(self, position: int) -> None: ...
 
     def close(self) -> None:
-        """Standard output is not ours to close."""
+        """Nothing to do: standard output stays open."""

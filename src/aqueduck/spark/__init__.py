@@ -1,1 +1,1 @@
-"""Spark: the session, our queries and jobs, and the formats for anyone's own Spark."""
+"""Spark: the session, Aqueduck's queries and jobs, and the formats for users' own Spark code."""

@@ -1,1 +1,1 @@
-"""The small files by which the processes of one service talk: replaced as a whole, one writer each."""
+"""State files: small files by which the processes of a service exchange state; each has one writer and is replaced atomically."""

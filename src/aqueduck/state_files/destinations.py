@@ -1,9 +1,9 @@
 """
-The state of a fan-out's destinations for readers: a SQLite database in `state_dir`, with a row per destination.
+The state of a fan-out's destinations for readers: a SQLite database in `state_dir`, with one row per destination.
 
-A row is written when something changed, also for a destination whose own lake cannot be written.  The cursor that counts
-is in each destination's lake (`lake.destinations.destination`).  The second table is a copy of nothing else: the values
-for which the pattern made destinations.
+A row is written when it changes, even if the destination's own lake cannot be written.  The authoritative cursor
+is in each destination's lake (`lake.destinations.destination`).  A second table has the values for which the pattern
+made destinations; these are stored nowhere else.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ create table if not exists destinations (
 )
 """
 _SHAPE = 3
-"""The table's; one of another shape is made anew, because everything in it comes from the lakes."""
+"""The version of the state table; one with another version is recreated, because its content comes from the lakes."""
 _DISCOVERED = "create table if not exists discovered (routing_value text, made_at text, primary key (routing_value, made_at))"
-"""What the pattern made, and where; never made anew."""
+"""The table of destinations that the pattern made, with their places; never recreated."""
 
 
 class DestinationsFile:
-    """The state of every destination as a SQLite table, for `aqueduck status` and anyone's SQL."""
+    """The state of every destination as a SQLite table, for `aqueduck status` and users' own SQL."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,12 +43,12 @@ class DestinationsFile:
         self._writing = threading.Lock()
 
     def write(self, rows: Mapping[str, tuple[Any, ...]]) -> None:
-        """Write the rows that changed since the last time, by destination; nothing if none did."""
+        """Write the rows, given by destination, that changed since the last call."""
         with self._writing:
             self._write(rows)
 
     def remember(self, made: Made) -> None:
-        """Keep what the pattern made; nothing is written if nothing is new."""
+        """Add the destinations that the pattern made, if any are new."""
         with self._writing:
             new = made - self._remembered
             if not new:
@@ -59,7 +59,7 @@ class DestinationsFile:
             self._remembered = made
 
     def recall(self) -> Made:
-        """What the pattern ever made."""
+        """All destinations that the pattern has made."""
         if not self.path.exists():
             return Made()
         with self._open() as con:
@@ -69,7 +69,7 @@ class DestinationsFile:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """The file, in a transaction; made if it is not there."""
+        """Open the file in a transaction, and create it if it is missing."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.closing(sqlite3.connect(self.path, timeout=10)) as con, con:
             yield con
@@ -93,7 +93,7 @@ class DestinationsFile:
         self._written = rows
 
     def read(self) -> list[dict[str, Any]]:
-        """The rows; none before the service ran."""
+        """The rows; empty before the first run of the service."""
         if not self.path.exists():
             return []
         with self._open() as con:
@@ -104,6 +104,6 @@ class DestinationsFile:
 
 
 def state_path(config: FanoutConfig) -> Path:
-    """Where an instance keeps the state of its destinations for readers."""
+    """The path of the database in which an instance keeps the state of its destinations."""
     name = "".join(c if c.isalnum() or c in "-_" else "_" for c in config.instance.id)
     return Path(config.state_dir) / "fanout" / f"{name}.sqlite"

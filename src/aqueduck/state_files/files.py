@@ -1,8 +1,8 @@
 """
-Notes: the small files by which driver, planner and tasks of a group speak to each other.
+The state files of a group, by which driver, planner and tasks exchange state.
 
-Each has one writer, is replaced as a whole, and lies in the group's directory.  Light on purpose: Spark
-imports this in every process.
+Each file has one writer, is replaced atomically, and is in the group's directory.  The module imports little, because
+Spark imports it in every process.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """What we told the server while nothing was on its way: it tells our own slot from one that somebody made again."""
+    """A position beyond the lake's that was confirmed while no changes were in between; it identifies our own slot."""
 
     position: int
-    """Confirmed, although the lake stands elsewhere."""
+    """The confirmed position."""
     durable: int
-    """Where the lake (or a bookmark) stood: nothing of ours lies between the two."""
+    """The position of the lake (or of a bookmark) then; no change of ours is between the two."""
     lake: str = ""
-    """Which lake it was, see `lake.ledger.progress.lake_mark`."""
+    """The identifier of the lake, see `lake.ledger.progress.lake_mark`."""
 
     def covers(self, confirmed: int, *, durable: int, lake: str = "") -> bool:
-        """Whether a slot that stands at `confirmed` has left nothing out for a lake that stands at `durable`."""
+        """Whether a slot at `confirmed` has skipped nothing that a lake at `durable` lacks."""
         return self.lake == lake and self.durable <= durable and confirmed <= self.position
 
     def is_ahead_of(self, *, durable: int, lake: str = "") -> bool:
-        """Whether this very lake had more than it has now: then it is an older one, put back in its place."""
+        """Whether the same lake had a later position than now, because it was restored from a backup."""
         return self.lake == lake and self.durable > durable
 
 
 def note_confirmation(path: Path, confirmation: Confirmation) -> None:
-    """On disk before the server is told."""
+    """Write the confirmation to disk, before it is sent to the server."""
     write_note(path, json.dumps(asdict(confirmation)), sync=True)
 
 
 def read_confirmation(path: Path) -> Confirmation | None:
-    """What `note_confirmation` left there last."""
+    """The last confirmation that `note_confirmation` wrote; None if there is none."""
     try:
         return Confirmation(**json.loads(path.read_text()))
     except (
@@ -72,29 +72,29 @@ def read_confirmation(path: Path) -> Confirmation | None:
         NotADirectoryError,
         ValueError,
         TypeError,
-    ):  # none, or not one that we could rely on
+    ):  # missing or invalid
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class SlotMark:
-    """How far a slot was: on one timeline, its `restart_lsn` only moves forward, also over a crash."""
+    """A slot's `restart_lsn`, which on one timeline only moves forward, also across a crash of the server."""
 
     timeline: int
     restart_lsn: int
 
     def is_ahead_of(self, restart_lsn: int | None, timeline: int) -> bool:
-        """Whether a slot that stands there has gone back."""
+        """Whether a slot with this `restart_lsn` has moved back."""
         return restart_lsn is not None and timeline == self.timeline and restart_lsn < self.restart_lsn
 
 
 def note_slot(path: Path, mark: SlotMark) -> None:
-    """The server has shown it twice, so it is on the server's disk."""
+    """Write the mark; the server reported it twice, so it is on the server's disk."""
     write_note(path, json.dumps(asdict(mark)), sync=True)
 
 
 def read_slot(path: Path) -> SlotMark | None:
-    """What `note_slot` left there last."""
+    """The last mark that `note_slot` wrote; None if there is none."""
     try:
         return SlotMark(**json.loads(path.read_text()))
     except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
@@ -102,12 +102,12 @@ def read_slot(path: Path) -> SlotMark | None:
 
 
 def note_position(path: Path, position: int) -> None:
-    """Leave a position: `durable` is the driver's word to the capture that the lake has it."""
+    """Write a position; by the file `durable`, the driver tells the capture the lake's position."""
     write_note(path, lsn_text(position))
 
 
 def read_note(path: Path) -> int | None:
-    """What `note_position` left there last."""
+    """The last position that `note_position` wrote; None if there is none."""
     try:
         return parse_lsn(path.read_text())
     except FileNotFoundError:
@@ -115,7 +115,7 @@ def read_note(path: Path) -> int | None:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """What somebody wrote there last about how it fares, such as the capture; nothing if it has not yet."""
+    """The last report of a process about its state, for example the capture's; empty if there is none."""
     try:
         report: dict[str, Any] = json.loads(path.read_text())
     except (FileNotFoundError, json.JSONDecodeError):
@@ -128,7 +128,7 @@ def write_tables(
     tables: Iterable[tuple[TableSchema, str | None]],
     modes: Mapping[int, TableMode] | None = None,
 ) -> None:
-    """Tell capture and tasks which tables the group has, where the files of each go, and modes other than `upsert`."""
+    """Write the group's tables for capture and tasks, with the directory of each and with modes other than `upsert`."""
     modes = modes or {}
     notes = {
         schema.oid: [schema.to_json(), place, modes.get(schema.oid, UPSERT).to_json()]
@@ -138,36 +138,36 @@ def write_tables(
 
 
 def read_tables(path: Path) -> dict[int, tuple[TableSchema, str | None]]:
-    """What `write_tables` wrote last, by oid."""
+    """The tables that `write_tables` wrote last, by OID."""
     tables = json.loads(path.read_text())
     return {int(oid): (_schema_of(schema), place) for oid, (schema, place, _) in tables.items()}
 
 
 @functools.lru_cache(4096)
 def _schema_of(text: str) -> TableSchema:
-    """Kept: of a note that is written anew, most tables are as they were."""
+    """Parse a schema; cached, because most tables are unchanged when the file is rewritten."""
     return TableSchema.from_json(text)
 
 
 def note_mark(path: Path) -> tuple[int, int, int]:
-    """Tells a note from the one before it, without reading it."""
+    """A value that changes when the file is replaced, without reading it."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def read_modes(path: Path) -> dict[int, TableMode]:
-    """The modes of the tables that `write_tables` wrote last, by oid."""
+    """The modes that `write_tables` wrote last, by OID."""
     tables = json.loads(path.read_text())
     return {int(oid): TableMode.from_json(mode) for oid, (_, _, mode) in tables.items()}
 
 
 def write_skips(path: Path, skips: Mapping[int, int | None]) -> None:
-    """Tell tasks which tables are not ready (None), and up to which position their copy has the changes."""
+    """Write for tasks which tables are not ready (None), and before which position a table's copy has the changes."""
     write_note(path, json.dumps(skips))
 
 
 def read_skips(path: Path) -> dict[int, int | None]:
-    """What `write_skips` wrote last, by oid."""
+    """The skips that `write_skips` wrote last, by OID."""
     try:
         return {int(oid): skip for oid, skip in json.loads(path.read_text()).items()}
     except FileNotFoundError:
@@ -175,7 +175,7 @@ def read_skips(path: Path) -> dict[int, int | None]:
 
 
 def write_note(path: Path, text: str, *, sync: bool = False) -> None:
-    """Replace a file as a whole; with `sync` it is on disk afterwards."""
+    """Replace a file atomically; with `sync`, it is on disk when this returns."""
     temporary = path.with_suffix(".tmp")
     with open(temporary, "w") as out:
         out.write(text)

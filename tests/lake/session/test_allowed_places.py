@@ -172,16 +172,16 @@ def roster(file: FanoutConfig, *rows: dict[str, str], made: Made = NOTHING_MADE)
 @pytest.mark.parametrize(
     ("row", "owner"),
     [
-        ({"data_path": "/srv/shop/data/a"}, "data_path is, contains or lies in that of the destination a"),
+        ({"data_path": "/srv/shop/data/a"}, "data_path overlaps the data_path of the destination a"),
         (
             {"data_path": "/srv/shop/data//a/main/t/"},
-            "data_path is, contains or lies in that of the destination a",
+            "data_path overlaps the data_path of the destination a",
         ),
         (
             {"data_path": "/srv/shop/data/deep"},
-            "data_path is, contains or lies in that of the destination deep",
+            "data_path overlaps the data_path of the destination deep",
         ),
-        ({"data_path": "/srv/shop/data/s/t"}, "data_path is, contains or lies in that of the source"),
+        ({"data_path": "/srv/shop/data/s/t"}, "data_path overlaps the data_path of the source"),
         ({"catalog": "sqlite:/srv/shop/a.db", "table": "more"}, "is that of the destination a"),
         (
             {"catalog_env": "TENANTS", "metadata_schema": "Theirs", "table": "more"},

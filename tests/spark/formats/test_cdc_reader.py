@@ -368,11 +368,11 @@ def test_the_stage_is_gone_when_the_query_ends(orders: Database, drive: Drive, t
         ({"envelope": "avro"}, "envelope must be one of"),
         ({"create": "maybe"}, "create must be true or false"),
         ({"starting_lsn": "12"}, "starting_lsn must be a position"),
-        ({"table": "a", "tables": "b"}, "goes with neither"),
+        ({"table": "a", "tables": "b"}, "cannot be combined with"),
         ({"table": "a b"}, "the option table must be a table"),
         ({"capture": "push"}, "capture must be one of stream, poll, auto"),
         ({"plugin": "wal2json"}, "plugin must be one of pgoutput, test_decoding"),
-        ({"plugin": "test_decoding", "capture": "stream"}, "can only be read with the option capture = poll"),
+        ({"plugin": "test_decoding", "capture": "stream"}, "requires the option capture = poll"),
         ({"publication": ""}, "needs the option publication"),
         (
             {"dsn": "", "dsn_env": "AQUEDUCK_NO_SUCH"},

@@ -6,7 +6,8 @@ with the lake's columns only.  Masks work on the text.  Only the row filter sees
 `aqueduck.model.columns.projection` defines what a projection means.
 
 If an update makes a row fail the filter, the change becomes a delete of its key, whether or not the lake has the row.
-If an update makes a row pass, it stays an ordinary update, which deletes the key and writes the row.  Neither case needs the old row.
+If an update makes a row pass, it stays an ordinary update, which deletes the key and writes the row.  Neither case needs
+the old row.
 """
 
 from __future__ import annotations

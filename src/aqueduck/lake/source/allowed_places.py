@@ -47,7 +47,7 @@ class _Path:
 
     @functools.cached_property
     def real(self) -> _Path:
-        """Where symbolic links lead; in a pattern, those before its first open part."""
+        """The path with symbolic links resolved; in a pattern, only those before its first placeholder."""
         if self.parts[0].endswith("://"):
             return self
         fixed = next((i for i, part in enumerate(self.parts) if PLACEHOLDER in part), len(self.parts))
@@ -65,11 +65,11 @@ class _Path:
 
 @dataclass(frozen=True, slots=True)
 class _Owner:
-    """Who has a lake."""
+    """The owner of a lake."""
 
     name: str
     value: str | None
-    """Its routing value; a row for the same value is the same tenant's."""
+    """The routing value of the destination; a row with the same value belongs to the same tenant."""
     lake: str
     """The address."""
     is_row: bool
@@ -77,7 +77,7 @@ class _Owner:
 
 @dataclass
 class _Directories:
-    """Who has files where."""
+    """The directories of lakes and their owners."""
 
     at: dict[tuple[str, ...], set[_Owner]] = field(default_factory=dict)
     beneath: dict[tuple[str, ...], set[_Owner]] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class _Directories:
             self.beneath.setdefault(parts[:length], set()).add(owner)
 
     def touching(self, path: _Path) -> Iterator[_Owner]:
-        """Whose directory this is, lies in it, or contains it."""
+        """The owners of directories that equal, contain or lie within this one."""
         parts = path.real.parts
         yield from self.beneath.get(parts, ())
         for length in range(1, len(parts) + 1):
@@ -136,25 +136,25 @@ class AllowedPlaces:
             )
 
     def take(self, name: str, value: str | None, place: LakeKeys, lake: str, *, is_row: bool) -> None:
-        """From now on the lake with this address, and its directory, are somebody's."""
+        """Record the owner of the lake with this address and of its directory."""
         owner = _Owner(name, value, lake, is_row)
         if not is_row:
             self._lakes.setdefault(lake, []).append(owner)
         self._directories.add(_path(place.data_path), owner)
 
     def refuse_taken(self, row: DestinationConfig, value: str, lake: str) -> None:
-        """Raise if the row would write into what others have; rows may share a lake among themselves, and no others."""
+        """Raise if the row would write to a lake or directory of another owner; only rows may share a lake with each other."""
         for owner in self._lakes.get(lake, ()):
             if owner.value != value:
                 raise ConfigError(
-                    f"the lake, that is catalog and metadata_schema, is that of {owner.name}",
-                    hint="give the row a catalog or metadata_schema of its own, or list it under destinations",
+                    f"the lake (catalog and metadata_schema) belongs to {owner.name}",
+                    hint="use another catalog or metadata_schema for the row, or list it under destinations",
                 )
         for owner in self._directories.touching(_path(row.data_path)):
             if owner.lake != lake and owner.value != value:
                 raise ConfigError(
-                    f"the data_path is, contains or lies in that of {owner.name}",
-                    hint="give each lake a directory of its own",
+                    f"the data_path overlaps the data_path of {owner.name}",
+                    hint="use a separate directory for each lake",
                 )
 
     def _refuse_catalog(self, catalog: str) -> None:
@@ -183,7 +183,7 @@ def _any(patterns: Iterable[_Path], place: str) -> bool:
     found = _path(place)
     if not any(pattern.allows(found) for pattern in patterns):
         return False
-    # Only now: nothing of the host is looked at for a path that is not allowed.
+    # Resolve links only now, so that no path of the host is read unless it is allowed.
     return found.real == found or any(pattern.real.allows(found.real) for pattern in patterns)
 
 

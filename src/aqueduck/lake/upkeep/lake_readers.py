@@ -61,7 +61,7 @@ def _cursors(config: FanoutConfig, env: Mapping[str, str]) -> Iterator[tuple[str
 
 
 def destinations_of(config: FanoutConfig, env: Mapping[str, str]) -> list[DestinationConfig]:
-    """The destinations of this instance: from the file, from its table, and from its pattern (source values and remembered ones)."""
+    """The destinations of this instance: from the file, its table, and its pattern (for source values and remembered ones)."""
     named: Sequence[DestinationConfig] = config.destinations
     if config.destinations_table is not None or config.dynamic is not None:
         source = FanoutSource(config, env)

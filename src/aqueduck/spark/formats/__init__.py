@@ -1,1 +1,1 @@
-"""The formats for anyone's Spark: `postgres_cdc`, `postgres_table`, `ducklake`, `ducklake_changes`."""
+"""The formats for users' own Spark code: `postgres_cdc`, `postgres_table`, `ducklake`, `ducklake_changes`."""

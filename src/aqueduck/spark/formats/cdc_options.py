@@ -1,4 +1,4 @@
-"""The options of `postgres_cdc`, read and checked; docs/spark.md explains them."""
+"""Read and check the options of `postgres_cdc`; docs/spark.md explains them."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ PLUGINS = ("pgoutput", "test_decoding")
 
 @dataclass(frozen=True)
 class CdcOptions:
-    """What a query of `postgres_cdc` asks for."""
+    """The options of a query of `postgres_cdc`."""
 
     dsn: SecretText = field(repr=False)
     slot: str
     publication: str
     table: TableName | None
-    """With it, rows have the columns of this one table."""
+    """If set, rows have the columns of this table."""
     tables: tuple[TableName, ...]
-    """The wanted tables, all that the publication has if none are named."""
+    """The tables to read; if empty, all tables of the publication."""
     envelope: Envelope | None
     create: bool
     start: int | None
@@ -63,18 +63,16 @@ class CdcOptions:
         options = Options("postgres_cdc", given, CDC_OPTIONS)
         slot = options.needed("slot")
         if not _SLOT.fullmatch(slot):
-            raise options.wrong("slot", "a name of lowercase letters, digits and underscores, 63 at most")
+            raise options.wrong("slot", "a name of at most 63 lowercase letters, digits and underscores")
         one = options.table("table", default_schema="public") if options.text("table") else None
         tables = options.tables("tables")
         envelope: Envelope | None = options.choice("envelope", ENVELOPES)
         if one is not None and (tables or envelope):
-            raise ConfigError("postgres_cdc: the option table goes with neither tables nor envelope")
+            raise ConfigError("postgres_cdc: the option table cannot be combined with tables or envelope")
         plugin = options.choice("plugin", PLUGINS) or "pgoutput"
         capture = options.choice("capture", CAPTURES) or ("stream" if plugin == "pgoutput" else "poll")
         if plugin != "pgoutput" and capture != "poll":
-            raise ConfigError(
-                f"postgres_cdc: the plugin {plugin} can only be read with the option capture = poll"
-            )
+            raise ConfigError(f"postgres_cdc: the plugin {plugin} requires the option capture = poll")
         bytes_max = options.size("max_bytes_per_trigger") or BATCH_BYTES
         return cls(
             dsn=options.secret("dsn"),

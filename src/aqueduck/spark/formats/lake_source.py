@@ -1,12 +1,12 @@
 """
-DuckLake for anyone's Spark: `ducklake` reads and writes a table, `ducklake_changes` follows its changes.
+DuckLake for users' own Spark code: `ducklake` reads and writes a table, `ducklake_changes` reads its changes.
 
     spark.read.format("ducklake").option("catalog", …).option("table", …).load()
     spark.readStream.format("ducklake_changes").option("catalog", …).option("table", …).load()
 
-Offsets are lake snapshot ids: everything up to and with that one was handed out.  Each has the stamp of its lake
-snapshot, so that a lake that was put back and written on is noticed (ADR 53).  Options are listed in docs/spark.md;
-what is read and how is in `lake.source.feed`, writing is in `lake_writer`.
+An offset is a lake snapshot id: everything up to and including it was returned.  It has the stamp of its lake
+snapshot, so that a lake that was restored and then written to is detected (ADR 53).  docs/spark.md lists the options;
+`lake.source.feed` reads, and `lake_writer` writes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LakeOptions:
     snapshots_max: int
     rows_max: int | None
     condition: str
-    """Rows for which it is not true are left out where they are read; Spark tells its own filters to batches only."""
+    """A condition on the rows to read; needed because Spark pushes its own filters down to batches only."""
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> LakeOptions:
@@ -85,7 +85,7 @@ class LakeOptions:
                 f"({options['where']}\n)" if options.get("where") else "true",
             )
         except ValueError as exc:
-            raise ConfigError(f"an option of the lake source is wrong: {exc}") from None
+            raise ConfigError(f"an option of the lake source is invalid: {exc}") from None
 
     @contextlib.contextmanager
     def feed(self) -> Iterator[Feed]:
@@ -105,7 +105,7 @@ class LakeOptions:
 
 
 def lake_engine() -> LakePool:
-    """The sessions of the process that asks."""
+    """The session pool of the current process."""
     global _pool
     if _pool is None:
         _pool = LakePool(max_open=8, memory_limit="1GB")
@@ -114,7 +114,7 @@ def lake_engine() -> LakePool:
 
 @dataclass
 class LakePartition(InputPartition):
-    """What one task reads."""
+    """The part that one task reads."""
 
     part: FeedPart
 
@@ -169,7 +169,7 @@ class LakeChangesSource(DataSource):
 
 
 class LakeReader(DataSourceReader):
-    """A batch; filters prune files and rows here, and Spark applies them once more."""
+    """A batch; filters prune files and rows here, and Spark applies them again."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, changes: bool) -> None:
         self._options = LakeOptions.read(options)
@@ -227,12 +227,12 @@ class LakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadMaxRows) and end > after:
             end = _within(self._rows_by_snapshot(after, end), limit.max_rows, end)
         if end <= after:
-            return start  # another text for the same lake snapshot would be an empty batch
+            return start  # another offset text for the same lake snapshot would cause an empty batch
         with self._options.feed() as feed:
             return _offset(feed, end)
 
     def _refuse_other_history(self, *offsets: dict[str, Any]) -> None:
-        """A session that saw another history is thrown away, and says so once."""
+        """Raise if the lake was restored; a session that saw another history raises once and is discarded."""
         try:
             with self._options.feed() as feed:
                 _refuse_other_history(feed, offsets, self._options.table)
@@ -241,7 +241,7 @@ class LakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 _refuse_other_history(feed, offsets, self._options.table)
 
     def _rows_by_snapshot(self, after: int, end: int) -> list[tuple[int, int]]:
-        """As `read_part`, once more with a new session where the first one knows inlined rows that were flushed."""
+        """Retried once with a new session, like `read_part`, because the first one may look for flushed inlined rows."""
         try:
             with self._options.feed() as feed:
                 return feed.rows_by_snapshot(after, end)
@@ -263,13 +263,13 @@ class LakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _offset(feed: Feed, snapshot: int) -> dict[str, Any]:
-    """One without a stamp is of a lake snapshot that has expired, is not there yet, or of an earlier version of ours."""
+    """An offset; it has no stamp if its lake snapshot has expired or does not exist yet."""
     stamp = feed.source.stamps([snapshot]).get(snapshot)
     return {"lake_snapshot": snapshot} if stamp is None else {"lake_snapshot": snapshot, "stamp": stamp}
 
 
 def _refuse_other_history(feed: Feed, offsets: Sequence[dict[str, Any]], table: TableName) -> None:
-    """Raise if a lake snapshot of an offset is gone from the end of the lake, or is another one by now."""
+    """Raise if the lake snapshot of an offset is newer than the lake, or is now another one."""
     latest = feed.source.latest()
     feed.source.refuse_stale_session(latest)
     seen = {int(o["lake_snapshot"]): int(o["stamp"]) for o in offsets if o.get("stamp") is not None}
@@ -277,14 +277,14 @@ def _refuse_other_history(feed: Feed, offsets: Sequence[dict[str, Any]], table: 
     for snapshot, stamp in seen.items():
         if snapshot > latest or now.get(snapshot, stamp) != stamp:
             raise SourceDivergedError(
-                f"the source lake was put back: its lake snapshot {snapshot} is not the one that was read",
-                hint="empty the target, and start the query with a new checkpoint",
+                f"the source lake was restored: its lake snapshot {snapshot} is not the one that was read",
+                hint="empty the target and restart the query with a new checkpoint",
                 table=table.qualified,
             )
 
 
 def _within(rows: Sequence[tuple[int, int]], rows_max: int, end: int) -> int:
-    """The last lake snapshot with which a batch has at most `rows_max` rows; at least one that has any."""
+    """The last lake snapshot up to which a batch has at most `rows_max` rows, but at least one with rows."""
     total = 0
     for number, (snapshot, count) in enumerate(rows):
         total += count
@@ -303,7 +303,7 @@ def _known_snapshot(feed: Feed, text: str) -> int:
 
 
 def _at(feed: Feed, options: LakeOptions, time: str | None) -> int:
-    """The lake snapshot at which a batch reads, or ends."""
+    """The lake snapshot that a batch reads, or at which it ends."""
     if options.ending is not None:
         return _known_snapshot(feed, options.ending)
     return feed.at_time(time) if time else feed.source.latest()

@@ -1,9 +1,9 @@
 """
-`df.write.format("ducklake")` and `writeStream.format("ducklake")`: rows of anyone's query into a lake table.
+`df.write.format("ducklake")` and `writeStream.format("ducklake")`: write the rows of a user's query to a lake table.
 
-Tasks write Parquet files straight into the table's directory; the driver makes them visible in one lake transaction,
-together with a mark of the query and the batch, so that a batch which Spark repeats is written once.  The work is
-in `lake.writes.table_write`; the options are in docs/spark.md.
+Tasks write Parquet files directly into the table's directory.  The driver makes them visible in one lake transaction,
+together with a mark of the query and the batch, so that a batch which Spark repeats is written once.
+`lake.writes.table_write` does the work; docs/spark.md lists the options.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SPARKS_OWN = ("checkpointLocation", "path", "queryName", "outputMode")
 
 @dataclass
 class PartMessage(WriterCommitMessage):
-    """What a task tells the driver."""
+    """A task's message to the driver."""
 
     path: str | None
     rows: int
@@ -47,7 +47,7 @@ class PartMessage(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """Where a write goes, and how."""
+    """The target and the options of a write."""
 
     place: LakePlace
     order: WriteOrder
@@ -67,7 +67,7 @@ class WriteOptions:
         modes: tuple[WriteMode, ...] = ("append", "upsert")
         mode = options.choice("mode", modes) or ("upsert" if keys else "append")
         if mode == "upsert" and not keys:
-            raise ConfigError("ducklake: the mode upsert needs the option keys")
+            raise ConfigError("ducklake: the mode upsert requires the option keys")
         order = WriteOrder(
             options.table("table", default_schema="main", fold_case=False),
             "overwrite" if overwrite else mode,
@@ -81,7 +81,7 @@ class WriteOptions:
 
 
 class _Writer:
-    """What both kinds of writers do; the target is looked at before any task runs."""
+    """The common part of both writers; it opens the target before any task runs."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._options = options
@@ -100,7 +100,7 @@ class _Writer:
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         paths = [m.path for m in _told(messages) if m.path is not None]
-        # Without the catalog we cannot know whose the files are: they stay, and upkeep of the lake finds them.
+        # Without the catalog it is unknown whether the files were committed: leave them to the lake's maintenance.
         with contextlib.suppress(LakeError):
             drop_parts(lake_engine(), self._options.place, self._target, paths)
 
@@ -110,7 +110,7 @@ def _told(messages: Sequence[WriterCommitMessage | None]) -> list[PartMessage]:
 
 
 class LakeWriter(_Writer, DataSourceArrowWriter):
-    """A batch: append, overwrite, or with keys upsert."""
+    """A batch: append, overwrite, or upsert by keys."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._write(iterator, self._options.mark)
@@ -128,7 +128,7 @@ class LakeStreamWriter(_Writer, DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         query, batch = _local_property("sql.streaming.queryId"), _local_property("streaming.sql.batchId")
         if query is None or batch is None:
-            raise AqueduckError("Spark does not say which query and batch this is")
+            raise AqueduckError("Spark did not pass the id of the query and the batch")
         return self._write(iterator, Mark(query, int(batch)))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -138,7 +138,7 @@ class LakeStreamWriter(_Writer, DataSourceStreamArrowWriter):
         self._abort(messages)
 
     def _mark(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> Mark | None:
-        """The query as its tasks know it: the id that its checkpoint keeps over restarts."""
+        """The mark with the query id that the tasks report, which the checkpoint keeps across restarts."""
         queries = {m.query for m in _told(messages) if m.query is not None}
         return Mark(queries.pop(), batch) if queries else None
 

@@ -1,8 +1,8 @@
 """
-Spark's filters as SQL, for sources that can leave rows out by themselves.
+Convert Spark's filters to SQL, for sources that can leave out rows themselves.
 
-Spark applies every filter once more, so a condition may let rows pass that the filter would not; never the other way
-round.  What cannot be said safely is left to Spark.
+Spark applies every filter again, so a condition may pass more rows than the filter but never fewer.  A filter that
+cannot be converted safely is left to Spark.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ Value = Callable[[str, str, Any], str | None]
 
 
 def lake_condition(filters: Iterable[Filter]) -> str:
-    """What DuckDB can tell of the filters."""
+    """The condition for those filters that DuckDB can evaluate."""
     return _joined(filters, ident, _lake_value) or "true"
 
 
 def postgres_condition(filters: Iterable[Filter], columns: Mapping[str, Column]) -> str | None:
-    """What PostgreSQL can tell of the filters on columns whose type we know."""
+    """The condition for those filters that PostgreSQL can evaluate, on columns of known types."""
 
     def value(name: str, operator: str, value: Any) -> str | None:
         column = columns.get(name)
@@ -70,7 +70,7 @@ def _joined(filters: Iterable[Filter], quote: Callable[[str], str], value: Value
 
 
 def _attribute(wanted: Filter) -> str | None:
-    """The column that a filter is about; none where it looks inside of one."""
+    """The column of a filter; None if the filter is on a field within a column."""
     path: tuple[str, ...] = getattr(wanted, "attribute", ())
     return path[0] if len(path) == 1 else None
 
@@ -113,7 +113,7 @@ def _lake_value(_name: str, _operator: str, value: Any) -> str | None:
 
 
 def _decimal_type(value: Decimal) -> str | None:
-    """Its own digits and scale: with more of a scale, DuckDB would cast the column to a type that lacks digits."""
+    """The type with the value's own digits and scale: with a larger scale, DuckDB would cast the column and lose digits."""
     _, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):
         return None
@@ -128,9 +128,9 @@ _BOOL, _NUMERIC, _DATE, _TIMESTAMP, _TIMESTAMPTZ, _UUID = 16, 1700, 1082, 1114, 
 
 def _postgres_value(column: Column, operator: str, value: Any) -> str | None:
     """
-    A constant that the server reads as the column's own type.
+    A constant of the column's own type for the server.
 
-    Ranges of text are left out: the server orders by its collation, Spark by bytes.
+    Range filters on text are left to Spark, because the server orders text by its collation and Spark by bytes.
     """
     oid, kind, text = column.type_oid, type(value), _text(value)
     ordered = {int: _INTEGERS, Decimal: (_NUMERIC,), datetime.date: (_DATE,)}.get(kind, ())

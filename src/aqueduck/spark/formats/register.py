@@ -1,4 +1,4 @@
-"""All formats of ours for a Spark session; `aqueduck.register` is how users call it."""
+"""Register all formats in a Spark session; users call this as `aqueduck.register`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HIDDEN_OPTIONS = "(?i)^(dsn|catalog|s3.*)$"
 
 
 def register_sources(spark: SparkSession) -> None:
-    """Make the formats known, and let Spark hand filters to them: without, it refuses readers that take any."""
+    """Register the formats and enable filter pushdown, without which Spark refuses readers that accept filters."""
     if not is_remote():
         _find_python(spark.sparkContext)
         _keep_secrets(spark.sparkContext)
@@ -37,14 +37,14 @@ def register_sources(spark: SparkSession) -> None:
 
 
 def _redact_options(spark: SparkSession) -> None:
-    """Plans, which are in event logs and on Spark's page too, show the options of streams and writes, except these."""
+    """Redact secret options of streams and writes in plans, which also appear in event logs and on Spark's page."""
     before = spark.conf.get(_REDACTED, "") or ""
     if _HIDDEN_OPTIONS not in before:
         spark.conf.set(_REDACTED, "|".join(filter(None, [before, _HIDDEN_OPTIONS])))
 
 
 def _keep_secrets(context: SparkContext) -> None:
-    """Connection strings in options reach tasks of this host by a file; the workers of a cluster have none in common with us."""
+    """Pass connection strings in options to local tasks by file; a cluster's workers share no file with this process."""
     if _is_local(context) and SECRETS_VARIABLE not in os.environ:
         keep_secrets(scratch_directory())
     if SECRETS_VARIABLE in os.environ:
@@ -57,9 +57,9 @@ def _is_local(context: SparkContext) -> bool:
 
 def _find_python(context: SparkContext) -> None:
     """
-    Have workers run a Python that knows us: Spark takes `python3` of the path where PYSPARK_PYTHON is not set.
+    Make workers run a Python that can import aqueduck: without PYSPARK_PYTHON, Spark takes `python3` from the path.
 
-    PySpark reads that when a session starts, and hands it to everything that is registered or defined afterwards.
+    PySpark reads the variable when a session starts and passes it to everything registered or defined afterwards.
     """
     local = _is_local(context)
     if local and not os.environ.get("PYSPARK_PYTHON"):

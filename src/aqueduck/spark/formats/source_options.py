@@ -1,7 +1,7 @@
 """
-Options of our Spark formats: reading them, and saying what is wrong with one.
+Read the options of Aqueduck's Spark formats, and report invalid ones.
 
-Spark hands options over as text, their names without regard to case; underscores do not count either, so that
+Spark passes options as text and ignores the case of their names.  Underscores are ignored too, so that
 `max_rows_per_trigger` and `maxRowsPerTrigger` are the same.
 """
 
@@ -29,7 +29,7 @@ class Options:
     """The options of one use of a format."""
 
     def __init__(self, source: str, given: Mapping[str, str], known: Collection[str]) -> None:
-        """An option that the format does not have is an error: it is a mistyped one."""
+        """An unknown option is an error, because it is probably mistyped."""
         self._source = source
         self._given = {_plain(name): value for name, value in given.items()}
         unknown = sorted(self._given.keys() - {_plain(name) for name in known})
@@ -39,21 +39,21 @@ class Options:
             )
 
     def text(self, name: str) -> str | None:
-        """The option; None where it was not given, or is empty."""
+        """The option's text; None if it is missing or empty."""
         return self._given.get(_plain(name)) or None
 
     def needed(self, name: str) -> str:
         value = self.text(name)
         if value is None:
-            raise ConfigError(f"{self._source} needs the option {name}")
+            raise ConfigError(f"{self._source} requires the option {name}")
         return value
 
     def secret(self, name: str) -> SecretText:
-        """The text `name`, or that of the variable `<name>_env` or the file `<name>_file`."""
+        """The option `name`, or the text of the variable `<name>_env` or of the file `<name>_file`."""
         given = [key for key in (name, f"{name}_env", f"{name}_file") if self.text(key) is not None]
         if len(given) > 1:
             raise ConfigError(
-                f"{self._source} has both options {' and '.join(given)}", hint="keep one of them"
+                f"{self._source} has both options {' and '.join(given)}", hint="set only one of them"
             )
         if not given or given == [name]:
             return SecretText(self.needed(name))
@@ -94,7 +94,7 @@ class Options:
         return found[0] if found else None
 
     def names(self, name: str) -> tuple[str, ...]:
-        """Names with commas between them."""
+        """Comma-separated names."""
         value = self.text(name) or ""
         return tuple(part.strip() for part in _split(value) if part.strip())
 
@@ -102,7 +102,7 @@ class Options:
         return self._table(name, self.needed(name), default_schema, fold_case)
 
     def tables(self, name: str) -> tuple[TableName, ...]:
-        """Tables of PostgreSQL with commas between them."""
+        """Comma-separated tables of PostgreSQL."""
         return tuple(self._table(name, text, "public", True) for text in self.names(name))
 
     def _table(self, name: str, text: str, default_schema: str, fold_case: bool) -> TableName:
@@ -112,12 +112,12 @@ class Options:
             raise self.wrong(name, 'a table such as orders, public.orders or "My Schema"."Orders"') from None
 
     def wrong(self, name: str, wanted: str) -> ConfigError:
-        """The error for a value that is not what is wanted; it does not show the value."""
+        """The error for an invalid value; it does not show the value."""
         return ConfigError(f"{self._source}: the option {name} must be {wanted}")
 
 
 def store_properties(given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The options `s3_…` of a lake, with the values of the variables that some of them name."""
+    """The options `s3_…` of a lake; those that name a variable get its value."""
     named = {name.lower(): value for name, value in given.items() if name.lower().startswith("s3_")}
     return tuple(sorted((name.removesuffix("_env"), _property(name, value)) for name, value in named.items()))
 
@@ -131,5 +131,5 @@ def _plain(name: str) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """At commas outside of quotes."""
+    """Split at commas outside quotes."""
     return re.findall(r'(?:[^,"]|"(?:[^"]|"")*")+', text)

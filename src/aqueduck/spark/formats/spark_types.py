@@ -1,8 +1,8 @@
 """
-Types between Spark, Arrow and DuckDB, for our data sources.
+Convert types between Spark, Arrow and DuckDB, for our data sources.
 
-Arrow is what crosses: `struct_of` is how Spark sees a schema that DuckDB gave, `duckdb_types` what DuckDB
-has to give where Spark asks for a schema.
+Data is exchanged as Arrow.  `struct_of` returns the Spark schema for a schema from DuckDB; `duckdb_types` returns the
+DuckDB types for a schema that Spark requests.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ _NAMES = {
 
 
 def struct_of(schema: pa.Schema) -> StructType:
-    """The schema for Spark."""
+    """The Spark schema of an Arrow schema."""
     return from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 
 def arrow_of(schema: StructType) -> pa.Schema:
-    """What Spark expects batches to look like."""
+    """The Arrow schema that Spark expects of batches."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def refuse_unwritable(schema: StructType, table: str) -> None:
-    """Raise if a column would not come back from a lake as it is."""
+    """Raise if a lake would not return a column's values unchanged."""
     for field in schema:
         if not isinstance(field.dataType, VariantType) and not _is_writable(field.dataType):
             raise LakeTypeError(
-                f"the column {field.name} is {field.dataType.simpleString()}, which a lake does not keep as such",
+                f"the column {field.name} is {field.dataType.simpleString()}, which a lake cannot store as that type",
                 hint="cast it to string, number or binary before you write it",
                 table=table,
             )
@@ -100,6 +100,6 @@ def _duckdb_type(field: pa.Field) -> str:
     if field.type not in _NAMES:
         raise ConfigError(
             f"the column {field.name} cannot be read as {field.type}",
-            hint="leave out .schema(…) to get the types that there are, and cast the column afterwards",
+            hint="omit .schema(…) to get the actual types, and cast the column afterwards",
         )
     return _NAMES[field.type]

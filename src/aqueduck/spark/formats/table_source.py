@@ -1,9 +1,9 @@
 """
-`spark.read.format("postgres_table")`: a table read by many tasks, all of them under one snapshot of the server.
+`spark.read.format("postgres_table")`: read a table with many tasks under one snapshot of the server.
 
-Ranges of pages are the partitions.  The snapshot lives in a process of its own (`postgres.copy.snapshot_holder`), because
-nothing of Spark's lives from the plan of a read to its last task.  Rows are read and cast as those of a copy are, so that a
-table read here equals its copy in the lake.
+Partitions are ranges of pages.  A separate process holds the snapshot (`postgres.copy.snapshot_holder`), because no
+object of Spark lives from the plan of a read to its last task.  Rows are read and cast like those of a copy, so that the
+result equals a copy of the table in the lake.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BATCH_ROWS = 16_384
 
 @dataclass(frozen=True)
 class TableOptions:
-    """What a read asks for."""
+    """The options of a read."""
 
     dsn: SecretText
     table: TableName
@@ -60,7 +60,7 @@ class TableOptions:
         )
 
     def describe(self, conn: psycopg.Connection[Any], names: Sequence[str]) -> TableSchema:
-        """The table with these columns only; all where none are named."""
+        """The table with only these columns, or with all if none are named."""
         from aqueduck.postgres.catalog.tables import describe_table
 
         table = describe_table(conn, str(self.table), need_key=False)
@@ -75,7 +75,7 @@ class TableOptions:
 
 
 class PostgresTableSource(DataSource):
-    """A table of PostgreSQL, as it is at one moment."""
+    """A table of PostgreSQL at one point in time."""
 
     @classmethod
     def name(cls) -> str:
@@ -93,7 +93,7 @@ class PostgresTableSource(DataSource):
 
 
 def table_struct(table: TableSchema) -> StructType:
-    """The columns of a table as Spark sees them."""
+    """The Spark schema of a table."""
     from aqueduck.lake.fold.fold_tasks import task_engine
     from aqueduck.lake.session.sql import ident
     from aqueduck.lake.values.spark_cells import spark_type
@@ -114,12 +114,12 @@ class ChunkPartition(InputPartition):
     table: TableSchema
     chunks: tuple[Chunk, ...]
     marks: dict[int, int]
-    """Of its columns, by number, as they were when this was planned."""
+    """The names of the table's columns, by number, at planning time."""
     snapshot: HeldSnapshot
 
 
 class TableReader(DataSourceReader):
-    """Filters that the server can apply are applied there, and by Spark once more."""
+    """The server applies the filters that it can evaluate; Spark applies all filters again."""
 
     def __init__(self, options: TableOptions, schema: StructType) -> None:
         self._options = options
@@ -143,12 +143,12 @@ class TableReader(DataSourceReader):
             marks = {c.number: found[c.number] for c in table.columns}
             _refuse_unreadable(conn, table)
             groups = _groups(plan_chunks(conn, table, chunk_bytes=o.partition_bytes), o.partition_bytes)
-        # Planned first: pages that come later are behind the end of the last chunk, which is open.
+        # Planned before the snapshot: the last chunk has no upper limit, so it includes pages added later.
         snapshot = hold_snapshot(o.dsn, len(groups), o.snapshot_seconds)
         return [ChunkPartition(n, table, tuple(group), marks, snapshot) for n, group in enumerate(groups)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a task."""
+        """In a task: read the chunks."""
         from aqueduck.postgres.copy.snapshot_holder import check_snapshot, report
         from aqueduck.postgres.session.connection import connect
 
@@ -195,7 +195,7 @@ class TableReader(DataSourceReader):
                 con.register("chunks", pa.RecordBatchReader.from_batches(first.schema, batches))
                 yield from con.execute(f"select {', '.join(cells)} from chunks").to_arrow_reader(BATCH_ROWS)
         except AqueduckError as exc:
-            raise failed[0] if failed else exc from None  # DuckDB passes on no more than a text
+            raise failed[0] if failed else exc from None  # DuckDB passes on only a text
 
     def _arriving(self, p: ChunkPartition, failed: list[AqueduckError]) -> Iterator[pa.RecordBatch]:
         try:
@@ -215,7 +215,7 @@ class TableReader(DataSourceReader):
 
 
 def _groups(chunks: Iterable[Chunk], size: int) -> list[list[Chunk]]:
-    """Chunks that share a task: small partitions of a table, in order."""
+    """Group chunks into tasks, in order; small partitions of a table share one."""
     groups: list[list[Chunk]] = []
     filled = 0
     for chunk in chunks:
@@ -228,7 +228,7 @@ def _groups(chunks: Iterable[Chunk], size: int) -> list[list[Chunk]]:
 
 
 def _refuse_unreadable(conn: psycopg.Connection[tuple[object, ...]], table: TableSchema) -> None:
-    """Say it before any task runs, with the statement that helps."""
+    """Raise before any task runs if the role may not read the table, with the statement that grants the right."""
     from aqueduck.model.errors import PrivilegeError
     from aqueduck.postgres.catalog.row_security import refuse_row_security
     from aqueduck.postgres.session.quoting import identifier, table_identifier
@@ -243,12 +243,16 @@ def _refuse_unreadable(conn: psycopg.Connection[tuple[object, ...]], table: Tabl
 
 
 def _refuse_rewritten(conn: psycopg.Connection[Any], p: ChunkPartition) -> None:
-    """A table that was truncated or rewritten looks empty to an older snapshot; and columns are read by the names of now."""
+    """
+    Raise if the table changed while it was read.
+
+    A truncated or rewritten table looks empty to an older snapshot, and columns are read by their current names.
+    """
     from aqueduck.postgres.copy.table_copy import read_column_marks
 
     def changed(what: str) -> CopyDisturbedError:
         return CopyDisturbedError(
-            f"the table {what} while it was read", hint="read it again", table=p.table.qualified
+            f"the table {what} while it was read", hint="repeat the read", table=p.table.qualified
         )
 
     for relation, filenode, schema, name in {(c.relation, c.filenode, c.schema, c.table) for c in p.chunks}:
@@ -260,7 +264,7 @@ def _refuse_rewritten(conn: psycopg.Connection[Any], p: ChunkPartition) -> None:
         if row is None or row[0] != filenode:
             raise changed("was truncated or rewritten")
         if row[1:] != (schema, name):
-            raise changed("got another name")
+            raise changed("was renamed")
     now = read_column_marks(conn, [p.table.oid]).get(p.table.oid, {})
     if any(now.get(number) != mark for number, mark in p.marks.items()):
-        raise changed("got other columns")
+        raise changed("was altered")

@@ -1,1 +1,1 @@
-"""Our streaming queries and jobs: adapters between Spark and the work of its tasks."""
+"""Aqueduck's streaming queries and jobs: adapters between Spark and the code that its tasks run."""

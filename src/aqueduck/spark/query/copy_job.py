@@ -1,9 +1,9 @@
 """
 The initial copy as a Spark batch job: tasks read ranges of pages and write Parquet files.
 
-The driver holds the exported snapshot open; tasks use it, read their chunks and write one file for
-each into the lake's data path, and leave a note where it is safe on disk.  A task has several chunks, also of
-several tables.  Committing the files is the caller's business.
+The driver holds the exported snapshot open.  Tasks use it to read their chunks, write one file per chunk below the
+lake's data path, and write a state file once the chunk is on disk.  A task has several chunks, possibly of several
+tables.  The caller commits the files.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ READERS = 2
 
 @dataclass(frozen=True, slots=True)
 class CopyItem:
-    """One chunk of one table, and where it goes."""
+    """One chunk of one table, and its destination."""
 
     schema: TableSchema
     chunk: Chunk
     directory: str
     name: str
     note: str | None
-    """A file that appears when the chunk is done, on storage that workers and driver share."""
+    """A state file that is written when the chunk is done, on storage that workers and driver share."""
     more: str = ""
-    """Columns that the mode adds, for a list of columns."""
+    """The columns that the mode adds, as part of a select list."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyJob:
-    """What a worker needs to copy any of the items."""
+    """The copy job, as passed to workers."""
 
     dsn: str
     snapshot: str
     data_path: str
     items: tuple[CopyItem, ...]
     properties: dict[str, str] = field(default_factory=dict)
-    """Of the object store where the data path is one; credentials are names of variables."""
+    """Settings of the object store, if the data path is in one; credentials are names of variables."""
     task_memory: int = TASK_MEMORY
-    """What DuckDB may use in a task, in bytes."""
+    """The memory limit of DuckDB in a task, in bytes."""
 
     def run(self, numbers: Sequence[int]) -> list[ChunkFile]:
-        """Copy these items, two at a time: while one is compressed, written or waited for, the server sends the other."""
+        """Copy these items, two at a time: the server sends one while the other is compressed or written."""
         know_store(self.data_path, self.properties)
         left, readers, alone = deque(numbers), min(READERS, len(numbers)), threading.Lock()
         with ThreadPoolExecutor(readers) as pool:
@@ -75,12 +75,12 @@ class CopyJob:
         return [done[number] for number in numbers]
 
     def _copy(self, left: deque[int], alone: threading.Lock) -> dict[int, ChunkFile]:
-        """Copy items as long as some are left."""
+        """Copy items until none are left."""
         try:
             with ChunkReader(self.dsn, self.snapshot) as reader:
                 return {number: self._copy_item(self.items[number], reader, alone) for number in _taken(left)}
         except BaseException:
-            left.clear()  # the task fails: the other reader need not go on
+            left.clear()  # the task fails, so the other reader can stop
             raise
 
     def _copy_item(self, item: CopyItem, reader: ChunkReader, alone: threading.Lock) -> ChunkFile:
@@ -103,9 +103,10 @@ class CopyJob:
 
     def tasks(self, cores: int) -> list[list[int]]:
         """
-        Which items share a task: in order, a core's share of what is left, so that all are busy until the end.
+        Group the items into tasks: in order, each with a core's share of the remaining bytes, so that all cores stay busy.
 
-        A task costs as much as some megabytes do.  One that takes long keeps others waiting, such as those of a stream.
+        A minimum size limits the overhead per task.  A maximum size keeps other tasks, such as those of a stream, from
+        waiting long.
         """
         left = sum(item.chunk.bytes for item in self.items)
         tasks: list[list[int]] = []
@@ -121,18 +122,18 @@ class CopyJob:
 
 
 def run_copy(spark: SparkSession, name: str, job: CopyJob) -> list[ChunkFile]:
-    """Copy all items; blocks until they are done, or until `cancel_copies` of that name.  A failed task is raised as our error."""
+    """Copy all items; blocks until they are done or `cancel_copies` is called with the name.  Raises a task's error as ours."""
     if not job.items:
         return []
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", POOL)
     spark.sparkContext.setJobGroup(name, "copy", interruptOnCancel=True)
     tasks = job.tasks(spark.sparkContext.defaultParallelism)
-    # Not a DataFrame: there is nothing to plan, and doing so takes the JVM 0.1 s.
+    # Not a DataFrame: planning one takes the JVM 0.1 s, and there is nothing to plan.
     work = spark.sparkContext.parallelize(tasks, len(tasks))
     try:
         done = work.flatMap(functools.partial(_copy_task, job)).collect()
     except (PySparkException, Py4JError) as exc:
-        # Without an error of ours a worker or an executor was lost: the rest is copied later.
+        # Without an error of ours, a worker or an executor was lost; the rest is copied later.
         raise AqueduckError.from_text(str(exc)) or CopyDisturbedError(
             f"a task of the copy was lost: {type(exc).__name__}"
         ) from exc
@@ -141,7 +142,7 @@ def run_copy(spark: SparkSession, name: str, job: CopyJob) -> list[ChunkFile]:
 
 
 def cancel_copies(spark: SparkSession, name: str) -> None:
-    """End the jobs of that name that are under way."""
+    """Cancel the running copy jobs with this name."""
     spark.sparkContext.cancelJobGroup(name)
 
 
@@ -164,6 +165,6 @@ def _taken(left: deque[int]) -> Iterator[int]:
 
 @functools.cache
 def _settle() -> None:
-    """Once a worker: Spark collects garbage after each task, and what the kernels loaded is none."""
+    """Once per worker: exclude loaded kernels from the garbage collection that Spark does after each task."""
     gc.collect()
     gc.freeze()

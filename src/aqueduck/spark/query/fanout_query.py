@@ -3,9 +3,9 @@ One cycle of a fan-out as a Spark job: read once, shuffle by destination, apply.
 
     range(parts) ─ read and route (DuckDB) ─▶ chunks by bucket ─ shuffle ─▶ apply each destination ─▶ results
 
-What crosses Spark are chunks: Arrow streams of a few megabytes with the changes of one bucket of destinations,
-so that no value passes through the JVM's types.  A bucket is what one task applies.  Sessions with
-destinations stay open in the Python worker between jobs.
+Spark shuffles chunks: Arrow streams of a few megabytes with the changes of one bucket of destinations, so that no
+value is converted to a type of the JVM.  One task applies one bucket.  Sessions with destinations stay open in the
+Python worker between jobs.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ _pool: LakePool | None = None
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """How tasks do their work."""
+    """Settings of a job's tasks."""
 
     instance: str
     tasks: int
-    """Buckets, each applied by one task."""
+    """The number of buckets; one task applies each."""
     threads: int = 4
-    """Destinations that a task writes at the same time."""
+    """The number of destinations that a task writes at the same time."""
     max_open: int = 50
     memory_limit: str = "1GB"
     progress_file: str | None = None
-    """Where progress is noted, on storage that workers share with the driver."""
+    """The file to which progress is written, on storage that workers share with the driver."""
 
     def pool(self) -> LakePool:
-        """The sessions of the process that asks."""
+        """The session pool of the current process."""
         global _pool
         if _pool is None:
             _pool = LakePool(memory_limit=self.memory_limit)
@@ -68,14 +68,14 @@ class Workers:
         return _pool
 
     def progressed(self, rows: int = 0, destinations: int = 0) -> None:
-        """So many more rows were read or written, and destinations are done."""
+        """Report more rows that were read or written, and more destinations that are done."""
         if self.progress_file is not None:
             with contextlib.suppress(OSError), open(self.progress_file, "ab", buffering=0) as file:
                 file.write(b"%d %d\n" % (rows, destinations))
 
     @contextlib.contextmanager
     def alive(self) -> Iterator[None]:
-        """While the block runs, the file shows that it works: that it takes processor time, not only time."""
+        """Touch the file while the block runs and uses CPU time, to show that it is working and not only waiting."""
         stopping = threading.Event()
 
         def beat() -> None:
@@ -97,11 +97,11 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a destination's lake says about itself, or why it could not be asked."""
+    """The state read from a destination's lake, or the error of reading it."""
 
     id: str
     cursor: int | None = None
-    """None also where it is one of another source table, routing value or terms."""
+    """None if there is none, or if it belongs to another source table, routing value or terms."""
     rows: int = 0
     changed_at: float | None = None
     stamp: int | None = None
@@ -110,12 +110,12 @@ class Found:
 
 @dataclass
 class CycleResult:
-    """What a job did."""
+    """The result of a job."""
 
     applied: list[Applied]
     report: ReadReport = field(default_factory=ReadReport)
     reads: int = 0
-    """How often the source was read: once for all destinations, or once for each part of the range."""
+    """The number of reads of the source: one for all destinations, or one for each part of the range."""
     pool_open: int = 0
     pool_created: int = 0
     pool_evicted: int = 0
@@ -138,8 +138,8 @@ def run_cycle(
     """
     Bring the destinations to the end of the plan; `elsewhere` are values that other instances serve.
 
-    Blocks until the job is done.  A job that fails as a whole raises; what destinations committed stays.  So does one
-    that is ended because it is `hanging`, which is asked now and then.
+    Blocks until the job is done.  If the job fails as a whole, this raises, and what destinations committed stays.
+    `hanging` is called periodically; if it returns true, the job is cancelled and this raises too.
     """
     buckets = _buckets(destinations, workers.tasks)
     routes = Routes(
@@ -173,7 +173,7 @@ def find_cursors(
     lane: str,
     hanging: Callable[[], bool] = lambda: False,
 ) -> list[Found]:
-    """What the lake of each destination says; cursors that fit what the plan reads."""
+    """Read the state from the lake of each destination, with its cursor if the cursor fits the plan."""
     parts = workers.tasks
 
     def find(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -200,7 +200,7 @@ def find_cursors(
 
 
 def _buckets(destinations: Sequence[Destination], tasks: int) -> list[int]:
-    """The bucket of each destination; those of one lake share one, because a lake has one writer at a time."""
+    """The bucket of each destination; destinations of one lake share a bucket, because a lake has one writer at a time."""
     places = [(d.place.catalog, d.place.metadata_schema) for d in destinations]
     numbers = {place: i % tasks for i, place in enumerate(dict.fromkeys(places))}
     return [numbers[place] for place in places]
@@ -225,7 +225,7 @@ def _reader(
                 report.seconds = time.monotonic() - began
                 faults.point("fanout.read")
                 for bucket in range(workers.tasks):
-                    # Also a bucket for which nothing came is applied: its cursors move.
+                    # A bucket without changes is applied too, because its cursors move.
                     yield _shuffled(bucket, report=json.dumps(asdict(report)))
                     for chunk, rows in chunks(pool, name, pieces[part], bucket):
                         workers.progressed(rows)
@@ -313,7 +313,7 @@ def _sum(a: ReadReport, b: ReadReport) -> ReadReport:
 
 @contextlib.contextmanager
 def _watched(spark: SparkSession, lane: str, hanging: Callable[[], bool]) -> Iterator[None]:
-    """End the job, workers included, if it hangs: a lake that takes connections and never answers would hold it for ever."""
+    """Cancel the job and its workers if it hangs: a lake that accepts connections but never replies would block it forever."""
     done = threading.Event()
     context = spark.sparkContext
     context.setJobGroup(lane, "fan-out", interruptOnCancel=True)
@@ -338,7 +338,7 @@ def _job_failures(spark: SparkSession, lane: str) -> Iterator[None]:
     try:
         yield
     except (Py4JNetworkError, OSError) as exc:
-        raise SparkStartError("the connection to Spark is lost", hint="start the service again") from exc
+        raise SparkStartError("the connection to Spark was lost", hint="restart the service") from exc
     except (PySparkException, Py4JError) as exc:
         raise AqueduckError.from_text(str(exc)) or LakeWriteError(
             f"a fan-out job failed: {type(exc).__name__}"

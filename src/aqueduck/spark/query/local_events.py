@@ -1,7 +1,7 @@
 """
-The events query without Spark: the same planner and the same parts, one after the other in this process.
+The events query without Spark: the same planner and the same parts, one after another in this process.
 
-For `aqueduck tail`, which is to print within a second of its start, and wherever a JVM would be too much.
+For `aqueduck tail`, which prints within a second of its start, and for cases that do not justify a JVM.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["LocalEventsQuery"]
 
 
 class LocalEventsQuery:
-    """What `EventsQuery` does, in a thread of this process."""
+    """Does the work of `EventsQuery` in a thread of this process."""
 
     def __init__(self, run_dir: Path, writer: PartWriter, deliver: Deliver) -> None:
         self._run_dir = run_dir
@@ -77,18 +77,18 @@ class LocalEventsQuery:
         return self._thread is not None and self._thread.is_alive()
 
     def check(self) -> None:
-        """Raise what ended the query, if it failed."""
+        """Raise the query's error, if it failed."""
         if self._failure is not None and not self.active:
             raise self._failure
 
     def wait(self, seconds: int) -> bool:
-        """Whether the query ended within `seconds`."""
+        """Wait up to `seconds`; returns whether the query ended."""
         assert self._thread is not None
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Let a batch that is under way finish, then end."""
+        """Let a running batch finish, then stop."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(20)

@@ -1,8 +1,8 @@
 """
-What a task of the events flow does: turn a piece of a batch into one part, a file that the sink takes.
+Write a piece of a batch of the events flow as one part, a file for the sink, in a task.
 
-A part is scratch: it is written anew by whoever tries the piece again, and nobody reads it before the whole batch is
-there.  The JSON itself is built in `envelopes.json_events`.
+A part is scratch: a retry of the piece rewrites it, and the sink reads it only when the whole batch is complete.
+`envelopes.json_events` builds the JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["PartWriter"]
 
 @dataclass(frozen=True, slots=True)
 class PartWriter:
-    """How parts are written, and where; travels to the tasks."""
+    """Format and directory of parts; serialized to the tasks."""
 
     directory: str
     envelope: Envelope
@@ -44,7 +44,7 @@ class PartWriter:
         return cls(**json.loads(text))
 
     def write(self, piece: str, position: int, number: int) -> EventPart:
-        """Write the part; the caller has the stage's segments still there."""
+        """Write the part; the caller keeps the segments in the stage until then."""
         path = Path(self.directory) / f"{position:016X}-{number:05d}.part"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ class PartWriter:
             return EventPart(number, str(path), events, path.stat().st_size)
         except OSError as exc:
             path.unlink(missing_ok=True)
-            hint = "make room where state_dir is; the batch is written again from its beginning"
+            hint = "free space on the disk of state_dir; the whole batch is then written again"
             raise SinkWriteError(
                 f"a part of a batch cannot be written: {system_reason(exc)}", hint=hint
             ) from exc

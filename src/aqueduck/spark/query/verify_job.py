@@ -1,9 +1,9 @@
 """
-Reading both sides of a comparison: in this process, or as a Spark job with a task per piece.
+Read both sides of a comparison: in this process, or as a Spark job with one task per piece.
 
-`SourceRead` is one range of pages of a source table under an exported snapshot, `LakeRead` a lake
-table at a lake snapshot.  Each answers a `Question`; the answers of a part's pieces are added up
-where they are made, so that the driver sees one answer a part, however large the table is.
+A `SourceRead` is one range of pages of a source table under an exported snapshot, a `LakeRead` a lake
+table at a lake snapshot.  Each answers a `Question`.  Spark adds the answers of a part's pieces, so that the
+driver gets one answer per part, however large the table is.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ __all__ = ["Gently", "InProcess", "LakeRead", "OnSpark", "Reader", "SourceRead"]
 POLL_SECONDS = 0.2
 
 Done = Callable[[int, int], None]
-"""Called with a part and how many of its pieces were read since the last call."""
+"""Called with a part and the number of its pieces read since the last call."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRead:
-    """A range of pages of a source table; `part` says what the answer belongs to."""
+    """A range of pages of a source table; `part` identifies the answer to which it adds."""
 
     part: int
     dsn: str
@@ -69,7 +69,7 @@ class LakeRead:
     mode: TableMode = UPSERT
 
     def answer(self, keys: Mapping[int, pa.Array]) -> Answer:
-        """On a session of its own, in a worker."""
+        """In a worker: answer on a new session."""
         try:
             with open_lake(self.lake, threads=1, memory_limit=MEMORY, read_only=True) as session:
                 return self.answer_on(session, keys)
@@ -93,18 +93,18 @@ class LakeRead:
 
 
 class Reader(Protocol):
-    """Who reads."""
+    """A way to read both sides."""
 
     def read(
         self, reads: Sequence[SourceRead | LakeRead], keys: Mapping[int, pa.Array], done: Done
     ) -> dict[int, Answer]:
-        """The answer of every part; a part with an entry in `keys` has only the rows with these keys."""
+        """The answer of each part; for a part with an entry in `keys`, only rows with these keys count."""
         ...
 
 
 @dataclass
 class InProcess:
-    """One after the other, on a session that the caller has."""
+    """Reads one after another, on the caller's session."""
 
     session: LakeSession
 
@@ -121,10 +121,10 @@ class InProcess:
 
 class OnSpark:
     """
-    A task for each piece.
+    Reads each piece in a Spark task.
 
-    A catalog that only this process can open (a DuckDB file, or a SQLite file while the workers are
-    on other machines) is read here, on `session`.
+    A catalog that only this process can open (a DuckDB file, or a SQLite file if the workers are
+    on other machines) is read in this process, on `session`.
     """
 
     def __init__(self, spark: SparkSession, session: LakeSession) -> None:
@@ -166,9 +166,9 @@ class OnSpark:
 
 class Gently:
     """
-    One piece at a time, beside other work: the source by `there`, a job of one task for each, the lake here on `session`.
+    Reads one piece at a time, to leave capacity for other work: the source by `there`, the lake here on `session`.
 
-    `pause` is called before each piece, and raises if there is no room for it.
+    `pause` is called before each piece and raises if the piece must not be read now.
     """
 
     def __init__(self, there: Reader, session: LakeSession, pause: Callable[[], None]) -> None:
@@ -195,7 +195,7 @@ class _Counts(AccumulatorParam[dict[int, int]]):
 
 
 class _Watch:
-    """Tells about progress while a job runs, and the rest of it at its end."""
+    """Reports progress while a job runs, and the remaining progress at its end."""
 
     def __init__(self, counts: Callable[[], dict[int, int]], done: Done) -> None:
         self._counts, self._done = counts, done

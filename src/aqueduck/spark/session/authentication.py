@@ -1,9 +1,9 @@
 """
-Spark answers its own processes only: by which secret on which master, and what lies open without one.
+Spark's authentication: the settings that make Spark refuse processes of other users, for each kind of master.
 
-Spark makes the secret itself where it starts the executors (`local`, YARN, Kubernetes).  The master and the workers of a
-standalone cluster run before us, so theirs has to be handed to us.  Which settings Spark's launcher may put on a
-command line is decided here too: every user of the host reads it.
+Spark generates the secret itself if it starts the executors (`local`, YARN, Kubernetes).  The master and the workers of
+a standalone cluster run already, so their secret must be configured.  This module also selects the settings that Spark's
+launcher may put on a command line, which every user of the host can read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SECRET_NAME = re.compile(r"secret|password|token", re.IGNORECASE)
 
 
 def authentication(master: str, conf: Mapping[str, str]) -> dict[str, str]:
-    """Settings by which Spark refuses processes of others, as far as that can be; `conf` may say otherwise."""
+    """Settings that make Spark refuse processes of other users, if possible; `conf` may override them."""
     if open_to_strangers(master, conf):
         return {}
     settings = {AUTHENTICATE: "true"}
@@ -42,16 +42,16 @@ def authentication(master: str, conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def open_to_strangers(master: str, conf: Mapping[str, str]) -> str | None:
-    """What to do, where other users who reach Spark's ports can read its blocks; None where they cannot."""
+    """A hint if users who can connect to Spark's ports can read its blocks; None if they cannot."""
     if conf.get(AUTHENTICATE, "true").lower() != "true":
         return f"remove {AUTHENTICATE} from spark.conf"
     if master.startswith("spark:") and SECRET not in conf and SECRET_FILE not in conf:
-        return f"give master and workers a secret, and name a file with it in spark.conf: {SECRET_FILE}"
+        return f"configure a secret for master and workers, and name its file in spark.conf: {SECRET_FILE}"
     return None
 
 
 def unsecret(settings: Mapping[str, str]) -> dict[str, str]:
-    """The settings that Spark's launcher needs itself; it puts them on the command line of the JVM."""
+    """The settings that Spark's launcher itself needs and puts on the command line of the JVM."""
     return {
         key: value
         for key, value in settings.items()

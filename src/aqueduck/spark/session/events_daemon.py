@@ -1,5 +1,5 @@
 """
-Spark's Python daemon for the events flow: as `worker_daemon`, with the JSON kernels compiled before it forks.
+Spark's Python daemon for the events flow: like `worker_daemon`, and it compiles the JSON kernels before it forks.
 
 Set as `spark.python.daemon.module`.
 """

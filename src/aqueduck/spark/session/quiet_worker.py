@@ -1,9 +1,9 @@
 """
-Workers of Spark's Python daemons that end without a word when Spark has stopped to listen.
+Workers of Spark's Python daemons that exit silently when Spark no longer listens to them.
 
-So it is at a stop, where a worker started too slowly on a busy machine (Spark starts another one then), and after a minute in which
-Spark had nothing to plan.  The daemon's own way is a traceback on the standard error of the service, which looks like a
-failure and is none.
+This happens at a stop, when a worker started too slowly on a busy machine (Spark then starts another one), and when
+Spark had nothing to plan for a minute.  By default the daemon prints a traceback on the service's standard error, which
+looks like a failure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _serve = daemon.worker
 
 
 def quiet_worker(sock: socket.socket, authenticated: bool) -> int:
-    """As `pyspark.daemon.worker`."""
+    """Like `pyspark.daemon.worker`, but silent when Spark has closed the connection."""
     try:
         return int(_serve(sock, authenticated))
     except (BrokenPipeError, ConnectionResetError):
@@ -27,7 +27,7 @@ def quiet_worker(sock: socket.socket, authenticated: bool) -> int:
 
 
 def quiet_planning() -> None:
-    """In a worker that plans: Spark starts those from a daemon of its own, whatever daemon it is told to use for tasks."""
+    """The same for planning workers, which Spark always starts from its own daemon, whatever the daemon for tasks is."""
     main = sys.modules["__main__"]
     if main.__spec__ is not None and main.__spec__.name == "pyspark.daemon":
         main.worker = quiet_worker  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """
-A directory of this process for this user alone, in which Spark and its Python workers meet.
+A private directory of this process, for the sockets and files that Spark and its Python workers share.
 
-A process that is killed leaves its directory behind.  The next one removes it: each holds a lock on a file in its own.
+Each process holds a lock on a file in its directory.  The next process removes directories that killed ones left behind.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OWNER = "owner"
 
 @functools.cache
 def scratch_directory(parent: str | None = None) -> Path:
-    """New for each process and removed at its end; where no parent is named, sockets have room for their names."""
+    """The directory: new for each process, removed at its end; by default its path is short enough for names of sockets."""
     home = parent or tempfile.gettempdir()
     if parent is None and len(home) + len("/aqueduck-12345678/") + NAME_CHARACTERS > SOCKET_PATH_MAX:
         home = "/tmp"  # noqa: S108 - mkdtemp makes a new directory with mode 0700
@@ -39,18 +39,18 @@ def scratch_directory(parent: str | None = None) -> Path:
 
 
 def _own(directory: Path) -> None:
-    """Lock it until this process ends, however it ends; nobody sees the file before it is locked."""
+    """Lock the directory until this process ends; the lock file gets its name only after it is locked."""
     file = os.open(directory / "new", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError:  # storage without locks: nobody can tell whether we live, so it stays
+    except OSError:  # storage without locks: no process can tell whether this one is alive, so the directory is kept
         return
     os.write(file, socket.gethostname().encode())
     (directory / "new").rename(directory / OWNER)
 
 
 def _is_left(directory: Path) -> bool:
-    """Whether a process of this user and this host made it, and has ended."""
+    """Whether a process of this user on this host created the directory and has ended."""
     try:
         found = directory.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():

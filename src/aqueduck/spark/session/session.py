@@ -1,8 +1,7 @@
 """
-Start the Spark session that everything in Aqueduck runs in.
+Start the Spark session that all flows use, and define its settings.
 
-One function, and the settings behind it.  Which Java is used is decided in `java`; what runs
-in the session is in the modules beside this one.
+`java` selects the Java runtime; `spark.query` has the queries and jobs that run in the session.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _JAVA_CAUSE = re.compile(r"^(?:: |Caused by: )?[\w.$]+(?:Exception|Error): (.+)$
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Finished work that Spark remembers for its page, also without one.
+    # Limits for finished work, which Spark keeps in memory for its page even if the page is off.
     "spark.ui.retainedJobs": "20",
     "spark.ui.retainedStages": "20",
     "spark.ui.retainedTasks": "1000",
@@ -51,22 +50,22 @@ _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.shuffle.partitions": "4",
-    # It joins tasks whose input is small, and ours are references to much larger segments.
+    # Adaptive execution merges tasks with small input, but ours are references to much larger segments.
     "spark.sql.adaptive.enabled": "false",
-    # Copies and streams share the cores; a stream's few tasks never wait for all chunks of a copy.
+    # Copies and streams share the cores, so that a stream's few tasks do not wait for all chunks of a copy.
     "spark.scheduler.mode": "FAIR",
     # Workers are forked with our modules already imported.
     "spark.python.daemon.module": "aqueduck.spark.session.worker_daemon",
-    # Over TCP each task waits 40 ms for a delayed acknowledgement: eight empty tasks take 0.26 s, this way 0.09 s.
+    # Over TCP each task waits 40 ms for a delayed acknowledgement: eight empty tasks take 0.26 s instead of 0.09 s.
     "spark.python.unix.domain.socket.enabled": "true",
     # A worker that starts on a busy machine may need longer than the default of 15 s to connect back.
     "spark.python.authenticate.socketTimeout": "120s",
-    # Variables of executors are left out of event logs too, whatever their names.
+    # Environment variables of executors are redacted in event logs too, whatever their names.
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|dsn|executorenv",
-    # The lake is the truth about progress, so a few batches of Spark's own log are enough.
+    # The lake defines the progress, so a few batches of Spark's own log are enough.
     "spark.sql.streaming.minBatchesToRetain": "10",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    # The default starts processes to set file modes: 110 ms a batch, this 25 ms.
+    # The default starts processes to set file modes and takes 110 ms per batch; this one takes 25 ms.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
@@ -79,7 +78,8 @@ _JVM_OPTIONS = (
 )
 
 _LOCAL_JVM_OPTIONS = (
-    # Rows stay out of the JVM: compiling less saves a quarter of its CPU time and more at the start, and one thread collects its garbage.
+    # Rows do not pass through the JVM.  Compiling less saves a quarter of its CPU time, and more at the start;
+    # one thread is enough to collect its garbage.
     "-XX:TieredStopAtLevel=1",
     "-XX:+UseSerialGC",
 )
@@ -93,10 +93,10 @@ def build_session(
     state_dir: str | None = None,
 ) -> SparkSession:
     """
-    Start Spark, or return the session that runs in this process already.
+    Start Spark, or return the session that already runs in this process.
 
     Tasks of a cluster find connection strings in `state_dir`, tasks of this host in a directory of this process.
-    `conf` wins over every setting of ours.  A Spark that does not start is a `SparkStartError`.
+    `conf` overrides all other settings.  Raises `SparkStartError` if Spark does not start.
     """
     prepare_environment(os.environ, master)
     settings = session_settings(master, conf, driver_memory)
@@ -112,7 +112,7 @@ def build_session(
 
 
 def session_settings(master: str, conf: Mapping[str, str], driver_memory: str) -> dict[str, str]:
-    """The settings of a session on `master`, those in `conf` included."""
+    """The settings of a session on `master`, including those in `conf`."""
     settings = {**_SETTINGS, "spark.driver.memory": driver_memory}
     options = list(_JVM_OPTIONS)
     if _LOCAL.fullmatch(master):
@@ -121,21 +121,22 @@ def session_settings(master: str, conf: Mapping[str, str], driver_memory: str) -
         options += _LOCAL_JVM_OPTIONS
     settings |= {**authentication(master, conf), **conf}
     if master.startswith("spark:"):
-        settings.pop(SECRET_FILE, None)  # Spark itself takes a file on Kubernetes only
-    # Java takes the last of two contradicting options, so those in `conf` win here too.
+        settings.pop(SECRET_FILE, None)  # Spark itself reads a file on Kubernetes only
+    # Java takes the last of two conflicting options, so those in `conf` win.
     settings[_JAVA_OPTIONS] = " ".join([*options, conf.get(_JAVA_OPTIONS, "")]).strip()
     return settings
 
 
 def prepare_environment(env: MutableMapping[str, str], master: str) -> None:
-    """Set what Spark's launcher and its Python workers read from the environment."""
-    # Python workers come and go with large buffers: give much memory back, but do not fetch each buffer anew.
+    """Set the environment variables for Spark's launcher and its Python workers."""
+    # Python workers allocate large buffers for a short time: return most memory, but reuse buffers of usual size.
     env.setdefault("MALLOC_ARENA_MAX", "2")
     env.setdefault("MALLOC_TRIM_THRESHOLD_", str(64 << 20))
     env.setdefault("MALLOC_MMAP_THRESHOLD_", str(32 << 20))
     env.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     env["PYSPARK_PYTHON"] = sys.executable
-    # With a command that there is not, Spark does not look for data sources in packages: a process less, and a traceback when it ends.
+    # With a command that does not exist, Spark does not search packages for data sources, which would start a process
+    # and print a traceback when it ends.
     env["PYSPARK_DRIVER_PYTHON"] = _NO_COMMAND
     env["JAVA_HOME"] = str(make_shim(find_java(env)))
     if _LOCAL.fullmatch(master):
@@ -143,7 +144,7 @@ def prepare_environment(env: MutableMapping[str, str], master: str) -> None:
 
 
 def _start_java(settings: Mapping[str, str]) -> None:
-    """Spark's own start puts every setting on the JVM's command line: start it with what is needed there."""
+    """Start the JVM with only the settings that it needs, because Spark's own start puts all on its command line."""
     SparkContext._ensure_initialized(
         conf=SparkConf(loadDefaults=False).setAll(list(unsecret(settings).items()))
     )
@@ -151,7 +152,7 @@ def _start_java(settings: Mapping[str, str]) -> None:
 
 @contextmanager
 def _same_interrupt() -> Iterator[None]:
-    """A context takes ctrl-C for itself, to raise in the middle of whatever is done: what was set before counts."""
+    """Restore the handler of ctrl-C, because a Spark context sets one that raises at any point of the program."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -170,9 +171,9 @@ def _start_failures(master: str) -> Iterator[None]:
 
 
 def _reason(exc: BaseException) -> str:
-    """The one line that explains a failed start: the innermost Java cause, if there is one."""
+    """The line that explains a failed start: the innermost Java cause, if there is one."""
     text = str(exc)
     if "stopped SparkContext" in text:
-        return "the cluster does not answer, or gives this application no place"
+        return "the cluster does not answer, or has no resources for this application"
     causes = _JAVA_CAUSE.findall(text)
     return str(causes[-1]) if causes else text.strip().split("\n")[0]

@@ -1,11 +1,11 @@
 """
-Spark's Python daemon with everything a task needs already imported.
+Spark's Python daemon with all modules that a task needs already imported.
 
-Spark forks a worker from the daemon for each task slot; what the daemon has imported, workers
-share instead of importing and holding it each.  Set as `spark.python.daemon.module`.
+Spark forks a worker from the daemon for each task slot.  Workers share the modules that the daemon has
+imported instead of each importing them.  Set as `spark.python.daemon.module`.
 
-A worker collects garbage after each task.  What was imported is no garbage: `gc.freeze` keeps the
-collector from walking it, which took longer than many a task.
+A worker collects garbage after each task.  `gc.freeze` excludes imported objects, because walking them
+took longer than many tasks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aqueduck.spark.session.quiet_worker import quiet_worker
 from aqueduck.state_files.private_files import restrict_new_files
 
 if __name__ == "__main__":
-    restrict_new_files(os.environ)  # a worker of a cluster has not got its mask from the driver
+    restrict_new_files(os.environ)  # a worker of a cluster does not inherit the driver's umask
     gc.freeze()
     daemon.worker = quiet_worker
     daemon.manager()
