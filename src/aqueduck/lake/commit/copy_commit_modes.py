@@ -1,9 +1,10 @@
 """
-Landing a copy where the target keeps more than that: what it has of the source makes way, or stays.
+Prepare a target for a finished copy, by mode: delete, end or keep the rows that the target has of the source.
 
-A first copy is landed as files, in every mode.  A later one of the same table meets rows that must not be lost:
-`append` tells of it and goes on, `history` ends only versions that the copy does not confirm, `soft_delete` marks
-rows that the copy does not have.  Inside the transaction of `landing`; `prepare_copy` and `can_go_on` come before the copy is read.
+A first copy is added as files, in every mode.  A later copy of the same table must not lose rows: `append` logs a
+`resync` event and keeps all rows, `history` ends only versions that the copy does not confirm, and `soft_delete` marks
+rows that the copy lacks.  This runs in the transaction of `copy_commit`.  `prepare_copy` and `can_resume` run before the
+copy is read.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from aqueduck.lake.session.sql import ident, lake_table, string_list
 from aqueduck.lake.target.apply import check_target, delete_keys, insert_rows, make_target
 from aqueduck.lake.target.inlined import inlining
 from aqueduck.lake.target.kept_columns import fit_columns
-from aqueduck.lake.target.mode_rows import current_rows, end_rows, has_rows, own_rows, tell_of_resync
+from aqueduck.lake.target.mode_rows import current_rows, end_rows, has_rows, log_resync, own_rows
 from aqueduck.model.batches import plan_runs
 from aqueduck.model.changes import SegmentRef
 from aqueduck.model.columns.projection import other_rules
@@ -33,12 +34,12 @@ __all__ = ["SessionFiles", "can_go_on", "copied_keys", "make_way", "prepare_copy
 
 @dataclass(frozen=True, slots=True)
 class SessionFiles:
-    """What was read under one snapshot, and what the snapshot shows."""
+    """The files that were read under one snapshot, and the moment that the snapshot shows."""
 
     moment: Moment
     paths: tuple[str, ...]
     time_us: int = 0
-    """The server's time right before the snapshot was taken; 0 where nobody needs it."""
+    """The server's time right before the snapshot was taken; 0 if it is not needed."""
 
     @property
     def position(self) -> int:
@@ -46,7 +47,7 @@ class SessionFiles:
 
 
 def prepare_copy(session: LakeSession, state: TableState, schema: TableSchema) -> None:
-    """Inside a transaction: make the target, or fit it to these columns."""
+    """Inside a transaction: create the target, or fit it to these columns."""
     make_target(session, state.target, schema, state.mode)
     if not state.mode.plain:
         with inlining(session, state.target, schema):
@@ -55,9 +56,9 @@ def prepare_copy(session: LakeSession, state: TableState, schema: TableSchema) -
 
 def can_go_on(session: LakeSession, state: TableState, schema: TableSchema, *, missing: bool = False) -> bool:
     """
-    Whether chunks of an earlier session can be used; `missing` says that there is no target yet.
+    Whether chunks of an earlier session can be used; `missing` says that the target does not exist yet.
 
-    They are put together by key, in place of the rows that the target has: not where rows of an earlier copy stay.
+    Sessions are merged by key and replace the target's rows.  This is not possible if rows of an earlier copy must stay.
     """
     if state.mode.plain:
         return True
@@ -73,7 +74,7 @@ def make_way(
     parked: Sequence[SegmentRef],
     sessions: Sequence[SessionFiles],
 ) -> bool:
-    """What the target has of the source, dealt with by mode; whether the copy's files are to be added."""
+    """Delete, end or keep the target's rows of the source, by mode; returns whether to add the copy's files."""
     target, schema, mode = state.target, state.schema, state.mode
     assert schema is not None
     check_target(session, target, schema, mode)
@@ -89,7 +90,7 @@ def make_way(
     copy = sessions[-1]
     if mode.name == "append":
         _write_parked(session, group, state, parked, copy.moment)
-        tell_of_resync(session, target, mode, copy.position, copy.time_us)
+        log_resync(session, target, mode, copy.position, copy.time_us)
     elif mode.name == "soft_delete":
         _end_missing(session, state, schema, copy, [schema.columns[k] for k in schema.key_indexes])
         delete_keys(session, target, schema, copied_keys(schema, copy.paths), own_rows(mode))
@@ -100,13 +101,13 @@ def make_way(
 
 
 def copied_keys(schema: TableSchema, paths: Sequence[str]) -> str:
-    """A relation of the keys (k0, …) that a copy read."""
+    """A relation with the keys (k0, …) of a copy."""
     keys = ", ".join(f"{ident(schema.columns[k].name)} as k{i}" for i, k in enumerate(schema.key_indexes))
     return f"(select {keys} from {_rows(schema, paths)})"
 
 
 def _rows(schema: TableSchema, paths: Sequence[str]) -> str:
-    """A relation of the rows that a copy read; there is no file where there were no rows."""
+    """A relation with the rows of a copy; without rows there is no file."""
     if paths:
         return f"read_parquet({string_list(paths)})"
     nothing = ", ".join(f"null as {ident(c.name)}" for c in schema.columns)
@@ -117,9 +118,9 @@ def _write_parked(
     session: LakeSession, group: str, state: TableState, parked: Sequence[SegmentRef], copy: Moment
 ) -> None:
     """
-    Changes from before the copy that the log does not have: it goes on without a gap.
+    Write parked changes from before the copy to the log, so that the log has no gap.
 
-    Where their columns do not fit the target any more, the copy alone has their effect.
+    Changes whose columns no longer fit the target are left out; only the copy shows their effect.
     """
     [[copied]] = session.execute(
         f"select coalesce(max(_commit_lsn), 0) from {lake_table(state.target)} as t"
@@ -128,7 +129,7 @@ def _write_parked(
     for run in plan_runs(parked, keeping=[state.oid]):
         plan = RunPlan(columns_of(run.segments[0]), run.segments)
         if state.schema is not None and other_rules(state.schema, plan.schema):
-            continue  # it came under other options, which may have shown more
+            continue  # staged under other options, which may have let more data through
         try:
             check_target(session, state.target, plan.schema, state.mode)
         except SchemaChangeError:
@@ -151,7 +152,7 @@ def _end_missing(
     copy: SessionFiles,
     columns: Sequence[Column],
 ) -> None:
-    """Rows of the target end when the copy was taken, if it has none that is the same in these columns."""
+    """End the target's rows, at the time of the copy, that equal no row of the copy in these columns."""
     cells = ", ".join(f"t.{ident(c.name)} as k{i}" for i, c in enumerate(columns))
     session.execute(
         f"create or replace temp table aqueduck_ends as select {cells}, {TIME.format(copy.time_us)} as ended_at"
@@ -165,7 +166,7 @@ def _end_missing(
 
 
 def _same(columns: Sequence[Column], other: str) -> str:
-    # For joins: in a subquery, a column of the inner table that is called like the outer one would be taken for it.
+    # For joins, because in a subquery a name of an outer column could resolve to a column of the inner table.
     return " and ".join(f"t.{ident(c.name)} is not distinct from {other}.{ident(c.name)}" for c in columns)
 
 
@@ -173,9 +174,10 @@ def _land_versions(
     session: LakeSession, group: str, state: TableState, schema: TableSchema, copy: SessionFiles
 ) -> None:
     """
-    Only rows that are not what an open version says become versions; open ones that are gone, or others, end.
+    Insert rows of the copy that equal no open version, and end open versions that equal no row of the copy.
 
-    By all of their cells: a key may have two open versions, if a partition was emptied and filled again and only the filling was told.
+    Rows are compared by all cells, because a key may have two open versions: this happens if a partition was emptied and
+    filled again and the stream had only the second step.
     """
     session.execute(
         f"create or replace temp table aqueduck_copied as select c.* from {_rows(schema, copy.paths)} as c"

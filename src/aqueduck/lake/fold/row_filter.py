@@ -104,12 +104,12 @@ def _refuse_what_changes(con: duckdb.DuckDBPyConnection, table: TableSchema, nod
                     "select stability from duckdb_functions() where function_name = ?", [name.lower()]
                 ).fetchall()
             }
-            moves = _reads_the_clock(name.lower(), len(part["children"]))
+            moves = _depends_on_session(name.lower(), len(part["children"]))
             if kinds - {"CONSISTENT", None} or name.lower() in _ELSEWHERE or moves:
                 raise _wrong(table, f"calls {name}, whose result for a row may change")
 
 
-def _reads_the_clock(name: str, arguments: int) -> bool:
+def _depends_on_session(name: str, arguments: int) -> bool:
     """
     Whether a function's result depends on the clock or the session; DuckDB marks some of these as consistent.
 

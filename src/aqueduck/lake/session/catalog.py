@@ -1,9 +1,8 @@
 """
-Sessions with a lake: opening it, running statements, transactions.
+Sessions with a lake: open it, run statements and transactions.
 
-`open_lake` leaves nothing half-made behind: the data path is tried first, and a catalog file
-or directory that did not exist before a failure does not exist after it.  What our own tables
-hold is in `progress`; what happens to target tables is in `apply`.
+If `open_lake` fails, it leaves nothing behind: it checks the data path first, and removes a catalog file
+or directories that it created.  `lake.ledger` reads and writes our own tables, `lake.target` the targets.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from aqueduck.model.errors import (
 from aqueduck.model.modes import TableMode
 from aqueduck.model.schema import TableName, TableSchema
 
-if TYPE_CHECKING:  # it asks through a session
+if TYPE_CHECKING:  # `places` imports this module
     from aqueduck.lake.target.places import Place
 
 __all__ = [
@@ -71,22 +70,22 @@ _SCANNERS = {"postgres": "postgres_scanner", "sqlite": "sqlite_scanner"}
 
 @dataclass
 class SessionMemory:
-    """What a session knows about the lake without asking again; a new connection starts empty."""
+    """Facts about the lake that a session has cached; a new connection starts with none."""
 
     targets: dict[TableName, tuple[TableSchema, TableMode]] = field(default_factory=dict)
     """Target tables that were compared with this schema and mode."""
     places: dict[TableName, Place | None] = field(default_factory=dict)
-    """What the lake has under the names of targets, see `places`."""
+    """The tables and views found under the names of targets, see `places`."""
     schema_version: int | None = None
-    """DuckLake's count of changes of tables when `targets` and `places` were asked for."""
+    """DuckLake's schema version for which `targets` and `places` are valid."""
     inlined_rows: dict[TableName, int] = field(default_factory=dict)
-    """Rows, also dead ones, that the catalog itself holds of a table."""
+    """Inlined rows of each table, including deleted ones."""
     knows_own_targets: bool = False
-    """Whether the lake surely has the book of targets that are ours."""
+    """Whether the lake is known to have the record of our own targets."""
     settled: set[TableName] = field(default_factory=set)
     """Tables whose statistics stay right, see `settle_statistics`."""
     positions: dict[str, int] = field(default_factory=dict)
-    """Where this session's last batch of a group ended; the next one moves the position from there, or finds that another did."""
+    """The position at which this session's last batch of a group ended and from which the next one must continue."""
 
 
 @dataclass
@@ -94,7 +93,7 @@ class LakeSession:
     """
     One connection to a lake, attached as `lake`.
 
-    Safe to share between threads: a transaction keeps the others out until it ends.
+    Threads may share it: a transaction blocks other threads until it ends.
     """
 
     config: LakeConfig
@@ -103,9 +102,9 @@ class LakeSession:
     read_only: bool = False
     memory: SessionMemory = field(default_factory=SessionMemory, repr=False)
     limits: dict[TableName, int] = field(default_factory=dict, repr=False)
-    """How many rows may be inlined, of target tables where that is not what the configuration says."""
+    """The limits for inlined rows of those targets whose limit differs from the configuration."""
     inline_rows: int = field(default=0, init=False, repr=False)
-    """How many rows of a statement DuckLake inlines right now; see `inlining`."""
+    """The limit for inlined rows that is in force now; see `inlining`."""
     _con: duckdb.DuckDBPyConnection | None = field(default=None, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     _readings: int = field(default=0, repr=False)
@@ -114,7 +113,7 @@ class LakeSession:
 
     @property
     def con(self) -> duckdb.DuckDBPyConnection:
-        """DuckDB's connection; whoever uses it wraps the use in `lake_errors`."""
+        """DuckDB's connection; callers must wrap its use in `lake_errors`."""
         if self._con is None:
             raise LakeWriteError("the session with the lake is closed")
         return self._con
@@ -132,7 +131,7 @@ class LakeSession:
         doing: str = "a lake statement",
         table: str | None = None,
     ) -> list[tuple[Any, ...]]:
-        """Run one statement and fetch what it gives; `doing` and `table` are for its error."""
+        """Run one statement and fetch its result; `doing` and `table` describe it in an error."""
         with self._lock, lake_errors(doing, table=table):
             return self.con.execute(statement, list(parameters) or None).fetchall()
 
@@ -146,28 +145,28 @@ class LakeSession:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything inside becomes one lake snapshot, or nothing does."""
+        """Run the block in one transaction, which becomes one lake snapshot or is rolled back."""
         with self._lock:
-            self.inline(self.config.inline_rows)  # one that failed may have left another limit
+            self.inline(self.config.inline_rows)  # a failed transaction may have left another limit
             self.execute("begin", doing="starting a lake transaction")
             try:
                 yield
                 self.execute("commit", doing="the lake's commit")
             except BaseException:
-                # A failed commit has ended the transaction already, and so has a lost connection.
+                # After a failed commit or a lost connection, the transaction has already ended.
                 with contextlib.suppress(duckdb.Error):
                     self.con.execute("rollback")
                 raise
 
     def inline(self, rows: int) -> None:
-        """From now on DuckLake inlines inserts, updates and deletes of at most so many rows."""
+        """Set the largest number of rows that one insert, update or delete inlines."""
         if rows != self.inline_rows:
             self.execute(_inline_statement(rows), doing="setting the limit of inlining")
             self.inline_rows = rows
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A second connection to the same lake: long reads on it keep no commit waiting."""
+        """A second connection to the same lake, for long reads that must not delay commits."""
         with self._lock:
             con = self.con.cursor()
             self._readings += 1
@@ -181,18 +180,18 @@ class LakeSession:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[bool]:
-        """Keep other threads out; false if one of them is reading on a connection of its own."""
+        """Block other threads; yields false if one of them is reading on a second connection."""
         with self._lock:
             yield self._readings == 0
 
     def renew(self) -> None:
-        """A new connection that knows what the old one knew; inside `alone`."""
+        """Replace the connection but keep the cached facts; inside `alone`."""
         known = self.memory
         self.reopen()
         self.memory = known
 
     def reopen(self) -> None:
-        """Replace the connection by a new one, whatever state the old one is in."""
+        """Replace the connection, whatever its state, and clear the cached facts."""
         with self._lock:
             self.close()
             self.memory = SessionMemory()
@@ -200,10 +199,10 @@ class LakeSession:
             self.inline_rows = self.config.inline_rows
 
     def close(self) -> None:
-        """End the session; closing it twice is fine."""
+        """Close the session; a second call does nothing."""
         with self._lock:
             if self._con is not None:
-                # Detaching lets go of a catalog file at once, other cursors or not.
+                # Detaching releases a catalog file at once, even if there are other cursors.
                 with contextlib.suppress(duckdb.Error):
                     self._con.execute(f"detach {ident(LAKE)}")
                 self._con.close()
@@ -219,7 +218,7 @@ class LakeSession:
 def open_lake(
     cfg: LakeConfig, *, threads: int | None = None, memory_limit: str | None = None, read_only: bool = False
 ) -> LakeSession:
-    """Attach the lake, making it first unless it exists or `read_only` is asked for; an encrypted one can only be read."""
+    """Attach the lake, and create it if it is missing, unless `read_only`; an encrypted lake can only be read."""
     session = LakeSession(cfg, threads, memory_limit, read_only)
     if read_only:
         session.reopen()
@@ -270,9 +269,9 @@ def _attach_statement(cfg: LakeConfig, read_only: bool) -> Callable[[str], str]:
 
 def attach(execute: Callable[[str], object], catalog: str, statement: Callable[[str], str]) -> None:
     """
-    Attach a lake by a `statement` about its catalog's place, so that a catalog in PostgreSQL runs nobody's functions.
+    Attach a lake by `statement`, with a search path that keeps a PostgreSQL catalog from calling functions of users.
 
-    A pooler that refuses to set the search path has to have it from the role, or goes without.
+    If a pooler refuses to set the search path, the one of the role applies.
     """
     try:
         execute(statement(catalog_place(catalog, guarded=True)))
@@ -283,34 +282,34 @@ def attach(execute: Callable[[str], object], catalog: str, statement: Callable[[
 
 
 def access_options(kind: str, *, read_only: bool) -> list[str]:
-    """Options with which DuckLake attaches a catalog of this kind."""
+    """The options to attach a catalog of this kind."""
     options = ["read_only"] if read_only else []
     if kind == "sqlite":
-        # With the write-ahead log, people who read the lake do not block commits.
+        # With the write-ahead log, readers of the lake do not block commits.
         options += [] if read_only else ["meta_journal_mode 'WAL'"]
         options.append("meta_busy_timeout 5000")
     return options
 
 
 def _inline_statement(rows: int) -> str:
-    # Not as an option of the attachment: that would hold until the end of the session.
+    # Not an option of `attach`, which would apply until the end of the session.
     return f"set ducklake_default_data_inlining_row_limit = {rows}"
 
 
 def catalog_kind(catalog: str) -> str:
-    """What a catalog is: postgres, sqlite or duckdb."""
+    """The kind of a catalog: postgres, sqlite or duckdb."""
     if catalog.startswith(("postgres:", "postgresql:")):
         return "postgres"
     return "sqlite" if catalog.startswith("sqlite:") else "duckdb"
 
 
 def extensions_for(kind: str) -> list[str]:
-    """What DuckDB has to load for a lake with a catalog of this kind."""
+    """The DuckDB extensions for a lake with a catalog of this kind."""
     return ["ducklake", *([_SCANNERS[kind]] if kind in _SCANNERS else [])]
 
 
 def catalog_place(catalog: str, *, guarded: bool = False) -> str:
-    """The catalog as DuckLake wants to see it; `guarded` finds no functions but the server's own."""
+    """The catalog in DuckLake's notation; with `guarded`, the search path has only the server's own functions."""
     if catalog_kind(catalog) != "postgres":
         return catalog
     parts = catalog_settings(catalog)
@@ -319,7 +318,7 @@ def catalog_place(catalog: str, *, guarded: bool = False) -> str:
 
 
 def catalog_settings(catalog: str, key: str = "lake.catalog") -> dict[str, Any]:
-    """The settings of a catalog in PostgreSQL, as libpq understands them."""
+    """The libpq settings of a catalog in PostgreSQL."""
     uri = catalog.startswith(("postgres://", "postgresql://"))
     try:
         return conninfo_to_dict(catalog if uri else catalog.partition(":")[2])
@@ -328,13 +327,13 @@ def catalog_settings(catalog: str, key: str = "lake.catalog") -> dict[str, Any]:
 
 
 def catalog_file(catalog: str) -> Path | None:
-    """The file that a catalog is in; None for one in PostgreSQL."""
+    """The file of a catalog; None for a catalog in PostgreSQL."""
     return None if catalog_kind(catalog) == "postgres" else Path(catalog.removeprefix("sqlite:"))
 
 
 @contextlib.contextmanager
 def _removing_what_is_new(cfg: LakeConfig) -> Iterator[None]:
-    """After a failure, neither the catalog's file nor directories stay that were not there before."""
+    """Remove the catalog's file and directories after a failure, if they did not exist before."""
     file = catalog_file(cfg.catalog)
     new_file = file if file is not None and not file.exists() else None
     paths = [] if file is None else [file.parent]
@@ -360,12 +359,12 @@ def _make_directory(directory: Path) -> None:
     except OSError as exc:
         hint = "check the path in lake.catalog and the rights on it"
         raise CatalogUnreachableError(
-            f"the directory of lake.catalog cannot be made: {system_reason(exc)}", hint=hint
+            f"the directory of lake.catalog cannot be created: {system_reason(exc)}", hint=hint
         ) from exc
 
 
 def _check_data_path(data_path: str) -> None:
-    """Refuse a local path that cannot be written before anything exists in the catalog."""
+    """Raise if a local path cannot be written, before the catalog is created."""
     if is_remote(data_path):
         return
     directory = Path(data_path)

@@ -1,9 +1,9 @@
 """
-Many lakes in one engine: a pool of attached lakes, the least recently used one goes first.
+A pool of lakes that are attached to one engine; the least recently used one is detached first.
 
-A worker of the fan-out has one DuckDB and attaches lakes to it as they are needed: 30 ms each, where an
-engine of its own costs 250 ms and its memory.  Threads take a session each with `use`; a session
-that failed is thrown away.  `LakeSession` in `catalog` is the one for a single lake.
+A worker of the fan-out has one DuckDB and attaches lakes as needed: this takes 30 ms per lake, while a separate
+engine takes 250 ms and more memory.  Each thread takes a session with `use`; a session
+that failed is discarded.  `catalog.LakeSession` is the session for a single lake.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ LOCK_SECONDS = 10.0
 
 @dataclass
 class PooledLake:
-    """One attached lake and a connection to use it with; belongs to one thread at a time."""
+    """One attached lake with a connection; used by one thread at a time."""
 
     place: LakePlace
     alias: str
     con: duckdb.DuckDBPyConnection
     memory: dict[str, Any] = field(default_factory=dict)
-    """What is known about the lake without asking again."""
+    """Cached facts about the lake."""
     settled: set[TableName] = field(default_factory=set)
     """Tables whose statistics stay right, see `settle_statistics`."""
 
@@ -62,13 +62,13 @@ class PooledLake:
     def execute(
         self, statement: str, parameters: Sequence[Any] = (), *, doing: str = "a lake statement"
     ) -> list[tuple[Any, ...]]:
-        """Run one statement and fetch what it gives."""
+        """Run one statement and fetch its result."""
         with lake_errors(doing):
             return self.con.execute(statement, list(parameters) or None).fetchall()
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything inside becomes one lake snapshot, or nothing does."""
+        """Run the block in one transaction, which becomes one lake snapshot or is rolled back."""
         self.execute("begin", doing="starting a lake transaction")
         try:
             yield
@@ -80,7 +80,7 @@ class PooledLake:
 
 
 class LakePool:
-    """Attached lakes, at most `max_open` of them besides those in use."""
+    """Attached lakes, at most `max_open` unless more are in use."""
 
     def __init__(
         self, *, max_open: int = 50, threads: int | None = None, memory_limit: str | None = None
@@ -99,23 +99,23 @@ class LakePool:
 
     @property
     def open(self) -> int:
-        """How many lakes are attached now."""
+        """The number of attached lakes."""
         return len(self._idle) + self._used
 
     @contextlib.contextmanager
     def use(self, place: LakePlace, *, read_only: bool = False) -> Iterator[PooledLake]:
-        """A session with the lake; kept afterwards, unless something failed."""
+        """A session with the lake; it is kept afterwards unless the block failed."""
         lake = self._take(place, read_only)
         try:
             yield lake
         except BaseException:
             self._give_back(lake, read_only, keep=False)
             raise
-        # A DuckDB file is for one process at a time: let it go, so that others may have it.
+        # Only one process at a time can open a DuckDB file: detach it, so that others can.
         self._give_back(lake, read_only, keep=catalog_kind(place.catalog) != "duckdb")
 
     def forget(self, place: LakePlace) -> None:
-        """Detach a lake that nobody uses; the next session starts knowing nothing."""
+        """Detach a lake that is not in use; the next session starts without cached facts."""
         with self._lock:
             for key in [key for key in self._idle if key[0] == place]:
                 self._detach(self._idle.pop(key))
@@ -138,7 +138,7 @@ class LakePool:
             con.close()
 
     def close(self) -> None:
-        """Detach everything."""
+        """Detach all lakes."""
         with self._lock:
             while self._idle:
                 self._detach(self._idle.popitem()[1])
@@ -192,7 +192,7 @@ class LakePool:
             lake = PooledLake(place, alias, con)
             if not read_only and is_encrypted(con, lake.metadata):
                 with self._lock:
-                    self._load("httpfs")  # DuckDB encrypts with what this extension brings
+                    self._load("httpfs")  # DuckDB needs this extension to encrypt
         except duckdb.Error as exc:
             con.close()
             raise classify_attach(exc, kind) from None  # the original quotes the connection string
@@ -203,7 +203,7 @@ class LakePool:
         return lake
 
     def _allow(self, place: LakePlace, con: duckdb.DuckDBPyConnection) -> None:
-        """The engine has the credentials of this place, also where others were used for the same path before."""
+        """Give the engine the credentials of this lake, even if it had others for the same path."""
         if _may_be_remote(place) and self._allowed.get(place.data_path, ()) != place.properties:
             create_secret(con, place.data_path, place.properties)
             self._allowed[place.data_path] = place.properties
@@ -223,7 +223,7 @@ class LakePool:
 
 
 def _execute_patiently(con: duckdb.DuckDBPyConnection, statement: str) -> None:
-    """Wait a while for a DuckDB file that another process has open: one that writes is alone with it."""
+    """Retry for a while if another process has the DuckDB file open, because a writer opens it exclusively."""
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:
@@ -237,7 +237,7 @@ def _execute_patiently(con: duckdb.DuckDBPyConnection, statement: str) -> None:
 
 
 def _attach_options(place: LakePlace, *, read_only: bool) -> list[str]:
-    """The options with which DuckLake attaches a lake."""
+    """The options to attach a lake."""
     options = [f"data_path {literal(as_directory(place.data_path))}"] if place.data_path else []
     if place.metadata_schema is not None:
         options.append(f"metadata_schema {literal(place.metadata_schema)}")
@@ -258,5 +258,5 @@ def _make_directories(place: LakePlace) -> None:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
             raise CatalogUnreachableError(
-                f"a directory of the lake cannot be made: {system_reason(exc)}"
+                f"a directory of the lake cannot be created: {system_reason(exc)}"
             ) from exc

@@ -23,11 +23,11 @@ __all__ = [
     "current_rows",
     "end_rows",
     "has_rows",
+    "log_resync",
     "own_rows",
     "present_rows",
     "remove_target",
     "source_tag",
-    "tell_of_resync",
     "truncate_target",
 ]
 
@@ -86,9 +86,7 @@ def truncate_target(session: LakeSession, target: TableName, mode: TableMode, tr
         session.execute(f"delete from {lake_table(target)} as t where {own_rows(mode)}", **doing)
 
 
-def tell_of_resync(
-    session: LakeSession, target: TableName, mode: TableMode, position: int, time_us: int
-) -> None:
+def log_resync(session: LakeSession, target: TableName, mode: TableMode, position: int, time_us: int) -> None:
     """Write the `resync` event to a log: a new copy follows, and earlier events no longer describe the rows."""
     _write_event(session, target, mode, "resync", position, time_us, str(RESYNC_SEQ))
 
