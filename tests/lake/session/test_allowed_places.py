@@ -182,12 +182,12 @@ def roster(file: FanoutConfig, *rows: dict[str, str], made: Made = NOTHING_MADE)
             "data_path overlaps the data_path of the destination deep",
         ),
         ({"data_path": "/srv/shop/data/s/t"}, "data_path overlaps the data_path of the source"),
-        ({"catalog": "sqlite:/srv/shop/a.db", "table": "more"}, "is that of the destination a"),
+        ({"catalog": "sqlite:/srv/shop/a.db", "table": "more"}, "belongs to the destination a"),
         (
             {"catalog_env": "TENANTS", "metadata_schema": "Theirs", "table": "more"},
-            "is that of the destination pg",
+            "belongs to the destination pg",
         ),
-        ({"catalog_env": "SOURCE", "metadata_schema": "SRC", "table": "more"}, "is that of the source"),
+        ({"catalog_env": "SOURCE", "metadata_schema": "SRC", "table": "more"}, "belongs to the source"),
     ],
 )
 def test_a_row_gets_nothing_that_others_have(row: dict[str, str], owner: str) -> None:
@@ -228,7 +228,7 @@ def test_a_row_gets_no_lake_that_the_pattern_made() -> None:
     acme = {"catalog": "sqlite:/srv/shop/t/acme.db", "data_path": "/srv/shop/t/acme"}
     found = roster(file, acme, {**acme, "routing_value": "acme"}, made=made)
     assert [d.id for d in found.destinations] == ["row 1"]
-    assert "is that of the destination acme" in found.left_out["row 0"]
+    assert "belongs to the destination acme" in found.left_out["row 0"]
 
 
 def test_links_count_as_what_they_lead_to(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_links_count_as_what_they_lead_to(tmp_path: Path) -> None:
     ]  # fmt: skip
     found = roster(file, *rows)
     assert [d.id for d in found.destinations] == ["a", "row 0", "row 1"]
-    assert "lies in that of the destination a" in found.left_out["row 4"]
+    assert "overlaps the data_path of the destination a" in found.left_out["row 4"]
     assert all("does not allow" in found.left_out[f"row {i}"] for i in (2, 3, 5))
     wider = {"data_paths": [data, f"{tmp_path}/elsewhere"], "catalogs": [f"sqlite:{tmp_path}/srv"]}
     assert "row 2" in {

@@ -373,7 +373,7 @@ def test_the_stage_is_gone_when_the_query_ends(orders: Database, drive: Drive, t
         ({"capture": "push"}, "capture must be one of stream, poll, auto"),
         ({"plugin": "wal2json"}, "plugin must be one of pgoutput, test_decoding"),
         ({"plugin": "test_decoding", "capture": "stream"}, "requires the option capture = poll"),
-        ({"publication": ""}, "needs the option publication"),
+        ({"publication": ""}, "requires the option publication"),
         (
             {"dsn": "", "dsn_env": "AQUEDUCK_NO_SUCH"},
             "the option dsn_env: the variable AQUEDUCK_NO_SUCH is not set",
