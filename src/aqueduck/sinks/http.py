@@ -152,7 +152,7 @@ class HttpSink:
                 os.fsync(out.fileno())
         except OSError as exc:
             raise SinkPathError(f"the dead-letter file cannot be written: {system_reason(exc)}") from exc
-        log.warning("webhook refused a batch, put aside", status=status, events=len(batch.lsn))
+        log.warning("webhook refused a batch, set it aside", status=status, events=len(batch.lsn))
 
     def tick(self, position: int, *, final: bool = False) -> bool:
         return False

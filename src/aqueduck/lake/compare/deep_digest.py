@@ -117,7 +117,7 @@ def _cells(columns: Sequence[SourceColumn]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A destination at one lake snapshot of its own."""
+    """A destination, pinned at one of its lake snapshots."""
 
     state: State
     version: int

@@ -1,1 +1,1 @@
-"""The destinations of a fan-out: each is written in one transaction of its own lake."""
+"""The destinations of a fan-out; each is written in one transaction of its lake."""

@@ -1,7 +1,7 @@
 """
 The position of each group, written in the same lake transaction as its rows.
 
-A group has a table of its own, `aqueduck.progress_<group>`, with one row that is updated in
+Each group has a table `aqueduck.progress_<group>` with one row that is updated in
 place.  DuckLake detects conflicts by table: two services of the same group that commit at the
 same time conflict on this table, so that only one of them succeeds, while different groups
 never conflict here.

@@ -165,9 +165,14 @@ class _Run:
                 with self._hold() as lake:
                     report, more = self._step(lake, table, report, without_effect)
             except LakeBusyError as exc:
-                log.info("upkeep gave way", lake=self.work.name, table=table.qualified, reason=str(exc))
+                log.info(
+                    "upkeep step given up after a conflict",
+                    lake=self.work.name,
+                    table=table.qualified,
+                    reason=str(exc),
+                )
                 more = False
-            except Exception as exc:  # noqa: BLE001 - the other tables have their turn
+            except Exception as exc:  # noqa: BLE001 - upkeep of the other tables continues
                 self._note(exc)
                 more = False
         return report
@@ -243,7 +248,9 @@ class _Run:
         try:
             keep_from, whom = self.work.keep()
         except AqueduckError as exc:  # a reader whose cursor is unknown may need all of them
-            log.warning("lake snapshots kept, a reader cannot be asked", lake=self.work.name, error=str(exc))
+            log.warning(
+                "lake snapshots kept because a reader cannot be queried", lake=self.work.name, error=str(exc)
+            )
             return replace(report, kept_for=str(exc))
         older_than = self._now - timedelta(hours=hours)
         while not self._time_is_up:
