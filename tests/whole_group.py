@@ -71,10 +71,10 @@ class WholeGroup:
         self.refused = ready.refused
         self.watch = SourceWatch()
         runner = self.runner
-        runner.copier.run_job = lambda job: job.run(range(len(job.items)))
-        runner.copier.cancel_jobs = lambda: None
-        runner.tell_tables()
-        runner.tell_tasks()
+        runner.copier.jobs.run = lambda job: job.run(range(len(job.items)))
+        runner.copier.jobs.cancel = lambda: None
+        runner.book.tell_tables()
+        runner.book.tell_tasks()
         self._start_capture()
         runner.copier.start()
 

@@ -195,7 +195,7 @@ COLUMNS = {
 def in_the_middle(group: WholeGroup, statement: str) -> Iterator[list[int]]:
     """Run a statement after the second chunk of the next copy, and change rows around it."""
     copier, done = group.runner.copier, []
-    usual = copier.run_job
+    usual = copier.jobs.run
 
     def disturbed(job: Any) -> list[Any]:
         files = []
@@ -212,11 +212,11 @@ def in_the_middle(group: WholeGroup, statement: str) -> Iterator[list[int]]:
                 )
         return files
 
-    copier.run_job = disturbed
+    copier.jobs.run = disturbed
     try:
         yield done
     finally:
-        copier.run_job = usual
+        copier.jobs.run = usual
 
 
 @pytest.mark.parametrize("tasks", TASKS)
@@ -255,18 +255,18 @@ def test_another_name_in_the_middle_of_a_copy(db: Database, tmp_path: Path, swap
     swap = "alter table t rename to was" + ("; alter table another rename to t" if swapped else "")
     with whole_group(db, tmp_path, {"t": {}}, group={"copy_chunk_bytes": 32_768}) as group:
         oid, copier = oid_of(group, "public.t"), group.runner.copier
-        usual = copier.run_job
+        usual = copier.jobs.run
 
         def disturbed(job: Any) -> list[Any]:
             first = job.run([0])[0]
             db.execute(swap)
             return [first, *job.run(range(1, len(job.items)))]
 
-        copier.run_job = disturbed
+        copier.jobs.run = disturbed
         group.runner.resync(oid)
         with pytest.raises(CopyDisturbedError, match="another name"):
             group.copy()
-        copier.run_job = usual
+        copier.jobs.run = usual
         copier.retry_now(oid)
         group.copy()
         rows = "select id, k, v, md5(doc) from {} order by id"

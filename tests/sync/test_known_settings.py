@@ -102,7 +102,7 @@ def test_what_is_set_arrives_where_it_acts(db: Database, tmp_path: Path) -> None
         assert (settings.flush_interval_seconds, settings.poll_interval_seconds) == (0.25, 0.07)
         assert (settings.batch_bytes_max, settings.stage_bytes_max) == (1 << 25, 1 << 26)
         assert settings.fold_concurrency == 3
-        assert group.runner.query._writer.task_memory == group.runner.copier.task_memory == 1 << 28
+        assert group.runner.query._writer.task_memory == group.runner.copier.settings.task_memory == 1 << 28
 
 
 def test_a_batch_is_folded_by_as_many_tasks_as_it_may_have(db: Database, tmp_path: Path) -> None:
@@ -145,13 +145,13 @@ def test_a_task_has_the_memory_that_it_was_given(db: Database, tmp_path: Path) -
             jobs.append(job)
             return replace(job, task_memory=1 << 20).run(range(len(job.items)))
 
-        copier.run_job = too_small
+        copier.jobs.run = too_small
         group.runner.resync(next(iter(group.runner.tables)))
         wait_until(lambda: not copier.busy, "the copy has ended", 60)
         with pytest.raises(LakeWriteError, match=r"out of memory .*task_memory"):
             copier.raise_failures()
         assert jobs[0].task_memory == TASK_MEMORY
-        copier.run_job = lambda job: job.run(range(len(job.items)))
+        copier.jobs.run = lambda job: job.run(range(len(job.items)))
         copier.retry_now(next(iter(group.runner.tables)))
         group.copy()
         db.execute("update t set v = v || 'x'")

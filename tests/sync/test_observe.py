@@ -56,7 +56,7 @@ def test_a_table_goes_through_its_states_and_comes_to_rest(
             return job.run(range(len(job.items)))
 
         wait_until(lambda: look() is STREAMING, "the first copy is in")
-        copier.run_job = run
+        copier.jobs.run = run
         again = copier.again
         monkeypatch.setattr(copier, "again", lambda table: (look(), again(table)))
         runner.resync(oid)

@@ -66,7 +66,7 @@ def test_a_publication_that_is_changed_in_the_middle_of_a_copy(db: Database, tmp
         watch.look(group.runner)
         [oid] = (oid for oid, table in group.runner.tables.items() if table.schema.name == "t")
         run, todo = (
-            group.runner.copier.run_job,
+            group.runner.copier.jobs.run,
             ["alter publication aqueduck_test drop table t; update t set v = 7"],
         )
 
@@ -77,7 +77,7 @@ def test_a_publication_that_is_changed_in_the_middle_of_a_copy(db: Database, tmp
                 watch.look(group.runner)
             return files
 
-        group.runner.copier.run_job = disturbed
+        group.runner.copier.jobs.run = disturbed
         group.runner.resync(oid)
         group.copy()
         watch.look(group.runner)

@@ -56,7 +56,7 @@ def assert_same(group: WholeGroup) -> None:
 
 def in_the_middle(group: WholeGroup, act: Callable[[], None], *, before: bool = False) -> None:
     """Have something happen once, when a copy has read its chunks or is about to."""
-    run, todo = group.runner.copier.run_job, [act]
+    run, todo = group.runner.copier.jobs.run, [act]
 
     def with_act(job: CopyJob) -> list[ChunkFile]:
         if before and todo:
@@ -66,7 +66,7 @@ def in_the_middle(group: WholeGroup, act: Callable[[], None], *, before: bool = 
             todo.pop()()
         return files
 
-    group.runner.copier.run_job = with_act
+    group.runner.copier.jobs.run = with_act
 
 
 def settle(group: WholeGroup) -> None:
@@ -117,7 +117,7 @@ def test_a_table_that_is_removed_while_it_is_copied(group: WholeGroup) -> None:
     group.runner.resync(oid)
     wait_until(lambda: not group.runner.copier.busy, "the copy ends")
     group.runner.copier.tell_progress()
-    assert group.runner.copier.failures == {}
+    assert group.runner.copier.schedule.failures == {}
     assert group.runner.states == {}
     with pytest.raises(duckdb.CatalogException):
         group.lake.con.execute("from lake.main.t")
@@ -243,7 +243,7 @@ def test_a_batch_that_fails_after_a_table_was_isolated_isolates_nobody(
     with pytest.raises(LakeWriteError):
         group.apply_only()
     assert group.runner.states[oid].ready
-    assert group.runner.copier.failures == {}
+    assert group.runner.copier.schedule.failures == {}
     group.lake.execute("alter table lake.main.t rename column w to v")
     group.apply()
     assert_same(group)
@@ -265,7 +265,7 @@ def test_what_a_commit_without_an_answer_parked_is_replayed(
         patch.setattr("aqueduck.sync.group_commits.commit_batch", commit)
         with pytest.raises(LakeWriteError):
             group.apply_only()
-    assert group.runner.parked == {}
+    assert group.runner.book.parked == {}
     group.runner.set_enabled(oid, True)
     settle(group)
     group.apply()
@@ -311,7 +311,7 @@ def test_a_replay_that_needs_a_copy_gets_one(group: WholeGroup) -> None:
     group.apply_only()
     group.runner.set_enabled(oid, True)
     wait_until(lambda: not group.runner.copier.busy, "the replay ends")
-    failed = group.runner.copier.failures[oid]
+    failed = group.runner.copier.schedule.failures[oid]
     assert failed.retry_at is not None, "by itself, after a pause"
     group.runner.copier.retry_now(oid)
     settle(group)
@@ -404,13 +404,13 @@ def test_stopping_a_group_ends_its_jobs(group: WholeGroup) -> None:
         assert cancelled.wait(60)
         raise CopyDisturbedError("a task of the copy was lost")
 
-    copier.run_job, copier.cancel_jobs = endless, cancelled.set
+    copier.jobs.run, copier.jobs.cancel = endless, cancelled.set
     group.runner.resync(oid_of(group))
     wait_until(lambda: copier.is_copying(oid_of(group)), "the copy is under way")
     copier.stop()
     assert cancelled.is_set()
     assert not copier.busy
-    assert copier.failures == {}
+    assert copier.schedule.failures == {}
 
 
 def test_a_handover_that_becomes_a_copy_leaves_the_table_to_one_group(db: Database, tmp_path: Path) -> None:
@@ -424,8 +424,8 @@ def test_a_handover_that_becomes_a_copy_leaves_the_table_to_one_group(db: Databa
         db.execute(
             "insert into t values (1000, 'the giver has staged it'); update t set v = 'old' where id = 1"
         )
-        giver.runner.lake = taker.lake  # as in a service: one session, one lock
-        giver.runner.commit_lock = taker.runner.commit_lock
+        for one in (giver.runner, giver.runner.book):  # as in a service: one session, one lock
+            one.lake, one.commit_lock = taker.lake, taker.runner.commit_lock
         giver.runner.has_everything_before = lambda position: False  # type: ignore[method-assign]
         db.execute("update t set v = 'new' where id = 1")
         add_tables(taker.runner, [TableConfig(source="public.t")], handover=lambda oid: giver.runner)

@@ -58,7 +58,7 @@ from aqueduck.service.check_server import (
 from aqueduck.service.check_spark import spark_checks
 from aqueduck.sync.control import wanted_groups
 from aqueduck.sync.prepare import Owned, PreparedTable, check_prepared, lost_slot, owned_parts
-from aqueduck.sync.table_options import with_projection
+from aqueduck.sync.tables.table_options import with_projection
 from aqueduck.web.server import check_server
 
 __all__ = ["run_checks"]

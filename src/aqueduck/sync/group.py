@@ -1,9 +1,9 @@
 """
 One group while the service runs: what it knows of its tables, its query, its copies.
 
-`GroupRunner` puts together what the other layers offer, and is the memory that its neighbours work on: `group_commits`
-commits the batches that the query hands over, `group_tables` lets tables come and go, `copies` copies them.  Which
-groups run, and when they are started again, is decided in `service`; what people see of it is put together in `observe`.
+`GroupRunner` puts together what the other layers offer: `table_book` knows the group's tables, `group_commits` commits the
+batches that the query hands over, `group_tables` lets tables come and go, `copies` copies them.  Which groups run, and
+when they are started again, is decided in `service`; what people see of it is put together in `observe`.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ import functools
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import structlog
 from pyspark.sql import SparkSession
 
 from aqueduck.config.sync import GroupConfig, SyncConfig
-from aqueduck.lake.fold.fold_tasks import UnitWriter, skips_of
-from aqueduck.lake.ledger.parking import ord_after_parked, parked_totals
+from aqueduck.lake.fold.fold_tasks import UnitWriter
+from aqueduck.lake.ledger.parking import ord_after_parked
 from aqueduck.lake.ledger.progress import lake_mark, read_position
-from aqueduck.lake.ledger.table_states import read_states
+from aqueduck.lake.ledger.table_states import TableState
 from aqueduck.lake.session.catalog import LakeSession
-from aqueduck.lake.session.directories import read_directories
-from aqueduck.model.errors import AqueduckError, CopyDisturbedError, TableDisabledError
+from aqueduck.model.errors import AqueduckError
+from aqueduck.overview import metrics
 from aqueduck.overview.values import VerifyOverview
 from aqueduck.overview.verification import NEVER
 from aqueduck.postgres.capture.capture_settings import CaptureSettings
 from aqueduck.service.tracing import BatchTimes
 from aqueduck.spark.query.copy_job import cancel_copies, run_copy
 from aqueduck.spark.query.sync_query import SyncQuery
-from aqueduck.state_files.files import read_report, write_skips, write_tables
-from aqueduck.sync.column_versions import ColumnVersions
+from aqueduck.state_files.files import read_report
 from aqueduck.sync.copying.copies import Copier
 from aqueduck.sync.copying.copy_journal import forget_journal
+from aqueduck.sync.copying.copy_reader import CopyJobs, CopySettings
 from aqueduck.sync.group_commits import Units, commit_units
 from aqueduck.sync.prepare import PreparedGroup, PreparedTable, group_dir, refuse_another_source
-from aqueduck.sync.status import GroupStatus, Parked, TableCounts
+from aqueduck.sync.status import GroupStatus
+from aqueduck.sync.tables.column_versions import ColumnVersions
+from aqueduck.sync.tables.table_book import TableBook
 from aqueduck.sync.watching.probe import Proof
 
 __all__ = ["GroupRunner"]
@@ -67,33 +67,16 @@ class GroupRunner:
         self.ready = ready
         self.timeline = ready.timeline
         """Of the server that the query reads."""
-        self.tables: dict[int, PreparedTable] = dict(ready.tables)
-        self.refused: dict[str, AqueduckError] = dict(ready.refused)
-        """Tables that could not be added, by source name."""
-        self.strays: dict[str, AqueduckError] = {}
-        """Tables that are followed, and of which the registry says nothing, by source name."""
         self.unfollowed: AqueduckError | None = None
         """Why the group runs as it was and not as the registry has it now: a row that cannot be read, for example."""
-        self.unsent: dict[int, AqueduckError] = {}
-        """Tables that somebody else's publication does not send any more."""
         self.proof = Proof()
         """What the source's catalog has shown of the group."""
         self.directory = group_dir(config, ready.group)
         self.status = GroupStatus(ready.group.name, position=ready.position)
-        self.columns_waiting: dict[int, tuple[str, ...]] = {}
-        """Columns that differ from the source's until the lake has what came before, as `column_watch` sees it."""
-        self.truncated: set[int] = set()
-        """Tables that were truncated as a whole, until `watch` has seen it in the catalog."""
-        self.left: set[int] = set()
-        """Tables that left the group, until `watch` has forgotten when they were published."""
         self.run_id = uuid.uuid4().hex[:8]
         self.failures = 0
         self.retry_at: float | None = None
         """When a query that failed is started again."""
-        self.requests_done: dict[int, Any] = {}
-        """Requests about tables that were begun, see `observe`."""
-        self.rows_before: dict[int, int] = {}
-        """What the registry had counted when the service started."""
         self.read_to = 0
         """What a single run (`--once`) has read to its end; there may have been nothing to commit."""
         self.on_commit: Callable[[list[str]], None] | None = None
@@ -102,93 +85,49 @@ class GroupRunner:
         """What the service's last comparison of a table said."""
         self.on_traced: Callable[[BatchTimes], None] | None = None
         """Called after each batch, where traces are wanted."""
-        known = read_states(lake, ready.group.name)
-        self.states = {oid: known[oid] for oid in self.tables}
-        self.versions = ColumnVersions(config.source.dsn, self.states)
-        self.parked: dict[int, Parked] = {
-            oid: Parked(*totals) for oid, totals in parked_totals(lake, self.group.name).items()
-        }
-        self.status.tables.update((oid, TableCounts()) for oid in self.tables)
-        self.parking = set(self.parked)
-        """Tables of which something may be parked: also if a commit failed, and nobody knows whether it happened."""
+        self.book = TableBook(self.status, lake, commit_lock, self.directory)
+        self.book.begin(ready.tables, ready.refused)
         for oid, state in self.states.items():
-            if not state.ready:
-                continue
-            # A crash came between its landing and the end of its journal.
-            forget_journal(self.directory, oid)
-            if oid in self.parked:
-                # Or before a state of ours was written, after which changes were parked.
-                why = CopyDisturbedError("parked changes are still to be applied", table=state.source)
-                self.states[oid] = replace(state, ready=False, error=str(why))
+            if state.ready:  # a crash may have come between its copy's commit and the end of its journal
+                forget_journal(self.directory, oid)
+        self.versions = ColumnVersions(config.source.dsn, self.book)
         writer = UnitWriter(
             self.group.name,
             self.run_id,
             config.lake.data_path,
             str(self.directory / "stage"),
-            str(self._tables_note),
-            str(self._skips_note),
+            str(self.book.tables_note),
+            str(self.book.skips_note),
             properties=config.lake.properties,
             task_memory=self.group.task_memory,
         )
         self.query = SyncQuery(spark, self.directory, writer, self.commit)
         jobs = f"copies of {self.group.name} {self.run_id}"
         self.copier = Copier(
-            functools.partial(run_copy, spark, jobs),
-            config.source.dsn,
-            self.group.name,
-            f"{self.run_id}c",
-            lake,
-            commit_lock,
-            self.states,
-            self.directory,
-            self._on_ready,
+            CopySettings(
+                config.source.dsn,
+                f"{self.run_id}c",
+                concurrency=self.group.copy_concurrency,
+                chunk_bytes=self.group.copy_chunk_bytes,
+                by_sql=self.group.capture == "poll",
+                task_memory=self.group.task_memory,
+                resync_on_type_change=self.group.on_type_change == "resync",
+            ),
+            self.book,
+            CopyJobs(functools.partial(run_copy, spark, jobs), functools.partial(cancel_copies, spark, jobs)),
+            self.versions,
             self.has_everything_before,
-            numbered=self.versions.after,
-            on_resync_needed=self._resync_needed,
-            concurrency=self.group.copy_concurrency,
-            chunk_bytes=self.group.copy_chunk_bytes,
-            by_sql=self.group.capture == "poll",
-            task_memory=self.group.task_memory,
-            may_have_parked=self.parking.__contains__,
-            cancel_jobs=functools.partial(cancel_copies, spark, jobs),
         )
 
-    # -- notes for capture and tasks
+    @property
+    def tables(self) -> Mapping[int, PreparedTable]:
+        """The tables that the group follows."""
+        return self.book.tables
 
     @property
-    def _skips_note(self) -> Path:
-        return self.directory / "skips.json"
-
-    @property
-    def _tables_note(self) -> Path:
-        return self.directory / "tables.json"
-
-    def tell_tasks(self) -> None:
-        """Which tables are not ready, and which still catch up with their copy."""
-        write_skips(self._skips_note, skips_of(self.states.values(), self.status.position))
-
-    def tell_tables(self) -> None:
-        """Which tables there are, and where their files go."""
-        known = read_directories(self.lake)
-        # None where the target is missing: changes of a table that is not ready are parked, and so are those of one whose target is gone.
-        places = [(table.schema, known.of(table.target)) for table in self.tables.values()]
-        write_tables(self._tables_note, places, {oid: t.mode for oid, t in self.tables.items()})
-
-    def _on_ready(self, copied: Mapping[int, int]) -> None:
-        """Tables that are ready now, with the rows that a copy of each brought; the caller holds `commit_lock`."""
-        now = datetime.now(UTC)
-        for oid, rows in copied.items():
-            self.parked.pop(oid, None)
-            self.parking.discard(oid)
-            counts = self.status.tables.setdefault(oid, TableCounts())
-            counts.copied += rows
-            counts.applied = (
-                max(self.states[oid].copy_position, counts.applied[0] if counts.applied else 0),
-                now,
-            )
-        self.status.last_commit_at = now
-        self.tell_tables()
-        self.tell_tasks()
+    def states(self) -> Mapping[int, TableState]:
+        """What the lake has of them."""
+        return self.book.states
 
     # -- the query
 
@@ -202,8 +141,8 @@ class GroupRunner:
         self.timeline = refuse_another_source(self.config, self.group, stored)
         self.status.position = stored.position
         self.versions.clear()
-        self.tell_tables()
-        self.tell_tasks()
+        self.book.tell_tables()
+        self.book.tell_tasks()
         self.copier.start()
         self.query.start(self.settings(self.stored_position()), once=once)
         self.status.state = "streaming"
@@ -288,47 +227,42 @@ class GroupRunner:
 
     # -- its tables
 
-    def forget_table(self, oid: int) -> None:
+    def forget_tables(self, oids: Collection[int]) -> None:
         """Out of our memory; the caller holds `commit_lock`."""
-        for memory in (self.tables, self.states, self.parked, self.status.tables):
-            memory.pop(oid, None)
-        self.truncated.discard(oid)
-        self.left.add(oid)
-        self.unsent.pop(oid, None)
-        self.parking.discard(oid)
-        self.copier.forget(oid)
-
-    def _resync_needed(self, oid: int) -> bool:
-        if self.group.on_type_change != "resync":
-            return False
-        with self.commit_lock:
-            self.copier.landings.set_state(
-                replace(self.states[oid], ready=False, copy_position=0, error=None)
-            )
-        forget_journal(self.directory, oid)
-        return True
+        self.book.forget(oids)
+        for oid in oids:
+            self.copier.forget(oid)
 
     def resync(self, oid: int) -> None:
         """Have a table copied again, unless that is under way; its changes are parked from the next batch on."""
         with self.commit_lock:
             if self.copier.is_copying(oid):
                 return
-            self.copier.landings.set_state(
-                replace(self.states[oid], ready=False, copy_position=0, error=None)
-            )
-            self.tell_tasks()
+            self.book.await_copy(oid)
         self.copier.again(oid)
+
+    def fail_table(self, oid: int, error: AqueduckError) -> None:
+        """A table cannot be written; its changes are parked until that is mended.  The caller holds `commit_lock`."""
+        log.warning("table failed", group=self.group.name, table=self.states[oid].source, error=str(error))
+        self.book.fail(oid, error)
+        self.copier.schedule.failed(oid, error)
+        metrics.count_error(error.code, flow="sync", group=self.group.name)
 
     def set_enabled(self, oid: int, enabled: bool) -> None:
         """A disabled table's changes are parked, and replayed when it is enabled again."""
-        state = self.states[oid]
+        with self.commit_lock:
+            if enabled:
+                self.book.enable(oid)
+            else:
+                self.book.disable(oid)
         if enabled:
-            self.copier.disabled.discard(oid)
             self.copier.start()
-            return
-        self.copier.disabled.add(oid)
-        if state.ready:
-            why = str(TableDisabledError(f"{state.source} is disabled"))
-            with self.commit_lock:
-                self.copier.landings.set_state(replace(self.states[oid], ready=False, error=why))
-                self.tell_tasks()
+
+    def committed(self, position: int, time_us: int) -> None:
+        """The lake has one more batch."""
+        self.failures = 0
+        status = self.status
+        status.batches += 1
+        status.position = position
+        status.last_commit_at = datetime.now(UTC)
+        status.freshness_seconds = max(0.0, time.time() - time_us / 1e6)

@@ -11,7 +11,6 @@ import functools
 import itertools
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import structlog
@@ -38,7 +37,6 @@ from aqueduck.overview import metrics
 from aqueduck.service.tracing import BatchTimes
 from aqueduck.state_files.files import note_position
 from aqueduck.sync.copying.copy_journal import forget_journal
-from aqueduck.sync.status import Parked
 
 if TYPE_CHECKING:  # a group hands its batches over
     from aqueduck.sync.group import GroupRunner
@@ -62,8 +60,9 @@ def commit_units(runner: GroupRunner, units: Units, position: int, time_us: int)
         if runner.on_commit is not None:
             runner.on_commit(paths)
         note_position(runner.directory / "durable", position)
-        _count(runner, ours, position, time_us)
-        runner.tell_tasks()
+        runner.book.count((unit for unit, _ in ours), position)
+        runner.committed(position, time_us)
+        runner.book.tell_tasks()
     seconds = time.monotonic() - began
     changes = sum(s.rows for unit, _ in ours if not unit.bucket for s in unit.segments)
     metrics.observe_batch(
@@ -92,14 +91,11 @@ def commit_units(runner: GroupRunner, units: Units, position: int, time_us: int)
 
 def _commit_or_isolate(runner: GroupRunner, units: Units, end: Position) -> None:
     """A table that fails is parked, in the same batch; the others go on."""
-    before = dict(runner.states)
+    before = runner.states
     try:
         _commit_what_can_be(runner, units, end)
     except BaseException:  # the lake has no word of who failed: all of it is tried again
-        for oid, state in before.items():
-            if state.ready and not runner.states[oid].ready:
-                runner.copier.failures.pop(oid, None)
-                runner.states[oid] = state
+        runner.copier.schedule.succeeded(runner.book.take_back(before))
         raise
 
 
@@ -116,19 +112,17 @@ def _commit_what_can_be(runner: GroupRunner, units: Units, end: Position) -> Non
             parked=parked,
             version=runner.versions.of,
         )
-        runner.parking.update(segment.table_oid for segment in parked)
+        runner.book.begin_parking(parked)
         try:
             plan, evolved = _evolved(runner, plan)
             plan = replace(plan, changed=(*changed, *evolved))
             commit_batch(runner.lake, plan)
-            runner.states.update((state.oid, state) for state in evolved)
+            runner.book.written(evolved)
         except TableFailed as failed:
             changed.append(_isolate(runner, failed))
         else:
             break
-    for segment in parked:
-        before = runner.parked.get(segment.table_oid, Parked(0, 0, datetime.now(UTC)))
-        runner.parked[segment.table_oid] = before.plus(segment.rows, segment.bytes)
+    runner.book.park(parked)
 
 
 def _numbered(runner: GroupRunner, segment: SegmentRef) -> SegmentRef:
@@ -143,13 +137,11 @@ def _isolate(runner: GroupRunner, failed: TableFailed) -> TableState:
     error = error if again else with_way_out(runner, failed.oid, error)
     what = "table is copied again" if again else "table failed"
     log.warning(what, group=runner.group.name, table=state.source, error=str(error))
-    position = 0 if again else state.copy_position
-    isolated = replace(state, ready=False, error=None if again else str(error), copy_position=position)
-    runner.states[failed.oid] = isolated
+    isolated = runner.book.isolate(failed.oid, None if again else error)
     if again:
         forget_journal(runner.directory, failed.oid)
     else:
-        runner.copier.failed(failed.oid, error)
+        runner.copier.schedule.failed(failed.oid, error)
     metrics.count_error(error.code, flow="sync", group=runner.group.name)
     return isolated
 
@@ -192,26 +184,3 @@ def _evolved(runner: GroupRunner, plan: BatchPlan) -> tuple[BatchPlan, list[Tabl
         runs = tuple(replace(run, schema=v) for run, v in zip(table.runs, versions, strict=True))
         tables.append(replace(table, schema=old, runs=runs))
     return replace(plan, tables=tuple(tables)), evolved
-
-
-def _count(runner: GroupRunner, units: Units, position: int, time_us: int) -> None:
-    status = runner.status
-    for unit, _ in units:
-        if unit.bucket:
-            continue  # buckets of one run name the same segments
-        counts = status.tables[unit.table_oid]
-        if runner.states[unit.table_oid].ready:
-            counts.applied = (position, datetime.now(UTC))
-        if unit.truncate is not None:
-            counts.truncates += 1
-            runner.truncated.add(unit.table_oid)
-        for segment in unit.segments:
-            counts.changes += segment.rows
-            counts.inserts += segment.inserts
-            counts.updates += segment.updates
-            counts.deletes += segment.deletes
-    status.batches += 1
-    status.position = position
-    status.last_commit_at = datetime.now(UTC)
-    status.freshness_seconds = max(0.0, time.time() - time_us / 1e6)
-    runner.failures = 0

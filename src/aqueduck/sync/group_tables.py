@@ -27,8 +27,7 @@ from aqueduck.sync.control import Parting
 from aqueduck.sync.copying.copy_journal import forget_journal
 from aqueduck.sync.group import GroupRunner
 from aqueduck.sync.prepare import describe_tables, prepare_tables, publish, refuse_recreated
-from aqueduck.sync.status import TableCounts
-from aqueduck.sync.table_options import is_other, known_projections
+from aqueduck.sync.tables.table_options import is_other, known_projections
 
 __all__ = ["add_tables", "follow_name", "leave_table", "remove_tables"]
 
@@ -54,7 +53,7 @@ def add_tables(
             replaced = [
                 s
                 for s in known.values()
-                if s.oid not in runner.tables | found
+                if s.oid not in {**runner.tables, **found}
                 and (s.target, s.mode.source_value)
                 in {(t.target, t.mode.source_value) for t in found.values()}
             ]
@@ -68,19 +67,15 @@ def add_tables(
                 if oid in failed:
                     refused[name] = failed[oid]
                     continue
-                runner.refused.pop(name, None)
                 forget_journal(runner.directory, oid)
-                runner.tables[oid] = table
-                runner.states[oid] = states[oid]
-                runner.status.tables.setdefault(oid, TableCounts())
-                runner.copier.unsettled.add(oid)
+                runner.book.add(table, states[oid])
                 log.info("table added", group=runner.group.name, table=table.schema.qualified)
-            runner.tell_tables()
-            runner.tell_tasks()
+            runner.book.tell_tables()
+            runner.book.tell_tasks()
         for name, error in refused.items():
-            if str(error) != str(runner.refused.get(name)):
+            if str(error) != str(runner.book.refused.get(name)):
                 log.warning("table not added", group=runner.group.name, table=name, error=str(error))
-        runner.refused.update(refused)
+        runner.book.refuse(refused)
         # The capture knows them before the first change can come.
         try:
             publish(conn, runner.group, [t.schema for t in runner.tables.values()])
@@ -89,8 +84,8 @@ def add_tables(
             raise
     for oid in found:
         giver = handover(oid)
-        if giver is not None and oid in runner.states and not runner.states[oid].ready:
-            runner.copier.handovers[oid] = functools.partial(_take_over, runner, giver)
+        if giver is not None and oid in runner.states and not runner.book.is_ready(oid):
+            runner.copier.schedule.hand_over(oid, functools.partial(_take_over, runner, giver))
     runner.copier.start()
 
 
@@ -98,7 +93,7 @@ def _take_back(runner: GroupRunner, oids: Collection[int]) -> None:
     """Tables that nobody sends: copied, they would seem to be followed."""
     with runner.commit_lock:
         transact(runner.lake, lambda: _forget_in_lake(runner, oids))
-        _let_go(runner, oids)
+        runner.forget_tables(oids)
 
 
 def remove_tables(runner: GroupRunner, partings: Mapping[int, Parting]) -> None:
@@ -109,15 +104,7 @@ def remove_tables(runner: GroupRunner, partings: Mapping[int, Parting]) -> None:
     dropped = {oid for oid, parting in partings.items() if parting.drop_target}
     with runner.commit_lock:
         transact(runner.lake, lambda: _forget_in_lake(runner, partings, dropped))
-        _let_go(runner, partings)
-
-
-def _let_go(runner: GroupRunner, oids: Iterable[int]) -> None:
-    """Out of memory and notes; the caller holds `commit_lock`."""
-    for oid in oids:
-        runner.forget_table(oid)
-    runner.tell_tables()
-    runner.tell_tasks()
+        runner.forget_tables(partings)
 
 
 def _forget_in_lake(runner: GroupRunner, oids: Iterable[int], dropped: Collection[int] = ()) -> None:
@@ -130,17 +117,17 @@ def _forget_in_lake(runner: GroupRunner, oids: Iterable[int], dropped: Collectio
 def leave_table(runner: GroupRunner, oid: int) -> None:
     """The source table is gone; the lake's table and what the lake knows of it stay."""
     with runner.commit_lock:
-        _let_go(runner, [oid])
+        runner.forget_tables([oid])
 
 
 def follow_name(runner: GroupRunner, oid: int, name: TableName) -> None:
     """The source table was renamed or moved to another schema; its target keeps its name."""
-    table = runner.tables[oid]
-    schema = replace(table.schema, schema=name.schema, name=name.name)
-    log.info("table renamed", group=runner.group.name, table=schema.qualified, before=table.schema.qualified)
+    before = runner.tables[oid].schema.qualified
     with runner.commit_lock:
-        runner.tables[oid] = replace(table, schema=schema)
-        runner.tell_tables()
+        runner.book.rename(oid, name)
+    log.info(
+        "table renamed", group=runner.group.name, table=runner.tables[oid].schema.qualified, before=before
+    )
 
 
 def _take_over(runner: GroupRunner, giver: GroupRunner, state: TableState) -> None:
@@ -157,7 +144,7 @@ def _take_over(runner: GroupRunner, giver: GroupRunner, state: TableState) -> No
             break
         time.sleep(0.05)
     with runner.commit_lock:
-        if runner.states.get(state.oid) is not state or runner.copier.is_stopping():
+        if not runner.book.is_current(state) or runner.copier.is_stopping():
             return
         theirs = giver.states.get(state.oid)
         handed = (
@@ -173,14 +160,14 @@ def _take_over(runner: GroupRunner, giver: GroupRunner, state: TableState) -> No
                 state, ready=True, copy_position=position, error=None, schema=theirs.schema,
                 target_uuid=theirs.target_uuid,
             )  # fmt: skip
-            runner.copier.landings.finish_locked(
+            runner.copier.commits.finish(
                 ready,
                 f"{state.source} moves from {giver.group.name} to {runner.group.name}",
                 also=lambda: forget_state(runner.lake, giver.group.name, state.oid),
             )
         else:  # it is copied; what the giver has not applied yet is older, and must not come after that
             transact(runner.lake, lambda: forget_tables(runner.lake, giver.group.name, state.oid))
-        _let_go(giver, [state.oid])
+        giver.forget_tables([state.oid])
     with connect(runner.config.source.dsn) as conn:
         publish(conn, giver.group, [t.schema for t in giver.tables.values()])
     if handed:

@@ -130,7 +130,7 @@ class Maintainer:
         tables = [TableName(OWN_SCHEMA, name) for name in OWN_TABLES]
         for runner in self._service.runners():
             tables.append(progress_table(runner.group.name))
-            tables += [table.target for table in dict(runner.tables).values()]
+            tables += [table.target for table in runner.tables.values()]
         return list(dict.fromkeys(tables))
 
     def _remove_orphans(self, lake: Lake, older_than: datetime) -> int:
@@ -138,7 +138,8 @@ class Maintainer:
         for runner in self._service.runners():
             kept = runner.copier.kept_files()
             mine = tuple(
-                f"{file_prefix(runner.group.name)}{run}-" for run in (runner.run_id, runner.copier.run_id)
+                f"{file_prefix(runner.group.name)}{run}-"
+                for run in (runner.run_id, runner.copier.settings.run_id)
             )
 
             def keep(name: str, kept: set[str] = kept, mine: tuple[str, ...] = mine) -> bool:
@@ -146,7 +147,7 @@ class Maintainer:
 
             removed += remove_old_orphans(
                 lake,
-                [table.target for table in dict(runner.tables).values()],
+                [table.target for table in runner.tables.values()],
                 older_than=older_than,
                 groups=[runner.group.name],
                 keep=keep,

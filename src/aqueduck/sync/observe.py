@@ -8,7 +8,7 @@ an idle system must come to rest.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from aqueduck.model.errors import AqueduckError, TableDisabledError
 from aqueduck.model.lifecycle import TableState as Life
@@ -17,10 +17,8 @@ from aqueduck.overview.verification import NEVER, in_words
 from aqueduck.postgres.registry.registry import GroupObservation, TableObservation, TableRow
 from aqueduck.sync.control import Wanted
 from aqueduck.sync.group import GroupRunner
-from aqueduck.sync.status import TableCounts
 
 __all__ = [
-    "RequestsDone",
     "errored_group",
     "errored_tables",
     "group_error",
@@ -34,23 +32,15 @@ __all__ = [
 ]
 
 
-@dataclass(slots=True)
-class RequestsDone:
-    """The last requests about a table that were begun; requests are counted."""
-
-    resync: int = 0
-    retry: int = 0
-
-
 def table_state(runner: GroupRunner, oid: int) -> Life:
     """What people call the state of a table."""
     state = runner.states[oid]
-    if oid in runner.copier.disabled or _is_disabled(state.error):
+    if oid in runner.book.disabled or _is_disabled(state.error):
         return Life.PENDING
-    if state.error is not None or oid in runner.copier.failures:
+    if state.error is not None or oid in runner.copier.schedule.failures:
         return Life.ERRORED
     if not state.ready:
-        copying = runner.copier.progress.get(oid)
+        copying = runner.copier.progress.of(oid)
         return Life.PENDING if copying is None or copying.ended_at else Life.SNAPSHOT
     if stream_error(runner, oid) is not None:
         return Life.ERRORED
@@ -62,8 +52,8 @@ def table_state(runner: GroupRunner, oid: int) -> Life:
 
 def stream_error(runner: GroupRunner, oid: int) -> AqueduckError | None:
     """Why changes of a table that is ready do not come, although the table itself is well."""
-    if oid in runner.unsent:
-        return runner.unsent[oid]
+    if oid in runner.book.unsent:
+        return runner.book.unsent[oid]
     if runner.proof.error is not None:
         return runner.proof.error
     if runner.status.state == "retrying" and runner.failures > 1 and runner.status.last_error is not None:
@@ -78,11 +68,11 @@ def observe_tables(runner: GroupRunner, wanted: Wanted) -> dict[int, TableObserv
     A table that cannot be what is wanted is errored, also if it goes on as it was.
     """
     found = {}
-    for oid, table in dict(runner.tables).items():
+    for oid, table in runner.tables.items():
         row = wanted.rows.get(table.source)
         if row is not None and oid in runner.states:  # it may just be handed over
             found[row.id] = observe_table(runner, wanted.id, oid, row)
-    for name, error in dict(runner.refused).items():
+    for name, error in runner.book.refused.items():
         row = wanted.rows.get(name)
         if row is not None:
             found[row.id] = _with_error(row.observed, error)
@@ -91,10 +81,10 @@ def observe_tables(runner: GroupRunner, wanted: Wanted) -> dict[int, TableObserv
 
 def table_error(runner: GroupRunner, oid: int) -> str | None:
     """What is wrong with a table of which the registry says nothing."""
-    stray = runner.strays.get(runner.tables[oid].source)
+    stray = runner.book.strays.get(runner.tables[oid].source)
     if stray is not None:
         return str(stray)
-    life = runner.copier.failures.get(oid)
+    life = runner.copier.schedule.failures.get(oid)
     if life is not None and life.failure is not None:
         return life.failure.message
     if table_state(runner, oid) is not Life.ERRORED:
@@ -152,11 +142,11 @@ def observe_table(runner: GroupRunner, group_id: int | None, oid: int, row: Tabl
     """A table as the registry and the page show it."""
     before = row.observed
     state = runner.states[oid]
-    counts = runner.status.tables.get(oid, TableCounts())
+    counts = runner.book.counts_of(oid)
     position, at = counts.applied or (before.applied_lsn, before.last_sync_at)
     queued, queued_bytes = runner.status.queued.get(oid, (0, 0))
-    parked = runner.parked.get(oid)
-    done = runner.requests_done.get(oid, RequestsDone())
+    parked = runner.book.parked.get(oid)
+    done = runner.book.requests_done(oid)
     seen = replace(
         before,
         state=table_state(runner, oid),
@@ -167,7 +157,7 @@ def observe_table(runner: GroupRunner, group_id: int | None, oid: int, row: Tabl
         snapshot_lsn=state.copy_position or before.snapshot_lsn,
         applied_lsn=position,
         last_sync_at=at,
-        rows_synced=runner.rows_before.setdefault(oid, before.rows_synced) + counts.changes + counts.copied,
+        rows_synced=runner.book.rows_synced(oid, before.rows_synced),
         queued_changes=queued,
         queued_bytes=queued_bytes,
         lag_bytes=runner.status.lag_bytes if queued else 0,
@@ -186,7 +176,7 @@ def observe_table(runner: GroupRunner, group_id: int | None, oid: int, row: Tabl
 
 
 def _with_copy(seen: TableObservation, runner: GroupRunner, oid: int) -> TableObservation:
-    copying = runner.copier.progress.get(oid)
+    copying = runner.copier.progress.of(oid)
     if copying is None:
         return seen
     return replace(
@@ -214,7 +204,7 @@ def _with_verdict(seen: TableObservation, runner: GroupRunner, oid: int) -> Tabl
 
 
 def _with_waiting(seen: TableObservation, runner: GroupRunner, oid: int) -> TableObservation:
-    waiting = runner.columns_waiting.get(oid, ())
+    waiting = runner.book.columns_waiting.get(oid, ())
     verified = runner.verified(runner.tables[oid].source)
     said = "" if verified == NEVER else in_words(verified) or ""
     note = f"columns that wait for the changes before them: {', '.join(waiting)}" if waiting else ""
@@ -222,7 +212,7 @@ def _with_waiting(seen: TableObservation, runner: GroupRunner, oid: int) -> Tabl
 
 
 def _with_failure(seen: TableObservation, runner: GroupRunner, oid: int) -> TableObservation:
-    life = runner.copier.failures.get(oid)
+    life = runner.copier.schedule.failures.get(oid)
     if life is not None and seen.state is Life.ERRORED:
         return seen.after(life)
     if seen.state is not Life.ERRORED:

@@ -187,14 +187,14 @@ class SyncOverviews:
         """What SQL shows, and what only the file wants or nobody does."""
         group, seen = runner.group.name, observe_tables(runner, wanted)
         listed = {str(row.source): row for row in wanted.rows.values() if not row.removed}
-        oids = {table.source: oid for oid, table in dict(runner.tables).items() if oid in runner.states}
+        oids = {table.source: oid for oid, table in runner.tables.items() if oid in runner.states}
         for source, row in listed.items():
             found = seen.get(row.id, row.observed)
             yield self._shown(runner, _table(group, row, found), oids.get(source), found.error_message)
         for source in oids.keys() - listed.keys():
             oid = oids[source]
             yield self._shown(runner, _unlisted(runner, oid), oid, table_error(runner, oid))
-        for source, error in dict(runner.refused).items():
+        for source, error in runner.book.refused.items():
             if source not in listed and source not in oids:
                 yield self._shown(runner, _refused(wanted, source), None, str(error))
 

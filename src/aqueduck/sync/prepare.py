@@ -81,7 +81,7 @@ from aqueduck.state_files.files import Confirmation, note_confirmation, read_con
 from aqueduck.state_files.private_files import private_directory
 from aqueduck.sync.control import FileControl, Wanted, open_control
 from aqueduck.sync.copying.copy_journal import forget_journal
-from aqueduck.sync.table_options import is_other, known_projections, with_projection
+from aqueduck.sync.tables.table_options import is_other, known_projections, with_projection
 
 __all__ = [
     "PreparedGroup",

@@ -45,7 +45,6 @@ from aqueduck.sync.control import (
 from aqueduck.sync.group import GroupRunner
 from aqueduck.sync.group_tables import add_tables, follow_name, remove_tables
 from aqueduck.sync.observe import (
-    RequestsDone,
     errored_group,
     errored_tables,
     observe_group,
@@ -257,8 +256,9 @@ class Reconciler:
         self._service.wanted[wanted.group.name] = wanted
         for row in wanted.rows.values():
             oid = row.observed.source_oid
-            if oid in runner.tables and not row.removed and runner.tables[oid].source != str(row.source):
-                follow_name(runner, oid, row.source)
+            table = None if oid is None or row.removed else runner.tables.get(oid)
+            if table is not None and table.source != str(row.source):
+                follow_name(runner, table.schema.oid, row.source)
         gone = {**self._gone(runner, wanted, all_wanted), **_dropped(runner, wanted)}
         if gone:
             for oid, parting in gone.items():
@@ -266,8 +266,8 @@ class Reconciler:
                 log.info("table removed", group=wanted.group.name, table=name, reason=parting.why)
             remove_tables(runner, gone)
         self.forget_tables(wanted)
-        runner.strays = _strays(runner, wanted)
-        runner.refused = {n: e for n, e in runner.refused.items() if _concerns(n, e, wanted)}
+        runner.book.note_strays(_strays(runner, wanted))
+        runner.book.accept(*(n for n, e in runner.book.refused.items() if not _concerns(n, e, wanted)))
         known = {(t.schema.qualified, t.target, t.mode) for t in runner.tables.values()}
         new = [
             t
@@ -280,8 +280,7 @@ class Reconciler:
             for oid, table in runner.tables.items():  # a new table's copy is what was asked for
                 new_here = (table.schema.qualified, table.target, table.mode) not in known
                 if new_here and table.source in renew:
-                    done = runner.requests_done.setdefault(oid, RequestsDone())
-                    done.resync = wanted.rows[table.source].resync_requested
+                    runner.book.note_resync(oid, wanted.rows[table.source].resync_requested)
         switch_tables(runner, wanted)
 
     def _gone(self, runner: GroupRunner, wanted: Wanted, all_wanted: list[Wanted]) -> dict[int, Parting]:
@@ -305,12 +304,12 @@ class Reconciler:
     def _giver(self, oid: int, taker: GroupRunner) -> GroupRunner | None:
         """The group that carries a table which comes to another one."""
         for runner in self._service.running.values():
-            if runner is not taker and oid in runner.states and runner.states[oid].ready:
+            if runner is not taker and runner.book.is_ready(oid):
                 return runner
         return None
 
     def _is_taken_over(self, oid: int) -> bool:
-        return any(oid in runner.copier.handovers for runner in self._service.running.values())
+        return any(runner.copier.schedule.handover(oid) for runner in self._service.running.values())
 
     def _act_on_requests(self, wanted: Wanted) -> None:
         runner = self._service.running[wanted.group.name]
@@ -318,14 +317,14 @@ class Reconciler:
             row = wanted.rows.get(table.source)
             if row is None:
                 continue
-            done = runner.requests_done.setdefault(oid, RequestsDone())
+            done = runner.book.requests_done(oid)
             if row.retry_wanted and done.retry < row.retry_requested:
-                done.retry = row.retry_requested
+                runner.book.note_retry(oid, row.retry_requested)
                 runner.copier.retry_now(oid)
             if row.resync_wanted and done.resync < row.resync_requested:
                 log.info("resync", group=wanted.group.name, table=table.schema.qualified)
                 runner.resync(oid)
-                done.resync = row.resync_requested
+                runner.book.note_resync(oid, row.resync_requested)
 
     def forget_tables(self, wanted: Wanted) -> None:
         """Rows of tables that were removed: out of the lake's books, with the target where that was asked for."""
@@ -401,7 +400,7 @@ def _strays(runner: GroupRunner, wanted: Wanted) -> dict[str, AqueduckError]:
     found: dict[str, AqueduckError] = {
         runner.tables[oid].source: stray(runner.tables[oid].source, wanted.group.name) for oid in lost
     }
-    for source in found.keys() - runner.strays.keys():
+    for source in found.keys() - runner.book.strays.keys():
         log.error("table is not in the registry", group=wanted.group.name, error=str(found[source]))
     return found
 
@@ -424,7 +423,7 @@ def switch_tables(runner: GroupRunner, wanted: Wanted) -> None:
     """Disable and enable tables; at a start, also try once what failed before."""
     for oid, table in runner.tables.items():
         disabled = table.source in wanted.disabled
-        if disabled != (oid in runner.copier.disabled):
+        if disabled != (oid in runner.book.disabled):
             runner.set_enabled(oid, not disabled)
 
 

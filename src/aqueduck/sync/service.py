@@ -49,7 +49,7 @@ from aqueduck.sync.control import Wanted, inline_limits, open_control
 from aqueduck.sync.copying.copy_journal import journaled_files, journals_of
 from aqueduck.sync.group import GroupRunner
 from aqueduck.sync.maintain import Maintainer
-from aqueduck.sync.observe import RequestsDone, observe_tables
+from aqueduck.sync.observe import observe_tables
 from aqueduck.sync.overview import SyncOverviews
 from aqueduck.sync.prepare import PreparedGroup, group_dir, prepare_group
 from aqueduck.sync.reconcile import Reconciler, switch_tables
@@ -210,7 +210,7 @@ class SyncService:
         for oid, table in runner.tables.items():  # a copy that is due anyway is what was asked for
             row = self.wanted[name].rows.get(table.source)
             if row is not None and row.resync_wanted and runner.states[oid].awaits_copy:
-                runner.requests_done.setdefault(oid, RequestsDone()).resync = row.resync_requested
+                runner.book.note_resync(oid, row.resync_requested)
         runner.start(once=once)
         log.info("group started", group=name, position=lsn_text(ready.position), tables=len(ready.tables))
 
@@ -342,7 +342,11 @@ class SyncService:
         try:
             with self.commit_lock:
                 remove_orphans(
-                    self.lake, runner.group.name, targets, keep=copier.run_id, names=copier.kept_files()
+                    self.lake,
+                    runner.group.name,
+                    targets,
+                    keep=copier.settings.run_id,
+                    names=copier.kept_files(),
                 )
         except DataPathError as exc:  # they are in nobody's way
             log.warning("files of the failed batch stay for now", group=runner.group.name, error=str(exc))

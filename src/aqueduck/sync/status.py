@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-__all__ = ["GroupStatus", "Parked", "TableCounts"]
+from aqueduck.model.changes import SegmentRef
+
+__all__ = ["GroupStatus", "Parked", "RequestsDone", "TableCounts"]
 
 
 @dataclass(slots=True)
@@ -22,6 +24,13 @@ class TableCounts:
     applied: tuple[int, datetime] | None = None
     """Position and time of the last batch that had changes of it, or of its copy."""
 
+    def add(self, segment: SegmentRef) -> None:
+        """The changes of one more segment."""
+        self.changes += segment.rows
+        self.inserts += segment.inserts
+        self.updates += segment.updates
+        self.deletes += segment.deletes
+
 
 @dataclass(frozen=True, slots=True)
 class Parked:
@@ -33,6 +42,14 @@ class Parked:
 
     def plus(self, rows: int, size: int) -> Parked:
         return replace(self, rows=self.rows + rows, bytes=self.bytes + size)
+
+
+@dataclass(slots=True)
+class RequestsDone:
+    """The last requests about a table that were begun; requests are counted."""
+
+    resync: int = 0
+    retry: int = 0
 
 
 @dataclass(slots=True)

@@ -53,7 +53,7 @@ def sync_verifier(service: SyncService, reads: Reads | None = None) -> Verifier:
         return [
             subject(runner.group.name, str(table.source))
             for runner in service.runners()
-            for table in dict(runner.tables).values()
+            for table in runner.tables.values()
         ]
 
     def busy() -> str | None:
@@ -80,7 +80,7 @@ def _look(
 ) -> Mapping[str, Look]:
     wanted = {}
     for runner in service.runners():
-        for oid, table in dict(runner.tables).items():
+        for oid, table in runner.tables.items():
             name = subject(runner.group.name, str(table.source))
             if name in names and oid in runner.states:
                 wanted[runner.group.name, runner.states[oid].source] = name

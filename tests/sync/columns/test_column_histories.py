@@ -116,7 +116,7 @@ def test_what_is_not_clear_is_copied_under_load(db: Database, tmp_path: Path, st
     table = Table(db)
     with whole_group(db, tmp_path, {"t": {}}) as group:
         copier = group.runner.copier
-        usual = copier.run_job
+        usual = copier.jobs.run
 
         def under_load(job: Any) -> Any:
             files = usual(job)
@@ -124,7 +124,7 @@ def test_what_is_not_clear_is_copied_under_load(db: Database, tmp_path: Path, st
             group.apply_only()
             return files
 
-        copier.run_job = under_load
+        copier.jobs.run = under_load
         for step in STORIES[story][0].split("; "):
             table.do(step)
         group.apply()
@@ -191,14 +191,14 @@ def play(db: Database, directory: Path, seed: int, *, batches: int) -> None:
     db.execute = lambda *given: (history.append(str(given[0])), execute(*given))[1]  # type: ignore[method-assign, func-returns-value]
     with whole_group(db, directory, {"t": {}}, group={"copy_chunk_bytes": 8192}) as group:
         copier = group.runner.copier
-        usual = copier.run_job
+        usual = copier.jobs.run
 
         def disturbed(job):  # type: ignore[no-untyped-def]
             for _ in range(dice.randint(0, 2)):
                 table.anything(dice)
             return usual(job)
 
-        copier.run_job = disturbed
+        copier.jobs.run = disturbed
         for _ in range(batches):
             for _ in range(dice.randint(1, 8)):
                 table.anything(dice)
@@ -214,11 +214,11 @@ def play(db: Database, directory: Path, seed: int, *, batches: int) -> None:
                 except CopyDisturbedError:
                     [oid] = group.runner.tables
                     copier.retry_now(oid)
-            copier.run_job = usual
+            copier.jobs.run = usual
             table.insert("so that the stream tells of the columns")
             group.apply(tasks=tasks)
             check(group, history)
-            copier.run_job = disturbed
+            copier.jobs.run = disturbed
 
 
 def test_a_random_history(db: Database, tmp_path: Path) -> None:

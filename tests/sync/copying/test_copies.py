@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,13 @@ from aqueduck.postgres.capture.stage import Stage
 from aqueduck.postgres.catalog.tables import describe_table
 from aqueduck.postgres.publications.slots import create_slot
 from aqueduck.spark.query.copy_job import CopyJob
-from aqueduck.state_files.files import write_tables
 from aqueduck.sync.copying.copies import Copier
+from aqueduck.sync.copying.copy_reader import CopyJobs, CopySettings
 from aqueduck.sync.group_commits import Units
+from aqueduck.sync.prepare import PreparedTable
+from aqueduck.sync.status import GroupStatus
+from aqueduck.sync.tables.column_versions import ColumnVersions
+from aqueduck.sync.tables.table_book import TableBook
 from tests.fix_postgres import Database, wait_until
 
 PAGE = 8192
@@ -79,8 +83,11 @@ class World:
         with self.lake.transaction():
             write_state(self.lake, "g", [state])
             write_position(self.lake, Position("g", self.position, None, "s", 1))
-        self.states = {self.oid: state}
-        write_tables(directory / "tables.json", [(self.schema, None)])
+        self.book = TableBook(
+            GroupStatus("g", position=self.position), self.lake, threading.Lock(), directory
+        )
+        self.book.begin({self.oid: PreparedTable(self.schema, self.target, True, mode)}, {})
+        self.book.tell_tables()
         settings = CaptureSettings(
             dsn=dsn or db.dsn, capture="poll" if by_sql else "stream",
             slot="copies", publication="p", position=self.position, directory=str(directory),
@@ -91,10 +98,17 @@ class World:
         self.capture = Capture(settings, self.stage)
         self.capture.start()
         self.copier = Copier(
-            self.run_job, dsn or db.dsn, "g", "run", self.lake, threading.Lock(), self.states, directory, lambda _: None, self.pump,
-            chunk_bytes=PAGE, by_sql=by_sql,
-        )  # fmt: skip
+            CopySettings(dsn or db.dsn, "run", chunk_bytes=PAGE, by_sql=by_sql),
+            self.book,
+            CopyJobs(self.run_job),
+            ColumnVersions(dsn or db.dsn, self.book),
+            self.pump,
+        )
         self.run: Callable[[CopyJob, int], ChunkFile] = lambda job, number: job.run([number])[0]
+
+    @property
+    def states(self) -> Mapping[int, TableState]:
+        return self.book.states
 
     def close(self) -> None:
         self.copier.stop()
@@ -120,6 +134,7 @@ class World:
             parked = copy_to_parking(
                 self.config.data_path, "g", str(cuts[-1].position), parked_units(units, self.states)
             )
+            self.book.begin_parking(parked)
             end = Position("g", cuts[-1].position, cuts[-1].time_us, "s", 1)
             plan = plan_batch(units, self.states, end, before=self.position, parked=parked)
             assert isinstance(plan, BatchPlan)
@@ -272,7 +287,9 @@ def test_a_commit_that_waits_for_a_standby_is_not_lost_around_a_copy_by_sql(
         lambda: db.query("select from pg_stat_activity where wait_event = 'SyncRep'"), "the commit waits"
     )
     world.catch_up()
-    world.copier.unsettled.clear()  # the table was published long before, as it is for any copy but the first
+    world.book.note_settled(
+        [world.oid]
+    )  # the table was published long before, as it is for any copy but the first
     world.copy_until_ready()
     assert not done.is_set()
     assert not db.query("select from t where id = 9001"), "no snapshot shows it"
@@ -299,7 +316,7 @@ def test_a_copy_of_a_table_that_was_rewritten_starts_over(world: World) -> None:
     world.run = disturbed
     world.copier.start()
     wait_until(lambda: not world.copier.busy, "the try ends")
-    life = world.copier.failures[world.oid]
+    life = world.copier.schedule.failures[world.oid]
     assert life.failure is not None
     assert (life.failure.code, life.failure.error_class) == ("copy.disturbed", ErrorClass.TRANSIENT)
     assert life.retry_at is not None
@@ -320,7 +337,7 @@ def test_a_table_dropped_in_the_middle_waits_for_a_person(world: World) -> None:
     world.run = dropped
     world.copier.start()
     wait_until(lambda: not world.copier.busy, "the try ends")
-    life = world.copier.failures[world.oid]
+    life = world.copier.schedule.failures[world.oid]
     assert life.failure is not None
     assert life.failure.error_class is ErrorClass.CONFIGURATION
     assert life.retry_at is None
@@ -362,7 +379,7 @@ def test_retries_wait_longer_each_time(world: World) -> None:
     for _ in range(3):
         world.copier.retry_now(world.oid)
         wait_until(lambda: not world.copier.busy, "the try ends")
-        life = world.copier.failures[world.oid]
+        life = world.copier.schedule.failures[world.oid]
         assert life.retry_at is not None
         waits.append(round((life.retry_at - life.since).total_seconds() / 30))
         world.copier.start()
@@ -370,6 +387,6 @@ def test_retries_wait_longer_each_time(world: World) -> None:
     assert life.failures == 3
     world.run = lambda job, number: job.run([number])[0]
     world.copy_until_ready()
-    assert world.oid not in world.copier.failures
+    assert world.oid not in world.copier.schedule.failures
     assert waits[0] == 1
     assert waits[2] >= 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,8 @@ def read(world: World, statement: str) -> list[tuple[Any, ...]]:
 
 
 def resync(world: World) -> None:
-    world.copier.landings.set_state(replace(world.states[world.oid], ready=False, copy_position=0))
+    with world.book.commit_lock:
+        world.book.await_copy(world.oid)
     world.copier.forget(world.oid)
     world.copy_until_ready()
 

@@ -174,7 +174,7 @@ def test_what_no_longer_fits_the_options_stops_the_table(
         db.execute("insert into t (id, a) values (11, 'y')")
         group.apply_only()
         assert group.read("from lake.main.t order by id") == before
-        assert group.runner.parked[state.oid].rows > 0
+        assert group.runner.book.parked[state.oid].rows > 0
 
 
 OTHERS: dict[str, tuple[str, str, list[str], int]] = {

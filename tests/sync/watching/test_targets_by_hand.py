@@ -48,7 +48,7 @@ def error_of(group: WholeGroup, name: str) -> str | None:
     """The code that people see, or nothing if the table streams."""
     oid = oid_of(group, name)
     state = table_state(group.runner, oid)
-    life = group.runner.copier.failures.get(oid)
+    life = group.runner.copier.schedule.failures.get(oid)
     text = (
         life.failure.message
         if life is not None and life.failure is not None
@@ -126,7 +126,7 @@ def test_a_target_in_other_hands_is_named_at_the_next_write(
         assert error_of(group, "t") == code
         assert error_of(group, "u") is None
         assert rows(group, "u") == source_rows(tables, "u")
-        assert group.runner.parked[oid_of(group, "t")].rows == 2
+        assert group.runner.book.parked[oid_of(group, "t")].rows == 2
         if found is not None:
             assert rows(group, "t") == found, "it was not written into"
 

@@ -31,10 +31,10 @@ from aqueduck.model.errors import CopyDisturbedError, LakeBusyError
 from aqueduck.model.schema import TableName, TableSchema
 from aqueduck.model.visibility import Moment
 
-__all__ = ["is_shown", "land_copy", "replay_parked"]
+__all__ = ["commit_copy", "is_shown", "replay_parked"]
 
 
-def land_copy(
+def commit_copy(
     session: LakeSession,
     group: str,
     ready: TableState,

@@ -31,7 +31,6 @@ from aqueduck.model.errors import (
     TableMissingError,
 )
 from aqueduck.model.schema import TableName, TableSchema
-from aqueduck.overview import metrics
 from aqueduck.postgres.catalog.tables import describe_oid
 from aqueduck.postgres.copy.table_copy import read_column_marks
 from aqueduck.postgres.publications.narrowed import publication_marks
@@ -74,16 +73,16 @@ class ColumnWatch:
     def look(self, runner: GroupRunner) -> None:
         """Once; raises when source or lake cannot be asked."""
         group = runner.group.name
-        self._find(runner, {oid: s for oid, s in dict(runner.states).items() if s.ready and s.schema})
+        self._find(runner, {oid: s for oid, s in runner.states.items() if s.ready and s.schema})
         for key, due in [(key, due) for key, due in self._due.items() if key[0] == group]:
-            if runner.states.get(key[1]) is not due.state:  # the stream was faster
+            if not runner.book.is_current(due.state):  # the stream was faster
                 del self._due[key]
             elif due.position is not None and runner.has_everything_before(due.position):
                 del self._due[key]
                 if _follow(runner, due):
                     self._seen[key] = due.marks
         waiting = {oid: due for (name, oid), due in self._due.items() if name == group}
-        runner.columns_waiting = {oid: _names(due) for oid, due in waiting.items()}
+        runner.book.note_columns_waiting({oid: _names(due) for oid, due in waiting.items()})
 
     def _find(self, runner: GroupRunner, states: dict[int, TableState]) -> None:
         group, found = runner.group.name, {}
@@ -157,7 +156,7 @@ def _follow(runner: GroupRunner, due: _Due) -> bool:
     """Whether the lake has the columns; if not, the table ends as it would with its next row."""
     state, group = due.state, runner.group
     with runner.commit_lock:
-        if runner.states.get(state.oid) is not state:
+        if not runner.book.is_current(state):
             return False
         try:
             _change(runner, state, due.columns)
@@ -168,20 +167,11 @@ def _follow(runner: GroupRunner, due: _Due) -> bool:
         else:
             return True
         if not isinstance(error, ResyncNeededError) or group.on_type_change != "resync":
-            _isolate(runner, state, error)
+            runner.fail_table(state.oid, with_way_out(runner, state.oid, error))
             return False
     log.warning("table is copied again", group=group.name, table=state.source, error=str(error))
     runner.resync(state.oid)
     return False
-
-
-def _isolate(runner: GroupRunner, state: TableState, error: LakeError) -> None:
-    error = with_way_out(runner, state.oid, error)
-    log.warning("table failed", group=runner.group.name, table=state.source, error=str(error))
-    runner.copier.landings.set_state(replace(state, ready=False, error=str(error)))
-    runner.copier.failed(state.oid, error)
-    runner.tell_tasks()
-    metrics.count_error(error.code, flow="sync", group=runner.group.name)
 
 
 def _change(runner: GroupRunner, state: TableState, columns: TableSchema | ResyncNeededError) -> None:
@@ -203,6 +193,6 @@ def _change(runner: GroupRunner, state: TableState, columns: TableSchema | Resyn
         set_lineage(lake, f"columns of {state.source}", {"group": runner.group.name})
         return changed
 
-    runner.states[state.oid] = transact(lake, change)
+    runner.book.written([transact(lake, change)])
     runner.versions.forget(state.oid)
     log.info("columns changed", group=runner.group.name, table=state.source)

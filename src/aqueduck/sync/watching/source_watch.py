@@ -76,7 +76,7 @@ class SourceWatch:
                 marks = read_marks(runner.lake, runner.group.name) if structure.leaves else {}
             news: dict[int, News] = {}
             for oid, leaves in structure.leaves.items():
-                if oid in runner.states and runner.states[oid].ready:  # otherwise its copy makes the marks
+                if runner.book.is_ready(oid):  # otherwise its copy makes the marks
                     before = marks.get(oid) or marks_of(leaves, 0)
                     news[oid] = self._news(conn, oid, before, leaves)
             sent = published_since(conn, runner.group.publication)
@@ -87,7 +87,7 @@ class SourceWatch:
         _take_proof(runner, Probe(time.monotonic(), published, active, flushed))
         _leave_dropped(runner, structure)
         for oid, found in news.items():
-            if oid in runner.states and runner.states[oid].ready:
+            if runner.book.is_ready(oid):
                 self._act(runner, oid, found, marks_of(structure.leaves[oid], horizon), marks.get(oid))
         if runner.group.users_publication:
             _note_unsent(runner, published)
@@ -96,9 +96,8 @@ class SourceWatch:
 
     def _forget_left(self, runner: GroupRunner) -> None:
         """A table that left and came back was not published in between, and need not have been."""
-        for oid in runner.left.copy():
+        for oid in runner.book.take_left():
             self._sent.get(runner.group.name, {}).pop(oid, None)
-            runner.left.discard(oid)
 
     def _note_slot(self, runner: GroupRunner, now: SlotMark | None) -> None:
         """Noted is what was there at the last look already: it is on the server's disk, and survives a crash."""
@@ -125,13 +124,12 @@ class SourceWatch:
             if runner.copier.is_copying(oid):
                 sent[oid] = 0
                 continue
-            if (
-                oid not in runner.states or not runner.states[oid].ready
-            ):  # its copy, or its handover, begins when it is published
+            if not runner.book.is_ready(oid):  # its copy, or its handover, begins when it is published
                 continue
             table = runner.tables[oid].schema.qualified
             log.warning("table is copied again: it was not published", group=group.name, table=table)
-            runner.copier.unsettled.add(oid)
+            with runner.commit_lock:
+                runner.book.note_sent_again(oid)
             runner.resync(oid)
 
     def _news(self, conn: psycopg.Connection[Any], oid: int, before: Marks, leaves: dict[int, Leaf]) -> News:
@@ -150,8 +148,7 @@ class SourceWatch:
         if news.whole and not news.attached and not news.lost:
             # TRUNCATE of the table itself is in the stream, which may not have come so far.
             position = self._awaited.setdefault(oid, flushed_position(runner.config.source.dsn))
-            if oid in runner.truncated:
-                runner.truncated.discard(oid)
+            if runner.book.take_truncated(oid):
                 news = News()
             elif not runner.has_everything_before(position):
                 return
@@ -182,22 +179,24 @@ def _take_proof(runner: GroupRunner, probe: Probe) -> None:
 
 def _note_unsent(runner: GroupRunner, published: Collection[int]) -> None:
     """A publication that is not ours does not send a table any more; when it does again, the table is copied."""
-    for oid, table in list(runner.tables.items()):
-        if oid in runner.unsent and oid in published:
+    for oid, table in runner.tables.items():
+        if oid in runner.book.unsent and oid in published:
             log.warning(
                 "table is copied again: it was not published", group=runner.group.name, table=table.source
             )
-            del runner.unsent[oid]
-            runner.copier.unsettled.add(oid)
+            with runner.commit_lock:
+                runner.book.note_sent_again(oid)
             runner.resync(oid)
-        elif oid not in published and oid not in runner.unsent:
+        elif oid not in published and oid not in runner.book.unsent:
             name = runner.group.publication
-            runner.unsent[oid] = PublicationError(
+            error = PublicationError(
                 f"the publication {name} does not send the table any more",
                 hint=f"alter publication {identifier(name)} add table {table.source}; it is copied again then",
                 table=table.source,
             )
-            log.error("table is not sent", group=runner.group.name, error=str(runner.unsent[oid]))
+            with runner.commit_lock:
+                runner.book.note_unsent(oid, error)
+            log.error("table is not sent", group=runner.group.name, error=str(error))
 
 
 def _leave_dropped(runner: GroupRunner, structure: Structure) -> None:

@@ -7,10 +7,6 @@ not what we made any more is errored before the next batch meets it, and one tha
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import structlog
-
 from aqueduck.lake.ledger.table_states import TableState
 from aqueduck.lake.target.apply import check_target
 from aqueduck.lake.target.places import check_place, know_places, notice_changes
@@ -22,12 +18,9 @@ from aqueduck.model.errors import (
     TargetReplacedError,
 )
 from aqueduck.model.schema import TableName
-from aqueduck.overview import metrics
 from aqueduck.sync.group import GroupRunner
 
 __all__ = ["TargetWatch"]
-
-log = structlog.get_logger()
 
 _ABOUT_TARGETS = (LakeTableMissingError, PartitionedTargetError, SchemaChangeError, TargetReplacedError)
 _CODES = {error.code for error in _ABOUT_TARGETS}
@@ -49,10 +42,10 @@ class TargetWatch:
             if self._versions.get(runner.group.name) == version:
                 return
             know_places(runner.lake, [state.target for state in runner.states.values()])
-            for oid, state in list(runner.states.items()):
+            for oid, state in runner.states.items():
                 error = _problem(runner, state)
                 if state.ready and error is not None:
-                    _fail(runner, state, error)
+                    runner.fail_table(oid, error)
                 elif error is None and _failed_for_its_target(runner, oid):
                     mended.append(oid)
             self._versions[runner.group.name] = version
@@ -78,13 +71,5 @@ def _problem(runner: GroupRunner, state: TableState) -> LakeError | None:
 
 
 def _failed_for_its_target(runner: GroupRunner, oid: int) -> bool:
-    life = runner.copier.failures.get(oid)
+    life = runner.copier.schedule.failures.get(oid)
     return life is not None and life.failure is not None and life.failure.code in _CODES
-
-
-def _fail(runner: GroupRunner, state: TableState, error: LakeError) -> None:
-    log.warning("table failed", group=runner.group.name, table=state.source, error=str(error))
-    runner.copier.landings.set_state(replace(state, ready=False, error=str(error)))
-    runner.copier.failed(state.oid, error)
-    runner.tell_tasks()
-    metrics.count_error(error.code, flow="sync", group=runner.group.name)

@@ -7,12 +7,11 @@ was dropped and another that was added (`column_numbers`).  Each version of a ta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 import structlog
 
-from aqueduck.lake.ledger.table_states import TableState
 from aqueduck.model.changes import SegmentRef
 from aqueduck.model.columns.column_numbers import UNCLEAR
 from aqueduck.model.columns.projection import is_clear
@@ -20,6 +19,7 @@ from aqueduck.model.errors import AqueduckError, Retry
 from aqueduck.model.schema import TableSchema
 from aqueduck.postgres.catalog.tables import describe_oid, dropped_columns
 from aqueduck.postgres.session.connection import connect
+from aqueduck.sync.tables.table_book import TableBook
 
 __all__ = ["ColumnVersions"]
 
@@ -27,11 +27,11 @@ log = structlog.get_logger()
 
 
 class ColumnVersions:
-    """The versions of the columns of a group's tables, `states` being what the lake has of them."""
+    """The versions of the columns of a group's tables, beside what the lake has of them."""
 
-    def __init__(self, dsn: str, states: Mapping[int, TableState]) -> None:
+    def __init__(self, dsn: str, book: TableBook) -> None:
         self._dsn = dsn
-        self._states = states
+        self._book = book
         self._known: dict[tuple[int, int, int, str], TableSchema] = {}
         self._last: dict[tuple[int, int], TableSchema] = {}
         """Of each table since its copy, the last version that was clear."""
@@ -49,7 +49,7 @@ class ColumnVersions:
 
     def of(self, segment: SegmentRef) -> TableSchema:
         """The columns of a segment, with their numbers in the catalog; asked once for each version since the table's copy."""
-        state = self._states.get(segment.table_oid)
+        state = self._book.states.get(segment.table_oid)
         if state is None or state.schema is None:
             return TableSchema.from_json(segment.schema_json).in_lake
         copy = (state.oid, state.copy_position)

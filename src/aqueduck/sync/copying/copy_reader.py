@@ -1,0 +1,248 @@
+"""
+Read tables under one exported snapshot into files that no catalog knows yet: the first half of a copy.
+
+The second half, by which the files become rows of the lake, is in `copy_commits`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import structlog
+
+from aqueduck.lake.commit.commit import transact
+from aqueduck.lake.commit.copy_commit_modes import can_go_on, prepare_copy
+from aqueduck.lake.commit.copy_files import ChunkFile
+from aqueduck.lake.fold.fold_tasks import TASK_MEMORY
+from aqueduck.lake.ledger.table_states import TableState
+from aqueduck.lake.session.directories import Directories, read_directories
+from aqueduck.lake.session.files import file_prefix
+from aqueduck.lake.target.apply import refuse_names
+from aqueduck.lake.target.places import OTHER, check_place, notice_changes
+from aqueduck.model.columns.projection import only_needed
+from aqueduck.model.errors import SourceError
+from aqueduck.model.schema import TableName, TableSchema
+from aqueduck.postgres.catalog.tables import describe_oid
+from aqueduck.postgres.copy.table_copy import (
+    Chunk,
+    ExportedSnapshot,
+    export_snapshot,
+    export_snapshot_by_sql,
+    plan_chunks,
+    read_column_marks,
+    snapshot_xmin,
+)
+from aqueduck.postgres.publications.publications import refuse_without_columns
+from aqueduck.postgres.session.connection import connect, translate_errors
+from aqueduck.postgres.session.server import settled_position
+from aqueduck.spark.query.copy_job import CopyJob
+from aqueduck.sync.copying.copy_journal import CopyJournal, forget_journal, journals_of
+from aqueduck.sync.copying.progress import Progress
+from aqueduck.sync.copying.running_copy import RunningCopy, check_undisturbed, refuse_changed
+from aqueduck.sync.tables.table_book import TableBook
+
+__all__ = ["CopyJobs", "CopyReader", "CopySettings", "ReadTables", "table_bytes"]
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class CopySettings:
+    """How a group copies."""
+
+    dsn: str = field(repr=False)
+    run_id: str
+    """Part of the files' names."""
+    concurrency: int = 2
+    chunk_bytes: int = 64 << 20
+    by_sql: bool = False
+    """Whether snapshots are taken without a replication connection."""
+    task_memory: int = TASK_MEMORY
+    resync_on_type_change: bool = False
+    """Whether a table to which parked changes cannot be applied is copied anew."""
+
+
+@dataclass(slots=True)
+class CopyJobs:
+    """Where chunks are read: Spark, by default."""
+
+    run: Callable[[CopyJob], list[ChunkFile]]
+    cancel: Callable[[], None] = lambda: None
+    """Ends jobs that are under way; what they have copied is in their journals."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTables:
+    """What was read under one snapshot."""
+
+    copies: list[RunningCopy]
+    again: dict[int, list[ChunkFile]]
+    """Rows that came after an earlier session of the same copy, by table."""
+    position: int
+    """Of the snapshot."""
+
+    @property
+    def needs_changes(self) -> bool:
+        """Whether the rows can only be put together with all changes before the position."""
+        return any(copy.beside or len(copy.journal.sessions) > 1 for copy in self.copies)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyReader:
+    """Reads tables of one group."""
+
+    settings: CopySettings
+    book: TableBook
+    jobs: CopyJobs
+    progress: Progress
+    stopping: threading.Event
+
+    def read(self, states: list[TableState], began: datetime) -> ReadTables:
+        """All chunks of these tables that no earlier session has read."""
+        by_sql, dsn = self.settings.by_sql, self.settings.dsn
+        if by_sql:  # otherwise the snapshot itself waits
+            self._settle(states)
+        time_us = _source_time_us(dsn) if any(state.mode.keeps for state in states) else 0
+        snapshot = export_snapshot_by_sql(dsn) if by_sql else export_snapshot(dsn, self.stopping.is_set)
+        try:
+            copies = self._begin(states, snapshot, began, time_us)
+            again = self._read(snapshot, copies)
+        finally:
+            snapshot.close()
+        return ReadTables(copies, again, snapshot.position)
+
+    def _settle(self, states: Sequence[TableState]) -> None:
+        """Before the first copy of tables: wait for transactions that wrote to them when they were not published yet."""
+        oids = {state.oid for state in states}
+        if not self.book.is_settled(oids):
+            settled_position(self.settings.dsn, given_up=self.stopping.is_set)
+            self.book.note_settled(oids)
+
+    def _begin(
+        self, states: list[TableState], snapshot: ExportedSnapshot, began: datetime, time_us: int
+    ) -> list[RunningCopy]:
+        copies = []
+        # All of it as the snapshot has it: the stream brings every change of columns that came after.
+        with snapshot.connect(self.settings.dsn) as conn:
+            planned: list[tuple[TableState, TableSchema, list[Chunk]]] = []
+            xmin = snapshot_xmin(conn)
+            columns = read_column_marks(conn, [state.oid for state in states])
+            for state in states:
+                described = describe_oid(
+                    conn, state.oid, need_key=state.mode.needs_key, projection=state.projection
+                )
+                refuse_without_columns(described)
+                schema = only_needed(described).in_lake
+                chunks = plan_chunks(conn, schema, chunk_bytes=self.settings.chunk_bytes)
+                planned.append((state, schema, chunks))
+        with self.book.commit_lock:
+            directories, uuids = self._prepare([(state, schema) for state, schema, _ in planned])
+            beside = {
+                state.oid
+                for state, schema, _ in planned
+                if not can_go_on(self.book.lake, state, schema, missing=directories.of(state.target) is None)
+            }
+        for oid in beside:
+            forget_journal(self.book.directory, oid)
+        for state, schema, chunks in planned:
+            place = directories.place(state.target, state.mode)
+            assert place is not None, "_prepare makes the others"
+            journal = CopyJournal(journals_of(self.book.directory) / str(state.oid))
+            session = journal.begin(
+                schema, place, chunks,
+                columns=columns[state.oid], moment=snapshot.moment, xmin=xmin, time_us=time_us,
+            )  # fmt: skip
+            copies.append(
+                RunningCopy(state, schema, place, journal, session, state.oid in beside, uuids[state.oid])
+            )
+            self.progress.begin(state.oid, journal, began)
+            log.info(
+                "copy started" if session.number == 0 else "copy goes on", group=self.book.group,
+                table=state.source, chunks=len(journal.missing()),
+            )  # fmt: skip
+        return copies
+
+    def _prepare(
+        self, tables: Sequence[tuple[TableState, TableSchema]]
+    ) -> tuple[Directories, dict[int, str | None]]:
+        """
+        Targets as the copy needs them; one that is missing is made when the copy is committed, if that can be.
+
+        Besides, which table each is: one that is yet to be made is none of those that somebody else makes meanwhile.
+        """
+        lake = self.book.lake
+        directories = read_directories(lake)
+        notice_changes(lake)
+        early, uuids = [], {}
+        for state, schema in tables:
+            source = TableName(schema.schema, schema.name)
+            there = check_place(lake, state.target, state.target_uuid, source, may_be_missing=True)
+            refuse_names(state.target, schema, state.mode)
+            uuids[state.oid] = state.target_uuid if there else OTHER
+            if directories.place(state.target, state.mode) is None or (there and not state.mode.plain):
+                early.append((state, schema))
+                uuids[state.oid] = state.target_uuid if there else None
+        if not early:
+            return directories, uuids
+
+        def prepare() -> None:
+            for state, schema in early:
+                prepare_copy(lake, state, schema)
+
+        # In one transaction: after each that makes a table, DuckLake reads its whole catalog again.
+        transact(lake, prepare)
+        return read_directories(lake), uuids
+
+    def _read(self, snapshot: ExportedSnapshot, copies: Sequence[RunningCopy]) -> dict[int, list[ChunkFile]]:
+        """Run the job; returns the files that only have what came after an earlier session, by table."""
+        config, settings = self.book.lake.config, self.settings
+        prefix = f"{file_prefix(self.book.group)}{settings.run_id}"
+        items = [(copy, item) for copy in copies for item in copy.items(prefix)]
+        job = CopyJob(
+            settings.dsn, snapshot.name, config.data_path, tuple(item for _, item in items),
+            config.properties, settings.task_memory,
+        )  # fmt: skip
+        files = self._run(job, copies)
+        again: dict[int, list[ChunkFile]] = {copy.state.oid: [] for copy in copies}
+        for (copy, item), file in zip(items, files, strict=True):
+            if item.note is None:
+                again[copy.state.oid].append(file)
+        return again
+
+    def _run(self, job: CopyJob, copies: Sequence[RunningCopy]) -> list[ChunkFile]:
+        """The job; a name that it did not find any more is no reason to wait for a person if the table is still there."""
+        try:
+            files = self.jobs.run(job)
+        except SourceError:
+            with connect(self.settings.dsn) as conn:
+                refuse_changed(conn, copies)
+            raise
+        with connect(self.settings.dsn) as conn:
+            check_undisturbed(conn, copies)
+        return files
+
+
+def _source_time_us(dsn: str) -> int:
+    """
+    The server's time.
+
+    Taken before a snapshot: whoever had taken a time to commit with before has committed when the snapshot is made.
+    """
+    with connect(dsn) as conn, translate_errors("ask the server for the time", conn=conn):
+        row = conn.execute("select (extract(epoch from clock_timestamp()) * 1000000)::int8").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def table_bytes(dsn: str, oids: Collection[int]) -> Mapping[int, int]:
+    """How large the tables are, with their partitions."""
+    with connect(dsn) as conn:
+        rows = conn.execute(
+            "select o::int8, coalesce((select sum(pg_relation_size(relid)) from pg_partition_tree(o::oid::regclass)),"
+            " 0)::int8 + coalesce(pg_relation_size(o::oid), 0) from unnest(%s::int8[]) o",
+            (list(oids),),
+        ).fetchall()
+    return dict(rows)

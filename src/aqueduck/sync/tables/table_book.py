@@ -1,0 +1,343 @@
+"""
+What the service knows of the tables of one group: `TableBook` has it all, and nobody else changes it.
+
+A table comes (`add`), gets other states (`write`, `written`, `isolate`, `mark_ready`), and goes (`forget`).  What changes a
+table's state holds the commit lock.  Mappings are replaced, never changed: a reader keeps what it has got.  The notes from
+which the capture and the tasks know the tables are written here, too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from aqueduck.lake.commit.commit import transact
+from aqueduck.lake.fold.fold_tasks import skips_of
+from aqueduck.lake.ledger.parking import parked_totals
+from aqueduck.lake.ledger.table_states import TableState, read_states, write_state
+from aqueduck.lake.session.catalog import LakeSession
+from aqueduck.lake.session.directories import read_directories
+from aqueduck.model.batches import Unit
+from aqueduck.model.changes import SegmentRef
+from aqueduck.model.errors import AqueduckError, CopyDisturbedError, TableDisabledError
+from aqueduck.model.schema import TableName
+from aqueduck.state_files.files import write_skips, write_tables
+from aqueduck.sync.prepare import PreparedTable
+from aqueduck.sync.status import GroupStatus, Parked, RequestsDone, TableCounts
+
+__all__ = ["TableBook"]
+
+_V = TypeVar("_V")
+
+
+class TableBook:
+    """The tables of one group, by OID or, where there is none, by source name."""
+
+    def __init__(
+        self, status: GroupStatus, lake: LakeSession, commit_lock: threading.Lock, directory: Path
+    ) -> None:
+        self.group = status.group
+        self.status = status
+        """Of the group; its counts of tables are changed here only."""
+        self.lake = lake
+        self.commit_lock = commit_lock
+        self.directory = directory
+        self.tables: Mapping[int, PreparedTable] = {}
+        """The tables that the group follows."""
+        self.states: Mapping[int, TableState] = {}
+        """What the lake has of them."""
+        self.parked: Mapping[int, Parked] = {}
+        """How much is parked of tables that are not ready."""
+        self.refused: Mapping[str, AqueduckError] = {}
+        """Tables that could not be added."""
+        self.strays: Mapping[str, AqueduckError] = {}
+        """Tables that are followed, and that the registry does not know."""
+        self.unsent: Mapping[int, AqueduckError] = {}
+        """Tables that a publication of the user's does not send any more."""
+        self.columns_waiting: Mapping[int, tuple[str, ...]] = {}
+        """Columns that differ from the source's until the lake has what came before, as `column_watch` sees it."""
+        self.disabled: frozenset[int] = frozenset()
+        """Tables whose changes stay parked until a person enables them."""
+        self._may_have_parked: set[int] = set()
+        """Tables of which something may be parked: also if nobody knows whether a commit happened."""
+        self._unsettled: set[int] = set()
+        """Tables published while transactions may have been open; what those had done before is in no stream."""
+        self._truncated: set[int] = set()
+        self._left: set[int] = set()
+        self._requests_done: dict[int, RequestsDone] = {}
+        self._rows_before: dict[int, int] = {}
+
+    def begin(self, tables: Mapping[int, PreparedTable], refused: Mapping[str, AqueduckError]) -> None:
+        """Begin with the tables of a prepared group, as the lake has them."""
+        known = read_states(self.lake, self.group)
+        totals = parked_totals(self.lake, self.group)
+        self.parked = {oid: Parked(*total) for oid, total in totals.items()}
+        self._may_have_parked = set(totals)
+        self.refused = dict(refused)
+        self.tables = dict(tables)
+        self.states = {oid: self._as_found(known[oid]) for oid in tables}
+        self._unsettled = {oid for oid, state in self.states.items() if not state.ready}
+        self.status.tables.update((oid, TableCounts()) for oid in tables)
+
+    def _as_found(self, state: TableState) -> TableState:
+        """A crash may have come before a state of ours was written, after which changes were parked."""
+        if not state.ready or state.oid not in self.parked:
+            return state
+        why = CopyDisturbedError("parked changes are still to be applied", table=state.source)
+        return replace(state, ready=False, error=str(why))
+
+    # -- tables come and go
+
+    def add(self, table: PreparedTable, state: TableState) -> None:
+        """Follow one more table."""
+        self._assert_locked()
+        self.accept(table.source)
+        self.tables = {**self.tables, state.oid: table}
+        self.states = {**self.states, state.oid: state}
+        self.status.tables.setdefault(state.oid, TableCounts())
+        self._unsettled.add(state.oid)
+
+    def forget(self, oids: Collection[int]) -> None:
+        """Follow these tables no more, and tell the capture and the tasks."""
+        self._assert_locked()
+        self.tables = _without(self.tables, oids)
+        self.states = _without(self.states, oids)
+        self.parked = _without(self.parked, oids)
+        self.unsent = _without(self.unsent, oids)
+        self.disabled -= set(oids)
+        self._truncated.difference_update(oids)
+        self._may_have_parked.difference_update(oids)
+        self._left.update(oids)
+        for oid in oids:
+            self.status.tables.pop(oid, None)
+        self.tell_tables()
+        self.tell_tasks()
+
+    def rename(self, oid: int, name: TableName) -> None:
+        """The source table was renamed or moved to another schema; its target keeps its name."""
+        self._assert_locked()
+        table = self.tables[oid]
+        schema = replace(table.schema, schema=name.schema, name=name.name)
+        self.tables = {**self.tables, oid: replace(table, schema=schema)}
+        self.tell_tables()
+
+    def refuse(self, errors: Mapping[str, AqueduckError]) -> None:
+        """Tables that cannot be added, and why."""
+        self.refused = {**self.refused, **errors}
+
+    def accept(self, *sources: str) -> None:
+        """Tables that were refused and are not wanted any more, or could be added."""
+        self.refused = {source: error for source, error in self.refused.items() if source not in sources}
+
+    def note_strays(self, strays: Mapping[str, AqueduckError]) -> None:
+        """All tables that are followed and that the registry does not know."""
+        self.strays = dict(strays)
+
+    # -- their states
+
+    def is_current(self, state: TableState) -> bool:
+        """False if the table was removed or got another state since: work that was begun for this one does not count."""
+        return self.states.get(state.oid) is state
+
+    def is_ready(self, oid: int) -> bool:
+        """Whether the table is followed, and its changes are applied."""
+        return oid in self.states and self.states[oid].ready
+
+    def written(self, states: Iterable[TableState]) -> None:
+        """These states are in the lake now."""
+        self._assert_locked()
+        self.states = {**self.states, **{state.oid: state for state in states}}
+
+    def write(self, state: TableState) -> None:
+        """Write a table's state outside of any batch, and tell the tasks."""
+        self._assert_locked()
+        transact(self.lake, lambda: write_state(self.lake, self.group, [state]))
+        self.written([state])
+        self.tell_tasks()
+
+    def await_copy(self, oid: int) -> None:
+        """The table is copied anew; its changes are parked from the next batch on."""
+        self.write(replace(self.states[oid], ready=False, copy_position=0, error=None))
+
+    def fail(self, oid: int, error: AqueduckError) -> None:
+        """The table cannot be written; its changes are parked from the next batch on."""
+        self.write(replace(self.states[oid], ready=False, error=str(error)))
+
+    def disable(self, oid: int) -> None:
+        """Park the table's changes, also after a copy that is under way."""
+        self._assert_locked()
+        self.disabled |= {oid}
+        if self.states[oid].ready:
+            self.write(self.unless_disabled(self.states[oid]))
+
+    def enable(self, oid: int) -> None:
+        """The table is made ready again, with what was parked."""
+        self._assert_locked()
+        self.disabled -= {oid}
+
+    def unless_disabled(self, state: TableState) -> TableState:
+        """A state that is ready, unless the table is disabled."""
+        if state.oid not in self.disabled:
+            return state
+        why = TableDisabledError(f"{state.source} is disabled")
+        return replace(state, ready=False, error=str(why))
+
+    def isolate(self, oid: int, error: AqueduckError | None) -> TableState:
+        """
+        Apply the table no more, from the batch on that is being committed: that batch writes the state returned.
+
+        Without an error the table is copied anew.
+        """
+        self._assert_locked()
+        state = self.states[oid]
+        if error is None:
+            isolated = replace(state, ready=False, copy_position=0, error=None)
+        else:
+            isolated = replace(state, ready=False, error=str(error))
+        self.states = {**self.states, oid: isolated}
+        return isolated
+
+    def take_back(self, before: Mapping[int, TableState]) -> list[int]:
+        """The batch did not come about: tables that it isolated are as `before`; returns which."""
+        self._assert_locked()
+        isolated = {oid: s for oid, s in before.items() if s.ready and not self.states[oid].ready}
+        self.states = {**self.states, **isolated}
+        return list(isolated)
+
+    def mark_ready(self, copied: Mapping[int, int]) -> None:
+        """The lake has everything of these tables, with the rows that a copy of each brought."""
+        self._assert_locked()
+        now = datetime.now(UTC)
+        self.parked = _without(self.parked, copied)
+        self._may_have_parked.difference_update(copied)
+        for oid, rows in copied.items():
+            counts = self.status.tables.setdefault(oid, TableCounts())
+            counts.copied += rows
+            applied = counts.applied[0] if counts.applied else 0
+            counts.applied = (max(self.states[oid].copy_position, applied), now)
+        self.status.last_commit_at = now
+        self.tell_tables()
+        self.tell_tasks()
+
+    # -- what is parked
+
+    def may_have_parked(self, oid: int) -> bool:
+        """False if surely nothing is parked of a table."""
+        return oid in self._may_have_parked
+
+    def begin_parking(self, segments: Sequence[SegmentRef]) -> None:
+        """A batch parks these segments, if its commit comes about."""
+        self._may_have_parked.update(segment.table_oid for segment in segments)
+
+    def park(self, segments: Sequence[SegmentRef]) -> None:
+        """The lake has these segments parked."""
+        self._assert_locked()
+        parked = dict(self.parked)
+        for segment in segments:
+            before = parked.get(segment.table_oid, Parked(0, 0, datetime.now(UTC)))
+            parked[segment.table_oid] = before.plus(segment.rows, segment.bytes)
+        self.parked = parked
+
+    # -- what is counted
+
+    def count(self, units: Iterable[Unit], position: int) -> None:
+        """A batch that ends at `position` is in the lake."""
+        self._assert_locked()
+        for unit in units:
+            if unit.bucket:
+                continue  # buckets of one run name the same segments
+            counts = self.status.tables[unit.table_oid]
+            if self.is_ready(unit.table_oid):
+                counts.applied = (position, datetime.now(UTC))
+            if unit.truncate is not None:
+                counts.truncates += 1
+                self._truncated.add(unit.table_oid)
+            for segment in unit.segments:
+                counts.add(segment)
+
+    def counts_of(self, oid: int) -> TableCounts:
+        return self.status.tables.get(oid, TableCounts())
+
+    def rows_synced(self, oid: int, before: int) -> int:
+        """Rows and changes of a table, also from before the service started: `before`, as the registry had it then."""
+        counts = self.counts_of(oid)
+        return self._rows_before.setdefault(oid, before) + counts.changes + counts.copied
+
+    def requests_done(self, oid: int) -> RequestsDone:
+        """The last requests about a table that were begun."""
+        return self._requests_done.get(oid, RequestsDone())
+
+    def note_resync(self, oid: int, request: int) -> None:
+        """The copy that this request asks for was begun."""
+        self._requests_done.setdefault(oid, RequestsDone()).resync = request
+
+    def note_retry(self, oid: int, request: int) -> None:
+        self._requests_done.setdefault(oid, RequestsDone()).retry = request
+
+    # -- what is seen in the source's catalog
+
+    def take_truncated(self, oid: int) -> bool:
+        """Whether a batch truncated the table since this was last asked."""
+        found = oid in self._truncated
+        self._truncated.discard(oid)
+        return found
+
+    def take_left(self) -> set[int]:
+        """Tables that left the group since this was last asked."""
+        left = self._left.copy()
+        self._left.difference_update(left)
+        return left
+
+    def note_unsent(self, oid: int, error: AqueduckError) -> None:
+        """The publication does not send the table any more."""
+        self._assert_locked()
+        self.unsent = {**self.unsent, oid: error}
+
+    def note_sent_again(self, oid: int) -> None:
+        """The publication did not send the table for a while, and does now."""
+        self._assert_locked()
+        self.unsent = _without(self.unsent, [oid])
+        self._unsettled.add(oid)
+
+    def note_columns_waiting(self, waiting: Mapping[int, tuple[str, ...]]) -> None:
+        """All columns that the source has and the lake does not have yet, or the other way round."""
+        self.columns_waiting = dict(waiting)
+
+    def is_settled(self, oids: Collection[int]) -> bool:
+        """Whether transactions that wrote to the tables before they were published have ended."""
+        return self._unsettled.isdisjoint(oids)
+
+    def note_settled(self, oids: Collection[int]) -> None:
+        self._unsettled.difference_update(oids)
+
+    # -- notes for capture and tasks
+
+    @property
+    def skips_note(self) -> Path:
+        return self.directory / "skips.json"
+
+    @property
+    def tables_note(self) -> Path:
+        return self.directory / "tables.json"
+
+    def tell_tasks(self) -> None:
+        """Which tables are not ready, and which still catch up with their copy."""
+        write_skips(self.skips_note, skips_of(self.states.values(), self.status.position))
+
+    def tell_tables(self) -> None:
+        """Which tables there are, and where their files go."""
+        known = read_directories(self.lake)
+        # None where the target is missing: changes of a table that is not ready are parked, and so are those of one whose target is gone.
+        places = [(table.schema, known.of(table.target)) for table in self.tables.values()]
+        write_tables(self.tables_note, places, {oid: t.mode for oid, t in self.tables.items()})
+
+    def _assert_locked(self) -> None:
+        assert self.commit_lock.locked(), "the caller holds the commit lock"
+
+
+def _without(known: Mapping[int, _V], oids: Collection[int]) -> dict[int, _V]:
+    return {oid: value for oid, value in known.items() if oid not in oids}
