@@ -14,14 +14,14 @@ from typing import Any
 
 from aqueduck.config.sync import LakeConfig
 from aqueduck.lake.commit.commit import commit_batch
-from aqueduck.lake.fold.fold_tasks import UnitWriter, plan_batch
+from aqueduck.lake.fold.fold_tasks import FoldTaskWriter, plan_batch
 from aqueduck.lake.ledger.parking import ensure_parking
 from aqueduck.lake.ledger.progress import Position, write_position
 from aqueduck.lake.ledger.table_states import TableState, ensure_table_states
 from aqueduck.lake.session.catalog import open_lake
 from aqueduck.lake.session.directories import table_directory
 from aqueduck.lake.target.apply import add_files, empty_target, ensure_target
-from aqueduck.model.batches import plan_units
+from aqueduck.model.batches import plan_fold_tasks
 from aqueduck.model.schema import TableName, TableSchema, parse_lsn
 from aqueduck.postgres.capture.capture import Capture
 from aqueduck.postgres.capture.capture_settings import CaptureSettings
@@ -116,17 +116,17 @@ class Flow:
             announced = TableSchema.from_json(segment.schema_json)
             assert announced.columns == described.columns
             assert sorted(announced.key) == sorted(described.key)  # the stream does not tell the key's order
-        units = plan_units(segments, direct_bytes_max=-1 if tasks else 1 << 40)
-        files = [(unit, None if unit.direct else self._writer().write(unit)) for unit in units]
+        units = plan_fold_tasks(segments, direct_bytes_max=-1 if tasks else 1 << 40)
+        files = [(task, self._writer().write(task)) for task in units]
         position = Position(GROUP, upto, cuts[-1].time_us, "1", 1)
         plan = plan_batch(files, self.states, position, before=self.position.position)
         assert commit_batch(self.session, plan)
         self.position = position
         self.stage.release(upto)
 
-    def _writer(self) -> UnitWriter:
+    def _writer(self) -> FoldTaskWriter:
         paths = (str(self.directory / name) for name in ("scratch", "tables.json", "skips"))
-        return UnitWriter(GROUP, f"run{next(_numbers)}", self.lake.data_path, *paths)
+        return FoldTaskWriter(GROUP, f"run{next(_numbers)}", self.lake.data_path, *paths)
 
     def _write_tables(self) -> None:
         places = [

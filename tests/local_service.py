@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from aqueduck.config.sync import SyncConfig, load_config
-from aqueduck.model.batches import plan_units
+from aqueduck.model.batches import LeftToDriver, plan_fold_tasks
 from aqueduck.model.errors import AqueduckError
 from aqueduck.overview.values import FlowOverview
 from aqueduck.postgres.capture.capture import Capture
@@ -58,8 +58,12 @@ class LocalQuery:
                     stage.cut()
                     cuts = stage.between(position, 1 << 62)
                 if cuts:
-                    planned = plan_units((s for cut in cuts for s in cut.segments), direct_bytes_max=1 << 40)
-                    self._commit([(unit, None) for unit in planned], cuts[-1].position, cuts[-1].time_us)
+                    planned = plan_fold_tasks(
+                        (s for cut in cuts for s in cut.segments), direct_bytes_max=1 << 40
+                    )
+                    self._commit(
+                        [(task, LeftToDriver.SMALL) for task in planned], cuts[-1].position, cuts[-1].time_us
+                    )
                     position = cuts[-1].position
                     stage.release(position)
         except BaseException as exc:  # noqa: BLE001 - raised by `check`
@@ -162,7 +166,7 @@ class LocalService:
         return self._overviews.overview().flows[0]
 
     def copies(self) -> int:
-        """How many copies have landed."""
+        """How many copies were committed."""
         said = "select count(*) from lake.snapshots() where commit_message like 'copy of %'"
         return int(self.service.query_lake(said)[0][0][0])
 

@@ -16,11 +16,11 @@ from typing import Any
 
 from aqueduck.config.sync import SyncConfig, load_config
 from aqueduck.lake.commit.commit import commit_batch
-from aqueduck.lake.fold.fold_tasks import UnitFiles, plan_batch
+from aqueduck.lake.fold.fold_tasks import FoldedTasks, plan_batch
 from aqueduck.lake.ledger.progress import Position
 from aqueduck.lake.ledger.table_states import read_states
 from aqueduck.lake.session.catalog import open_lake
-from aqueduck.model.batches import Unit, plan_units
+from aqueduck.model.batches import LeftToDriver, plan_fold_tasks
 from aqueduck.model.schema import parse_lsn
 from aqueduck.postgres.capture.capture import Capture
 from aqueduck.postgres.capture.capture_settings import CaptureSettings
@@ -97,13 +97,13 @@ class SmallService:
         if not cuts:
             return
         segments = [s for cut in cuts for s in cut.segments]
-        units: list[tuple[Unit, UnitFiles | None]] = [
-            (unit, None) for unit in plan_units(segments, keeping=self._keeping)
+        tasks: FoldedTasks = [
+            (task, LeftToDriver.SMALL) for task in plan_fold_tasks(segments, keeping=self._keeping)
         ]
         end = Position(
             "test", cuts[-1].position, cuts[-1].time_us, self.ready.system_identifier, self.ready.timeline
         )
-        plan = plan_batch(units, read_states(self.lake, "test"), end, before=self.position)
+        plan = plan_batch(tasks, read_states(self.lake, "test"), end, before=self.position)
         commit_batch(self.lake, plan)
         self.position = end.position
         self._stage.release(end.position)

@@ -16,7 +16,7 @@ from typing import Any
 
 from aqueduck.config.sync import SyncConfig, load_config
 from aqueduck.lake.session.catalog import open_lake
-from aqueduck.model.batches import plan_units
+from aqueduck.model.batches import plan_fold_tasks
 from aqueduck.model.schema import parse_lsn
 from aqueduck.postgres.capture.capture import Capture
 from aqueduck.postgres.capture.stage import Cut, Stage
@@ -149,14 +149,15 @@ class WholeGroup:
         """The batch alone, also while a copy is on its way."""
         cuts = self.cuts()
         if cuts:
-            planned = plan_units(
+            planned = plan_fold_tasks(
                 (s for cut in cuts for s in cut.segments),
                 direct_bytes_max=-1 if tasks else 1 << 40,
                 keeping=[oid for oid, table in self.runner.tables.items() if table.mode.keeps],
             )
             writer = self.runner.query._writer
-            units = [(unit, None if unit.direct else writer.write(unit)) for unit in planned]
-            self.runner.commit(units, cuts[-1].position, cuts[-1].time_us)
+            self.runner.commit(
+                [(task, writer.write(task)) for task in planned], cuts[-1].position, cuts[-1].time_us
+            )
             self.stage.release(cuts[-1].position)
 
     def cuts(self) -> tuple[Cut, ...]:
@@ -184,7 +185,7 @@ class WholeGroup:
 
     @property
     def copies(self) -> int:
-        """How many copies have landed."""
+        """How many copies were committed."""
         rows = self.read("select commit_message from lake.snapshots() where commit_message like 'copy of %'")
         return len(rows)
 

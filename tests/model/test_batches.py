@@ -1,4 +1,4 @@
-"""Planning a batch: runs end at barriers, and units cover every segment that still matters exactly once."""
+"""Planning a batch: runs end at barriers, and fold tasks cover every segment that still matters exactly once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aqueduck.model.batches import Unit, plan_runs, plan_tasks, plan_units
+from aqueduck.model.batches import FoldTask, plan_fold_tasks, plan_runs, share_tasks
 from aqueduck.model.changes import SegmentRef
 
 MIB = 1 << 20
@@ -53,15 +53,17 @@ segments = st.lists(
 
 
 @given(segments)
-def test_units_write_every_segment_after_the_last_truncate_once(given_segments: list[SegmentRef]) -> None:
-    """Whatever a batch holds, each segment that still matters is written by exactly one unit, or by all buckets of one run."""
+def test_fold_tasks_write_every_segment_after_the_last_truncate_once(
+    given_segments: list[SegmentRef],
+) -> None:
+    """Whatever a batch holds, each segment that still matters is written by exactly one fold task, or by all buckets of one run."""
     expected = []
     for oid in {s.table_oid for s in given_segments}:
         own = sorted((s for s in given_segments if s.table_oid == oid), key=lambda s: s.first_ord)
         last = max((i for i, s in enumerate(own) if s.kind == "truncate"), default=-1)
         expected += [s.first_ord for s in own[last + 1 :]]
     written = []
-    for unit in plan_units(given_segments):
+    for unit in plan_fold_tasks(given_segments):
         own_part = unit.segments if unit.own is None else unit.segments[slice(*unit.own)]
         if unit.own is not None or unit.bucket == 0:
             written += [s.first_ord for s in own_part if s.kind == "rows"]
@@ -89,23 +91,25 @@ def test_nothing_is_void_for_a_table_that_keeps(given_segments: list[SegmentRef]
 
 
 @given(segments)
-def test_units_survive_the_way_through_spark(given_segments: list[SegmentRef]) -> None:
-    """A unit reads back from JSON as it was."""
-    for unit in plan_units(given_segments):
-        assert Unit.from_json(unit.to_json()) == unit
+def test_fold_tasks_survive_the_way_through_spark(given_segments: list[SegmentRef]) -> None:
+    """A fold task reads back from JSON as it was."""
+    for unit in plan_fold_tasks(given_segments):
+        assert FoldTask.from_json(unit.to_json()) == unit
 
 
-def test_unchanged_values_that_move_between_keys_stay_in_one_unit() -> None:
+def test_unchanged_values_that_move_between_keys_stay_in_one_fold_task() -> None:
     """A chain of unchanged values through key changes cannot be followed across buckets."""
     run = [segment(i, size=40 * MIB, updates=1, unchanged=1, key_changes=1) for i in range(3)]
-    assert [u.buckets for u in plan_units(run)] == [1]
+    assert [u.buckets for u in plan_fold_tasks(run)] == [1]
 
 
 @given(segments, st.integers(1, 20))
-def test_tasks_take_all_units_in_their_order(given_segments: list[SegmentRef], tasks_max: int) -> None:
+def test_spark_tasks_take_all_fold_tasks_in_their_order(
+    given_segments: list[SegmentRef], tasks_max: int
+) -> None:
     """P-S28: there are never more than allowed, and none where there is nothing to do."""
-    units = plan_units(given_segments)
-    tasks = plan_tasks(units, tasks_max)
+    units = plan_fold_tasks(given_segments)
+    tasks = share_tasks(units, tasks_max)
     in_order = [u for u in units if u.direct] + [u for u in units if not u.direct]
     assert [unit for task in tasks for unit in task] == in_order
     assert len(tasks) <= tasks_max
@@ -113,4 +117,4 @@ def test_tasks_take_all_units_in_their_order(given_segments: list[SegmentRef], t
     large = [sum(not u.direct for u in task) for task in tasks]
     assert max(large, default=0) - min([n for n in large if n], default=0) <= 1, "they have as much to do"
     if len([u for u in units if not u.direct]) < tasks_max:
-        assert max(large, default=0) <= 1, "no unit waits for another without need"
+        assert max(large, default=0) <= 1, "no fold task waits for another without need"

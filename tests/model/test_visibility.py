@@ -6,6 +6,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aqueduck.model.changes import SegmentRef
 from aqueduck.model.visibility import Moment, moment_of
 
 NUMBERS = 1 << 32
@@ -58,3 +59,24 @@ def test_changes_of_a_segment_are_told_apart_as_one_by_one(
     moment = Moment(10, xmax, tuple(running))
     batch = pa.record_batch({"_lsn": [r[0] for r in rows], "_xid": [r[1] for r in rows]})
     assert moment.mask(batch).to_pylist() == [moment.shows(*row) for row in rows]
+
+
+def test_a_segment_is_left_out_only_if_all_of_it_is_shown() -> None:
+    """A segment ends with a commit, whose end may be the position itself; numbers of transactions say nothing of a whole segment."""
+    segment = SegmentRef(
+        1, 1, "rows", "s", 5, 50, 5, 0, 0, 0, 0, first_ord=1, last_lsn=100, last_ts=0, schema_json="{}"
+    )
+    assert Moment(100).shows_all(segment)
+    assert not Moment(99).shows_all(segment)
+    assert not Moment(1000, 7, ()).shows_all(segment)
+
+
+def test_a_truncate_is_left_out_by_its_own_commit() -> None:
+    """Its segment may end far behind it."""
+    truncate = SegmentRef(
+        1, 1, "truncate", "", 0, 0, 0, 0, 0, 0, 0, first_ord=1, last_lsn=100, last_ts=0, schema_json="{}", commit_lsn=40, xid=5
+    )  # fmt: skip
+    assert Moment(41).shows_all(truncate)
+    assert not Moment(40).shows_all(truncate)
+    assert Moment(41, 6, ()).shows_all(truncate)
+    assert not Moment(41, 6, (5,)).shows_all(truncate)

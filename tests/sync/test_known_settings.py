@@ -15,12 +15,12 @@ import psycopg
 import pytest
 
 from aqueduck.config.sync import GroupConfig, LakeConfig
-from aqueduck.lake.fold.fold_tasks import TASK_MEMORY
-from aqueduck.model.batches import Unit, plan_units
+from aqueduck.lake.fold.fold_tasks import TASK_MEMORY, FoldedFiles
+from aqueduck.model.batches import FoldTask, plan_fold_tasks
 from aqueduck.model.errors import ConfigError, LakeWriteError
 from aqueduck.postgres.capture.stage import Cut
 from aqueduck.postgres.registry.registry import call, install, rows_of
-from aqueduck.spark.query.capture_source import CaptureReader, UnitPartition
+from aqueduck.spark.query.capture_source import CaptureReader, FoldPartition
 from aqueduck.spark.query.copy_job import CopyJob
 from aqueduck.sync.control import open_control
 from tests.fix_postgres import Database, wait_until
@@ -106,7 +106,7 @@ def test_what_is_set_arrives_where_it_acts(db: Database, tmp_path: Path) -> None
 
 
 def test_a_batch_is_folded_by_as_many_tasks_as_it_may_have(db: Database, tmp_path: Path) -> None:
-    """With `fold_concurrency` 1 all units of a batch are one partition, and its task handles all of them."""
+    """With `fold_concurrency` 1 all fold tasks of a batch are one partition, and its task handles all of them."""
     db.execute("create table t (id int primary key)")
     segments = [segment(i, oid=oid, size=40 * MIB) for oid in (1, 2) for i in range(3 * oid, 3 * oid + 3)]
     segments.append(segment(99, oid=3, size=10))
@@ -117,10 +117,10 @@ def test_a_batch_is_folded_by_as_many_tasks_as_it_may_have(db: Database, tmp_pat
             reader = CaptureReader(str(tmp_path / "settings.json"), group.runner.query._writer.to_json())
             reader._running = _Staged([Cut(5, 6, tuple(segments), 0)]), None  # type: ignore[assignment]
             planned = reader.partitions({"position": 0}, {"position": 5})
-            found = [p.units for p in planned if isinstance(p, UnitPartition)]
-            assert [len(units) for units in found] == partitions, most
-            units = [Unit.from_json(text) for units in found for text in units]
-            assert sorted(u.segments[0].first_ord for u in units) == [3, 4, 5, 6, 7, 8, 99]
+            found = [p.tasks for p in planned if isinstance(p, FoldPartition)]
+            assert [len(tasks) for tasks in found] == partitions, most
+            fold_tasks = [FoldTask.from_json(text) for tasks in found for text in tasks]
+            assert sorted(task.segments[0].first_ord for task in fold_tasks) == [3, 4, 5, 6, 7, 8, 99]
 
 
 class _Staged:
@@ -155,15 +155,15 @@ def test_a_task_has_the_memory_that_it_was_given(db: Database, tmp_path: Path) -
         copier.retry_now(next(iter(group.runner.tables)))
         group.copy()
         db.execute("update t set v = v || 'x'")
-        units = _units(group)
+        tasks = _fold_tasks(group)
         writer = group.runner.query._writer
         with pytest.raises(LakeWriteError, match=r"out of memory .*task_memory"):
-            [replace(writer, task_memory=1 << 20).write(unit) for unit in units]
-        assert all(writer.write(unit) for unit in units)
+            [replace(writer, task_memory=1 << 20).write(task) for task in tasks]
+        assert all(isinstance(writer.write(task), FoldedFiles) for task in tasks)
         group.apply(tasks=True)
         assert all(compared.same for compared in group.verify())
 
 
-def _units(group: WholeGroup) -> list[Unit]:
+def _fold_tasks(group: WholeGroup) -> list[FoldTask]:
     """What the next batch is going to be."""
-    return plan_units((s for cut in group.cuts() for s in cut.segments), direct_bytes_max=-1)
+    return plan_fold_tasks((s for cut in group.cuts() for s in cut.segments), direct_bytes_max=-1)

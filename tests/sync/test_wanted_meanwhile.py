@@ -1,4 +1,4 @@
-"""What people want, and what goes wrong, while a table is copied, handed over, parked or landed."""
+"""What people want, and what goes wrong, while a table is copied, handed over, parked or committed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def settle(group: WholeGroup) -> None:
 
 @pytest.mark.parametrize("before", BEFORE, ids=["after the chunks", "before the chunks"])
 def test_a_resync_while_it_is_copied_is_that_copy(group: WholeGroup, before: bool) -> None:
-    """P-S22: the journal was taken from under the copy, which landed empty or failed for good."""
+    """P-S22: the journal was taken from under the copy, which was committed empty or failed for good."""
     oid = oid_of(group)
     in_the_middle(group, lambda: group.runner.resync(oid), before=before)
     group.runner.resync(oid)
@@ -91,7 +91,7 @@ def test_a_resync_while_it_is_copied_is_that_copy(group: WholeGroup, before: boo
 
 @pytest.mark.parametrize("before", BEFORE, ids=["after the chunks", "before the chunks"])
 def test_a_table_that_is_removed_and_added_while_it_is_copied(group: WholeGroup, before: bool) -> None:
-    """P-S03: a table gets no state by work for another one.  The copy of before would land in the target of before, with its mode."""
+    """P-S03: a table gets no state by work for another one.  The copy of before would fill the target of before, with its mode."""
     oid = oid_of(group)
 
     def other_target() -> None:
@@ -124,7 +124,7 @@ def test_a_table_that_is_removed_while_it_is_copied(group: WholeGroup) -> None:
 
 
 def test_a_table_that_is_disabled_while_it_is_copied(group: WholeGroup) -> None:
-    """Its copy lands; what comes after it is parked until the table is enabled."""
+    """Its copy is committed; what comes after it is parked until the table is enabled."""
     oid = oid_of(group)
     in_the_middle(group, lambda: group.runner.set_enabled(oid, False))
     group.runner.resync(oid)
@@ -169,8 +169,10 @@ def lost_answers(
         yield lost
 
 
-def test_a_landing_whose_answer_was_lost_counts(group: WholeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hazard 3: a row that was deleted while the table was copied came back with the second landing."""
+def test_a_copy_commit_whose_answer_was_lost_counts(
+    group: WholeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hazard 3: a row that was deleted while the table was copied came back with the second copy commit."""
     oid = oid_of(group)
 
     def change() -> None:
@@ -189,7 +191,7 @@ def test_a_landing_whose_answer_was_lost_counts(group: WholeGroup, monkeypatch: 
     assert_same(group)
 
 
-def test_a_landing_that_nobody_knows_of_is_found_later(
+def test_a_copy_commit_that_nobody_knows_of_is_found_later(
     group: WholeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The catalog stays away: whether the copy is in is asked again before it is made again."""
@@ -197,19 +199,19 @@ def test_a_landing_that_nobody_knows_of_is_found_later(
     copier = group.runner.copier
     with lost_answers(monkeypatch, "copy of", then_away=True) as lost:
         group.runner.resync(oid)
-        wait_until(lambda: not copier.busy, "the landing fails")
+        wait_until(lambda: not copier.busy, "the copy commit fails")
     assert lost
     assert not group.runner.states[oid].ready
     group.db.execute("delete from t where id = 7; insert into t values (1000, 'parked')")
     group.apply_only()
     copier.retry_now(oid)
     settle(group)
-    assert group.copies == 2, "the landing counts; there is no third one"
+    assert group.copies == 2, "the copy commit counts; there is no third one"
     assert_same(group)
 
 
 def test_changes_that_were_parked_of_a_ready_table_are_applied_at_the_next_start(group: WholeGroup) -> None:
-    """A crash between a landing without an answer and the next try: the lake says ready, and changes are parked."""
+    """A crash between a copy commit without an answer and the next try: the lake says ready, and changes are parked."""
     oid = oid_of(group)
     ready = group.runner.states[oid]
     group.runner.set_enabled(oid, False)

@@ -3,13 +3,15 @@ Plan the work of one batch: which segments are folded together, and by whom.
 
 A table's segments fall into *runs* at its barriers (a truncate, which begins a run, and a new
 version of its columns); runs are applied in order.  A small run is applied by the driver straight from
-its segments.  A large one becomes *units*, each a Spark task that writes files.  Runs are split by
+its segments.  A large one becomes *fold tasks*, each of which a Spark
+task turns into files.  Runs are split by
 size, at segments; only where unchanged values have to be followed, by key bucket.
 Pure functions over segment references; reading and writing is in `lake` and `spark`.
 """
 
 from __future__ import annotations
 
+import enum
 import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,10 +19,10 @@ from itertools import pairwise
 
 from aqueduck.model.changes import SegmentRef
 
-__all__ = ["Run", "Unit", "plan_runs", "plan_tasks", "plan_units"]
+__all__ = ["FoldTask", "LeftToDriver", "Run", "plan_fold_tasks", "plan_runs", "share_tasks"]
 
 DIRECT_BYTES_MAX = 4 << 20
-UNIT_BYTES = 48 << 20
+TASK_BYTES = 48 << 20
 BUCKETS_MAX = 64
 
 
@@ -41,9 +43,31 @@ class Run:
         return not any(s.updates or s.deletes for s in self.segments)
 
 
+class LeftToDriver(enum.StrEnum):
+    """Why there are no files of a fold task, or none that count: the driver folds its segments, or parks them."""
+
+    SMALL = "small"
+    """The driver is faster than a Spark task."""
+    PARKED = "parked"
+    """The table is not ready."""
+    NO_TARGET = "no_target"
+    """The target is missing, and with it the place of its files."""
+    UNCLEAR_COLUMNS = "unclear_columns"
+    """Only the driver can ask the source's catalog which columns these are."""
+    NO_COLUMNS = "no_columns"
+    NO_KEY = "no_key"
+    """The changes have no key by which rows could be found: the driver has the table fail."""
+    NEEDS_COPY = "needs_copy"
+    """The changes cannot be applied: the driver has the table copied again."""
+    NO_SALT = "no_salt"
+    """The worker lacks the salt of a mask."""
+    COPY_CAME_IN = "copy_came_in"
+    """The files have changes that the table's copy brought while they were written."""
+
+
 @dataclass(frozen=True, slots=True)
-class Unit:
-    """A piece of a run: applied directly by the driver, or folded into files by one task."""
+class FoldTask:
+    """A piece of a run: applied by the driver directly, or folded into files in a Spark task."""
 
     table_oid: int
     run: int
@@ -52,7 +76,7 @@ class Unit:
     buckets: int
     segments: tuple[SegmentRef, ...]
     own: tuple[int, int] | None = None
-    """Which of the segments this unit writes the rows of; all of them decide which rows those are."""
+    """Which of the segments it writes the rows of; all of them decide which rows those are."""
 
     @property
     def truncate(self) -> SegmentRef | None:
@@ -63,7 +87,7 @@ class Unit:
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> Unit:
+    def from_json(cls, text: str) -> FoldTask:
         values = json.loads(text)
         values["segments"] = tuple(SegmentRef.from_dict(s) for s in values["segments"])
         values["own"] = tuple(values["own"]) if values["own"] else None
@@ -102,68 +126,68 @@ def _same_version(one: SegmentRef, other: SegmentRef) -> bool:
     return one.version == other.version and one.schema_json == other.schema_json
 
 
-def plan_units(
+def plan_fold_tasks(
     segments: Iterable[SegmentRef],
     *,
     keeping: Collection[int] = (),
     direct_bytes_max: int = DIRECT_BYTES_MAX,
-    unit_bytes: int = UNIT_BYTES,
-) -> list[Unit]:
-    """The units of a batch; `keeping` as in `plan_runs`."""
-    units: list[Unit] = []
+    task_bytes: int = TASK_BYTES,
+) -> list[FoldTask]:
+    """The fold tasks of a batch; `keeping` as in `plan_runs`."""
+    tasks: list[FoldTask] = []
     for run in plan_runs(segments, keeping=keeping):
         if run.bytes <= direct_bytes_max:
-            units.append(_unit(run, run.segments, direct=True))
+            tasks.append(_task(run, run.segments, direct=True))
         elif run.insert_only:
-            units += [_unit(run, piece) for piece in _pieces(run.segments, unit_bytes)]
+            tasks += [_task(run, piece) for piece in _pieces(run.segments, task_bytes)]
         elif any(s.unchanged for s in run.segments):
-            buckets = _buckets(run, unit_bytes)
-            units += [_unit(run, run.segments, bucket=b, buckets=buckets) for b in range(buckets)]
+            buckets = _buckets(run, task_bytes)
+            tasks += [_task(run, run.segments, bucket=b, buckets=buckets) for b in range(buckets)]
         else:
-            units += _owners(run, _pieces(run.segments, unit_bytes))
-    return units
+            tasks += _owners(run, _pieces(run.segments, task_bytes))
+    return tasks
 
 
-def plan_tasks(units: Sequence[Unit], tasks_max: int) -> list[list[Unit]]:
+def share_tasks(tasks: Sequence[FoldTask], spark_tasks_max: int) -> list[list[FoldTask]]:
     """
-    Which units share a task: none does where there may be as many tasks, and a task handles its own one after the other.
+    Which fold tasks share a Spark task: none does where there may be as many, and a Spark task handles its own one after the other.
 
-    Units stay in their order.  Those for the driver are no work for a task: all of them share one, or go with the first.
+    Fold tasks stay in their order.  Those for the driver are no work for a Spark task: all of them share one, or go with the first.
     """
-    direct = [unit for unit in units if unit.direct]
-    large = [unit for unit in units if not unit.direct]
-    count = min(tasks_max, len(large))
+    direct = [task for task in tasks if task.direct]
+    large = [task for task in tasks if not task.direct]
+    count = min(spark_tasks_max, len(large))
     cuts = [len(large) * i // count for i in range(count + 1)] if count else []
-    tasks = [large[start:end] for start, end in pairwise(cuts)]
+    shared = [large[start:end] for start, end in pairwise(cuts)]
     if not direct:
-        return tasks
-    if len(tasks) < tasks_max:
-        return [direct, *tasks]
-    return [[*direct, *tasks[0]], *tasks[1:]]
+        return shared
+    if len(shared) < spark_tasks_max:
+        return [direct, *shared]
+    return [[*direct, *shared[0]], *shared[1:]]
 
 
-def _owners(run: Run, pieces: list[list[SegmentRef]]) -> list[Unit]:
-    """A unit for each piece: it looks at the keys of the whole run and writes its own rows."""
-    units = []
+def _owners(run: Run, pieces: list[list[SegmentRef]]) -> list[FoldTask]:
+    """A fold task for each piece: it looks at the keys of the whole run and writes its own rows."""
+    tasks = []
     at = 0
     for number, piece in enumerate(pieces):
-        unit = _unit(run, run.segments, bucket=number, buckets=len(pieces))
-        units.append(replace(unit, own=(at, at + len(piece))))
+        task = _task(run, run.segments, bucket=number, buckets=len(pieces))
+        tasks.append(replace(task, own=(at, at + len(piece))))
         at += len(piece)
-    return units
+    return tasks
 
 
-def _unit(
+def _task(
     run: Run, segments: Sequence[SegmentRef], *, direct: bool = False, bucket: int = 0, buckets: int = 1
-) -> Unit:
-    return Unit(run.table_oid, run.number, direct, bucket, buckets, tuple(segments))
+) -> FoldTask:
+    return FoldTask(run.table_oid, run.number, direct, bucket, buckets, tuple(segments))
 
 
-def _pieces(segments: Sequence[SegmentRef], unit_bytes: int) -> list[list[SegmentRef]]:
+def _pieces(segments: Sequence[SegmentRef], task_bytes: int) -> list[list[SegmentRef]]:
     pieces: list[list[SegmentRef]] = [[]]
     size = 0
     for segment in segments:
-        if pieces[-1] and size + segment.bytes > unit_bytes:
+        if pieces[-1] and size + segment.bytes > task_bytes:
             pieces.append([])
             size = 0
         pieces[-1].append(segment)
@@ -171,7 +195,7 @@ def _pieces(segments: Sequence[SegmentRef], unit_bytes: int) -> list[list[Segmen
     return pieces
 
 
-def _buckets(run: Run, unit_bytes: int) -> int:
+def _buckets(run: Run, task_bytes: int) -> int:
     if any(s.unchanged for s in run.segments) and any(s.key_changes for s in run.segments):
         return 1  # an unchanged value may have to be followed from key to key
-    return min(BUCKETS_MAX, max(1, -(-run.bytes // unit_bytes)))
+    return min(BUCKETS_MAX, max(1, -(-run.bytes // task_bytes)))

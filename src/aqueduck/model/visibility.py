@@ -4,6 +4,9 @@ Moments: which transactions of the source a snapshot shows.
 A snapshot that a replication slot exports has a position, and shows exactly what was committed before it.  One that
 was taken by SQL has none: a commit is in WAL a little before snapshots show it, or much before it where
 standbys have to confirm it.  There the numbers of the transactions decide.
+
+This is the one place that decides which changes a copy already has: one change (`shows`), the changes of a batch (`mask`),
+or a whole segment (`shows_all`).
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from aqueduck.model.changes import SegmentRef
 
 __all__ = ["Moment", "moment_of"]
 
@@ -42,6 +47,12 @@ class Moment:
             return True
         # Numbers are reused after four billion: of two, the one is older that is less than half of them behind.
         return 0 < (self.xmax - xid) % _NUMBERS < _NUMBERS // 2 and xid not in self.running
+
+    def shows_all(self, segment: SegmentRef) -> bool:
+        """Whether it surely shows all changes of a segment, which ends with the commit of a transaction."""
+        if segment.kind == "truncate" and segment.commit_lsn:
+            return self.shows(segment.commit_lsn, segment.xid)
+        return self.xmax is None and segment.last_lsn <= self.position
 
     def mask(self, batch: pa.RecordBatch) -> pa.Array:
         """Which changes of a segment it shows, by the columns `_lsn` and `_xid`."""

@@ -32,6 +32,7 @@ __all__ = [
     "MetricSpec",
     "count_destination_error",
     "count_error",
+    "count_fold_task",
     "count_retry",
     "forget_destination",
     "observe_batch",
@@ -96,6 +97,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("aqueduck_batches_total", "counter", _G, "Batches committed to the lake."),
     _observed("aqueduck_batch_seconds", "histogram", ("group", "phase"), "Time of a batch by phase: fold, commit; for events deliver."),
     _observed("aqueduck_commit_seconds", "histogram", _G, "Time of the lake transaction of a batch."),
+    _observed("aqueduck_fold_tasks_total", "counter", ("group", "outcome"), "Fold tasks: files, or why the driver folds them."),
     _observed("aqueduck_batch_changes", "histogram", _G, "Row changes in a batch.", _ROWS),
     _observed("aqueduck_freshness_seconds", "histogram", _G, "Source commit to lake commit, of the last transaction of each batch."),
     MetricSpec("aqueduck_last_freshness_seconds", "gauge", _G, "The same, of the last batch only."),
@@ -204,6 +206,11 @@ def observe_batch(
     _INSTRUMENTS["aqueduck_batch_changes"].labels(group).observe(changes)
     if freshness_seconds is not None:
         _INSTRUMENTS["aqueduck_freshness_seconds"].labels(group).observe(freshness_seconds)
+
+
+def count_fold_task(group: str, outcome: str) -> None:
+    """One fold task of a batch is in the lake: its files were used, or the driver folded it for this reason."""
+    _INSTRUMENTS["aqueduck_fold_tasks_total"].labels(group, outcome).inc()
 
 
 def count_error(code: str, *, flow: str, group: str = "") -> None:

@@ -20,7 +20,7 @@ import structlog
 from pyspark.sql import SparkSession
 
 from aqueduck.config.sync import GroupConfig, SyncConfig
-from aqueduck.lake.fold.fold_tasks import UnitWriter
+from aqueduck.lake.fold.fold_tasks import FoldedTasks, FoldTaskWriter
 from aqueduck.lake.ledger.parking import ord_after_parked
 from aqueduck.lake.ledger.progress import lake_mark, read_position
 from aqueduck.lake.ledger.table_states import TableState
@@ -37,7 +37,7 @@ from aqueduck.state_files.files import read_report
 from aqueduck.sync.copying.copies import Copier
 from aqueduck.sync.copying.copy_journal import forget_journal
 from aqueduck.sync.copying.copy_reader import CopyJobs, CopySettings
-from aqueduck.sync.group_commits import Units, commit_units
+from aqueduck.sync.group_commits import commit_tasks
 from aqueduck.sync.prepare import PreparedGroup, PreparedTable, group_dir, refuse_another_source
 from aqueduck.sync.status import GroupStatus
 from aqueduck.sync.tables.column_versions import ColumnVersions
@@ -91,7 +91,7 @@ class GroupRunner:
             if state.ready:  # a crash may have come between its copy's commit and the end of its journal
                 forget_journal(self.directory, oid)
         self.versions = ColumnVersions(config.source.dsn, self.book)
-        writer = UnitWriter(
+        writer = FoldTaskWriter(
             self.group.name,
             self.run_id,
             config.lake.data_path,
@@ -192,9 +192,9 @@ class GroupRunner:
         report = self.report()
         return int(report.get("seen", 0)) >= position and not report.get("pending", True)
 
-    def commit(self, units: Units, position: int, time_us: int) -> None:
+    def commit(self, tasks: FoldedTasks, position: int, time_us: int) -> None:
         """Called by the query for each batch: one lake transaction."""
-        commit_units(self, units, position, time_us)
+        commit_tasks(self, tasks, position, time_us)
 
     # -- what the capture says
 

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 import structlog
 
 from aqueduck.lake.commit.commit import BatchPlan, TableFailed, commit_batch, transact
-from aqueduck.lake.fold.fold_tasks import UnitFiles, parked_units, plan_batch, remove_scratch
+from aqueduck.lake.fold.fold_tasks import FoldedTasks, plan_batch, remove_scratch, segments_to_park, settled
 from aqueduck.lake.fold.projected import refuse_unclear
 from aqueduck.lake.ledger.parking import copy_to_parking
 from aqueduck.lake.ledger.progress import Position
 from aqueduck.lake.ledger.table_states import TableState
 from aqueduck.lake.target.evolve import same_columns, widen, wider_columns
 from aqueduck.lake.target.places import check_place, notice_changes
-from aqueduck.model.batches import Unit
+from aqueduck.model.batches import LeftToDriver
 from aqueduck.model.changes import SegmentRef
 from aqueduck.model.errors import (
     CatalogUnreachableError,
@@ -41,30 +41,29 @@ from aqueduck.sync.copying.copy_journal import forget_journal
 if TYPE_CHECKING:  # a group hands its batches over
     from aqueduck.sync.group import GroupRunner
 
-__all__ = ["Units", "commit_units", "with_way_out"]
+__all__ = ["commit_tasks", "with_way_out"]
 
 log = structlog.get_logger()
 
-Units = list[tuple[Unit, UnitFiles | None]]
 
-
-def commit_units(runner: GroupRunner, units: Units, position: int, time_us: int) -> None:
+def commit_tasks(runner: GroupRunner, tasks: FoldedTasks, position: int, time_us: int) -> None:
     """Everything of a batch, in one lake transaction, and then the word that it is durable."""
-    paths = [s.path for unit, _ in units for s in unit.segments if s.path] if runner.on_commit else []
+    paths = [s.path for task, _ in tasks for s in task.segments if s.path] if runner.on_commit else []
     end = Position(runner.group.name, position, time_us, runner.ready.system_identifier, runner.timeline)
     began, before = time.monotonic(), runner.status.position
     with runner.commit_lock:
         # A table that was removed may still have changes on the way.
-        ours = [(unit, files) for unit, files in units if unit.table_oid in runner.states]
+        ours = [(task, outcome) for task, outcome in tasks if task.table_oid in runner.states]
         _commit_or_isolate(runner, ours, end)
         if runner.on_commit is not None:
             runner.on_commit(paths)
         note_position(runner.directory / "durable", position)
-        runner.book.count((unit for unit, _ in ours), position)
+        runner.book.count((task for task, _ in ours), position)
         runner.committed(position, time_us)
         runner.book.tell_tasks()
+        outcomes = settled(ours, runner.states, before)
     seconds = time.monotonic() - began
-    changes = sum(s.rows for unit, _ in ours if not unit.bucket for s in unit.segments)
+    changes = sum(s.rows for task, _ in ours if not task.bucket for s in task.segments)
     metrics.observe_batch(
         runner.group.name,
         phase_seconds={"fold": runner.query.fold_seconds, "commit": seconds},
@@ -72,6 +71,8 @@ def commit_units(runner: GroupRunner, units: Units, position: int, time_us: int)
         changes=changes,
         freshness_seconds=runner.status.freshness_seconds,
     )
+    for _, outcome in outcomes:
+        metrics.count_fold_task(runner.group.name, outcome if isinstance(outcome, LeftToDriver) else "files")
     if runner.on_traced is not None:
         runner.on_traced(
             BatchTimes(
@@ -83,29 +84,29 @@ def commit_units(runner: GroupRunner, units: Units, position: int, time_us: int)
                 lsn_from=lsn_text(before),
                 lsn_to=lsn_text(position),
                 changes=changes,
-                tables=len({unit.table_oid for unit, _ in ours}),
+                tables=len({task.table_oid for task, _ in ours}),
             )
         )
-    remove_scratch(units)
+    remove_scratch(tasks)
 
 
-def _commit_or_isolate(runner: GroupRunner, units: Units, end: Position) -> None:
+def _commit_or_isolate(runner: GroupRunner, tasks: FoldedTasks, end: Position) -> None:
     """A table that fails is parked, in the same batch; the others go on."""
     before = runner.states
     try:
-        _commit_what_can_be(runner, units, end)
+        _commit_what_can_be(runner, tasks, end)
     except BaseException:  # the lake has no word of who failed: all of it is tried again
         runner.copier.schedule.succeeded(runner.book.take_back(before))
         raise
 
 
-def _commit_what_can_be(runner: GroupRunner, units: Units, end: Position) -> None:
+def _commit_what_can_be(runner: GroupRunner, tasks: FoldedTasks, end: Position) -> None:
     changed: list[TableState] = []
     while True:
-        refs = [_numbered(runner, segment) for segment in parked_units(units, runner.states)]
+        refs = [_numbered(runner, segment) for segment in segments_to_park(tasks, runner.states)]
         parked = copy_to_parking(runner.config.lake.data_path, runner.group.name, runner.run_id, refs)
         plan = plan_batch(
-            units,
+            tasks,
             runner.states,
             end,
             before=runner.status.position,

@@ -374,7 +374,7 @@ def _make_tables(
             adopt_target(lake, table.target)
         missing = directories.of(table.target) is None
         if missing and table.initial_copy and directories.planned(table.target, table.mode) is not None:
-            refuse_names(table.target, in_lake, table.mode)  # it is made when its copy lands
+            refuse_names(table.target, in_lake, table.mode)  # it is made when its copy is committed
         else:
             make = make_target if table.target in filled and table.initial_copy else ensure_target
             make(lake, table.target, in_lake, table.mode)

@@ -121,7 +121,7 @@ def test_buckets_and_batches_do_not_change_the_result(
 def test_pieces_of_a_run_together_are_the_whole_run(
     data: st.DataObject, kernel: duckdb.DuckDBPyConnection, tmp_path: Path, pieces: int
 ) -> None:
-    """Units that each write the rows of their own segments end in the rows that replay leaves."""
+    """Fold tasks that each write the rows of their own segments end in the rows that replay leaves."""
     stored = data.draw(states())
     history = [replace(c, unchanged=()) for c in data.draw(histories(stored))]
     segments = stage(tmp_path, history, pieces=pieces)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from aqueduck.config.sync import LakeConfig
 from aqueduck.lake.commit.commit import commit_batch
-from aqueduck.lake.fold.fold_tasks import UnitWriter, plan_batch
+from aqueduck.lake.fold.fold_tasks import FoldTaskWriter, plan_batch
 from aqueduck.lake.ledger.parking import ensure_parking
 from aqueduck.lake.ledger.progress import Position, write_position
 from aqueduck.lake.ledger.table_states import TableState, ensure_table_states
@@ -31,7 +31,7 @@ from aqueduck.lake.target.apply import check_target, ensure_target
 from aqueduck.lake.target.evolve import plan_changes, widen, wider_columns
 from aqueduck.lake.target.kept_columns import fit_columns, keep_columns
 from aqueduck.lake.target.mode_rows import present_rows
-from aqueduck.model.batches import plan_units
+from aqueduck.model.batches import plan_fold_tasks
 from aqueduck.model.changes import OP_INSERT, OP_UPDATE, SegmentRef
 from aqueduck.model.errors import SchemaChangeError
 from aqueduck.model.modes import TableMode
@@ -138,14 +138,14 @@ class Target:
                 segments += stage(self.directory, changes, self.ord, self.table)
                 self.ord += 3 * len(changes) + 10
         keeping = list(self.states) if self.mode.keeps else []
-        sizes = {"direct_bytes_max": -1, "unit_bytes": 200} if tasks else {"direct_bytes_max": 1 << 40}
-        units = plan_units(segments, keeping=keeping, **sizes)
+        sizes = {"direct_bytes_max": -1, "task_bytes": 200} if tasks else {"direct_bytes_max": 1 << 40}
+        units = plan_fold_tasks(segments, keeping=keeping, **sizes)
         number = self.table.oid
-        writer = UnitWriter(
+        writer = FoldTaskWriter(
             self.group, f"r{self.ord}", self.session.config.data_path, str(self.directory / "scratch"),
             str(self.directory / f"tables-{number}"), str(self.directory / "skips"),
         )  # fmt: skip
-        files = [(unit, None if unit.direct else writer.write(unit)) for unit in units]
+        files = [(task, writer.write(task)) for task in units]
         end = replace(self.position, position=1000 + 10 * batch[-1].commit + 5)
         plan = plan_batch(files, self.states, end, before=self.position.position)
         assert commit_batch(self.session, plan)

@@ -75,7 +75,7 @@ def test_a_table_that_has_no_files_yet_has_no_orphans(lake: Lake) -> None:
     assert remove_orphans(lake.session, "shop", [TARGET]) == []
 
 
-def test_files_of_a_copy_that_never_landed_are_removed(lake: Lake) -> None:
+def test_files_of_a_copy_that_was_never_committed_are_removed(lake: Lake) -> None:
     """They lie where the table will be that its copy was to make; those that a copy will still need stay."""
     planned = read_directories(lake.session).planned(TARGET)
     assert planned is not None

@@ -53,7 +53,7 @@ def missed(con: duckdb.DuckDBPyConnection, table: str) -> list[tuple[str, Any]]:
 def test_filters_find_rows_of_a_copy_whose_first_part_is_null(
     db: Database, tmp_path: Path, late: str
 ) -> None:
-    """P-F01: also where the process died between the landing and what it does to the statistics."""
+    """P-F01: also where the process died between the copy commit and what it does to the statistics."""
     db.execute("create table t (id int primary key, v int, w text)")
     db.execute(
         "insert into t select i, case when i > 500 then i % 3 + 7 end, repeat('x', 40) from generate_series(1, 600) i"
@@ -72,7 +72,7 @@ def test_filters_find_rows_of_a_copy_whose_first_part_is_null(
 
 
 def put_back_unknown(lake: Any) -> None:
-    """What DuckLake wrote when the copy landed."""
+    """What DuckLake wrote when the copy was committed."""
     [[number, column]] = lake.execute(
         f"select table_id, column_id from {lake.metadata}.ducklake_column where column_name = 'v' and end_snapshot is null"
     )

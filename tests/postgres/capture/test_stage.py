@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from aqueduck.model.batches import plan_units
+from aqueduck.model.batches import plan_fold_tasks
 from aqueduck.model.schema import Column, TableSchema
 from aqueduck.postgres.capture.stage import Stage
 from aqueduck.postgres.decode.decoder import Commit, Rows, Truncate, make_layout
@@ -81,10 +81,10 @@ def test_rows_around_a_truncate_stay_on_their_side(stage: Stage) -> None:
         ("truncate", 3),
         ("rows", 4),
     ]
-    (unit,) = plan_units(cut.segments)
+    (unit,) = plan_fold_tasks(cut.segments)
     assert unit.truncate is not None
     assert [s.first_ord for s in unit.segments] == [3, 4]
-    kept = plan_units(cut.segments, keeping=[unit.table_oid])
+    kept = plan_fold_tasks(cut.segments, keeping=[unit.table_oid])
     assert [[s.first_ord for s in u.segments] for u in kept] == [[1, 2], [3, 4]]
 
 

@@ -19,13 +19,13 @@ from aqueduck.config.sync import LakeConfig
 from aqueduck.lab.embedded import EmbeddedPostgres
 from aqueduck.lake.commit.commit import BatchPlan, commit_batch
 from aqueduck.lake.commit.copy_files import ChunkFile
-from aqueduck.lake.fold.fold_tasks import parked_units, plan_batch
+from aqueduck.lake.fold.fold_tasks import FoldedTasks, plan_batch, segments_to_park
 from aqueduck.lake.ledger.parking import copy_to_parking, ensure_parking
 from aqueduck.lake.ledger.progress import Position, write_position
 from aqueduck.lake.ledger.table_states import TableState, ensure_table_states, write_state
 from aqueduck.lake.session.catalog import open_lake
 from aqueduck.lake.target.mode_rows import present_rows
-from aqueduck.model.batches import plan_units
+from aqueduck.model.batches import LeftToDriver, plan_fold_tasks
 from aqueduck.model.errors import ConnectionLostError
 from aqueduck.model.lifecycle import ErrorClass
 from aqueduck.model.modes import UPSERT, TableMode
@@ -38,7 +38,6 @@ from aqueduck.postgres.publications.slots import create_slot
 from aqueduck.spark.query.copy_job import CopyJob
 from aqueduck.sync.copying.copies import Copier
 from aqueduck.sync.copying.copy_reader import CopyJobs, CopySettings
-from aqueduck.sync.group_commits import Units
 from aqueduck.sync.prepare import PreparedTable
 from aqueduck.sync.status import GroupStatus
 from aqueduck.sync.tables.column_versions import ColumnVersions
@@ -128,15 +127,16 @@ class World:
         if cuts:
             segments = (s for c in cuts for s in c.segments)
             keeping = [self.oid] if self.mode.keeps else []
-            units: Units = [
-                (u, None) for u in plan_units(segments, keeping=keeping, direct_bytes_max=1 << 40)
+            tasks: FoldedTasks = [
+                (task, LeftToDriver.SMALL)
+                for task in plan_fold_tasks(segments, keeping=keeping, direct_bytes_max=1 << 40)
             ]
             parked = copy_to_parking(
-                self.config.data_path, "g", str(cuts[-1].position), parked_units(units, self.states)
+                self.config.data_path, "g", str(cuts[-1].position), segments_to_park(tasks, self.states)
             )
             self.book.begin_parking(parked)
             end = Position("g", cuts[-1].position, cuts[-1].time_us, "s", 1)
-            plan = plan_batch(units, self.states, end, before=self.position, parked=parked)
+            plan = plan_batch(tasks, self.states, end, before=self.position, parked=parked)
             assert isinstance(plan, BatchPlan)
             commit_batch(self.lake, plan)
             self.position = end.position

@@ -14,7 +14,7 @@ from aqueduck.config.sync import LakeConfig
 from aqueduck.lake.ledger.parking import ensure_parking
 from aqueduck.lake.ledger.table_states import TableState, ensure_table_states, read_states, write_state
 from aqueduck.lake.session.catalog import open_lake
-from aqueduck.model.batches import plan_units
+from aqueduck.model.batches import plan_fold_tasks
 from aqueduck.model.changes import SegmentRef
 from aqueduck.model.errors import LakeWriteError, TableDisabledError, TableMissingError
 from aqueduck.model.schema import Column, TableName, TableSchema
@@ -123,7 +123,7 @@ def test_a_disabled_table_stays_so_when_its_copy_comes_in(book: TableBook) -> No
 def test_a_batch_counts_each_segment_once(book: TableBook) -> None:
     """Buckets of one run name the same segments."""
     changes = [replace(segment(8), bytes=1 << 20, updates=1, unchanged=1)]
-    units = plan_units(changes, direct_bytes_max=-1, unit_bytes=1 << 18)
+    units = plan_fold_tasks(changes, direct_bytes_max=-1, task_bytes=1 << 18)
     assert len(units) == 4
     with book.commit_lock:
         book.count(units, 300)

@@ -261,7 +261,7 @@ def during(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Non
 def test_a_target_that_is_dropped_during_its_copy_is_made_by_it(
     tables: Database, tmp_path: Path, during: Callable[..., None], mode: str
 ) -> None:
-    """P-L03: the copy lands in a new table."""
+    """P-L03: the copy fills a new table."""
     with whole_group(tables, tmp_path, {"public.t": {"mode": mode}, "public.u": {}}) as group:
         during(GONE)
         resync(group, "t")

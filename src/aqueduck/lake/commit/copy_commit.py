@@ -1,5 +1,5 @@
 """
-Land a table: its copy, then what was parked meanwhile, inside one lake transaction.
+Commit the copy of a table, then what was parked meanwhile, inside one lake transaction.
 
 A copy that was interrupted has files of several *sessions*, each read under a snapshot of its own.  To
 get from one snapshot to the next, rows whose key was touched in between are removed, and what the next
@@ -31,7 +31,7 @@ from aqueduck.model.errors import CopyDisturbedError, LakeBusyError
 from aqueduck.model.schema import TableName, TableSchema
 from aqueduck.model.visibility import Moment
 
-__all__ = ["commit_copy", "is_shown", "replay_parked"]
+__all__ = ["commit_copy", "replay_parked"]
 
 
 def commit_copy(
@@ -60,21 +60,21 @@ def commit_copy(
             )
     name = TableName(schema.schema, schema.name)
     there = check_place(session, ready.target, target_uuid, name, may_be_missing=True)
-    landed = replace(ready, schema=schema, target_uuid=target_uuid if there else None)
-    with inlining(session, landed.target, schema):
-        make_target(session, landed.target, schema, landed.mode)
-        if landed.mode.plain:
-            if empty_target(session, landed.target, schema):
-                landed = replace(landed, target_uuid=None)
-        elif not make_way(session, group, landed, parked, sessions):
-            return replay_parked(session, group, landed, parked, moment=moment)
+    filled = replace(ready, schema=schema, target_uuid=target_uuid if there else None)
+    with inlining(session, filled.target, schema):
+        make_target(session, filled.target, schema, filled.mode)
+        if filled.mode.plain:
+            if empty_target(session, filled.target, schema):
+                filled = replace(filled, target_uuid=None)
+        elif not make_way(session, group, filled, parked, sessions):
+            return replay_parked(session, group, filled, parked, moment=moment)
         for before, now in zip([None, *sessions], sessions, strict=False):
             if before is not None:
-                between = [s for s in parked if not is_shown(s, before.moment)]
-                _remove_touched(session, landed, schema, between, before.moment, now.moment)
-                _remove_read(session, landed, schema, now.paths)
-            add_files(session, landed.target, now.paths, landed.mode)
-        return replay_parked(session, group, landed, parked, moment=moment)
+                between = [s for s in parked if not before.moment.shows_all(s)]
+                _remove_touched(session, filled, schema, between, before.moment, now.moment)
+                _remove_read(session, filled, schema, now.paths)
+            add_files(session, filled.target, now.paths, filled.mode)
+        return replay_parked(session, group, filled, parked, moment=moment)
 
 
 def replay_parked(
@@ -93,7 +93,7 @@ def replay_parked(
     """
     current = ready.schema
     shown = moment or Moment(ready.copy_position)
-    left = [segment for segment in parked if not is_shown(segment, shown)]
+    left = [segment for segment in parked if not shown.shows_all(segment)]
     for run in plan_runs(left, keeping=[ready.oid] if ready.mode.keeps else ()):
         plan = RunPlan(columns_of(run.segments[0]), run.segments)
         current = apply_run(
@@ -110,16 +110,9 @@ def replay_parked(
     return replace(ready, schema=current)
 
 
-def is_shown(segment: SegmentRef, moment: Moment) -> bool:
-    """Whether a copy surely has all of a segment's changes."""
-    if segment.kind == "truncate" and segment.commit_lsn:
-        return moment.shows(segment.commit_lsn, segment.xid)
-    return moment.xmax is None and segment.last_lsn < moment.position
-
-
 def _has_unseen(segment: SegmentRef, moment: Moment) -> bool:
     """Whether a segment has changes that a copy does not have."""
-    if is_shown(segment, moment):
+    if moment.shows_all(segment):
         return False
     if segment.kind == "truncate" or moment.xmax is None:
         return True
@@ -155,7 +148,7 @@ def _remove_touched(
 def _note_touched(session: LakeSession, state: TableState, schema: TableSchema, scans: Scans) -> None:
     key, columns = schema.key_indexes, schema.columns
     images = []
-    with lake_errors("landing a copy", table=state.target.qualified):
+    with lake_errors("committing a copy", table=state.target.qualified):
         for image in "no":
             scan = scans.scan([f"{image}{k}" for k in key])
             typed = (f"{cast_sql(columns[k], f'{image}{k}')} as k{i}" for i, k in enumerate(key))

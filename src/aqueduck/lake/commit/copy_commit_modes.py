@@ -95,7 +95,7 @@ def make_way(
         _end_missing(session, state, schema, copy, [schema.columns[k] for k in schema.key_indexes])
         delete_keys(session, target, schema, copied_keys(schema, copy.paths), own_rows(mode))
     else:
-        _land_versions(session, group, state, schema, copy)
+        _commit_versions(session, group, state, schema, copy)
         return False
     return True
 
@@ -158,7 +158,7 @@ def _end_missing(
         f"create or replace temp table aqueduck_ends as select {cells}, {TIME.format(copy.time_us)} as ended_at"
         f" from {lake_table(state.target)} as t anti join {_rows(schema, copy.paths)} as c on {_same(columns, 'c')}"
         f" where {current_rows(state.mode)}",
-        doing="landing a copy",
+        doing="committing a copy",
         table=schema.qualified,
     )
     same = " and ".join(f"t.{ident(c.name)} is not distinct from k.k{i}" for i, c in enumerate(columns))
@@ -170,7 +170,7 @@ def _same(columns: Sequence[Column], other: str) -> str:
     return " and ".join(f"t.{ident(c.name)} is not distinct from {other}.{ident(c.name)}" for c in columns)
 
 
-def _land_versions(
+def _commit_versions(
     session: LakeSession, group: str, state: TableState, schema: TableSchema, copy: SessionFiles
 ) -> None:
     """
@@ -182,7 +182,7 @@ def _land_versions(
     session.execute(
         f"create or replace temp table aqueduck_copied as select c.* from {_rows(schema, copy.paths)} as c"
         f" anti join {lake_table(state.target)} as t on {current_rows(state.mode)} and {_same(schema.columns, 'c')}",
-        doing="landing a copy",
+        doing="committing a copy",
         table=schema.qualified,
     )
     _end_missing(session, state, schema, copy, schema.columns)

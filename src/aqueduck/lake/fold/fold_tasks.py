@@ -1,9 +1,10 @@
 """
-Units of work on the lake's side: a task folds one into files, the driver turns all into a plan.
+Fold tasks on the lake's side: a Spark task turns each into files, the driver turns all into a plan.
 
-`UnitWriter` travels to Spark's workers and needs no catalog: it writes Parquet into the directory of
+`FoldTaskWriter` travels to Spark's workers and needs no catalog: it writes Parquet into the directory of
 the target, under a name that tells whose file it is, and keys and patches into the stage beside the
-segments.  `plan_batch` puts the units of a batch back together, run by run.
+segments.  Where it does not, its outcome says why, and the driver folds.  `plan_batch` puts the fold tasks of
+a batch back together, run by run.
 """
 
 from __future__ import annotations
@@ -29,21 +30,27 @@ from aqueduck.lake.session.files import PARQUET, file_prefix, parquet_limits, wr
 from aqueduck.lake.session.object_stores import know_store
 from aqueduck.lake.session.sql import literal
 from aqueduck.lake.session.storage import discard_file, join, make_directory
-from aqueduck.model.batches import Unit
+from aqueduck.model.batches import FoldTask, LeftToDriver
 from aqueduck.model.changes import SegmentRef
 from aqueduck.model.columns.projection import is_clear
 from aqueduck.model.errors import ConfigError, ResyncNeededError
 from aqueduck.model.modes import UPSERT, TableMode
 from aqueduck.model.schema import TableSchema
+from aqueduck.model.visibility import Moment
 from aqueduck.state_files.files import read_modes, read_skips, read_tables
 
 __all__ = [
     "TASK_MEMORY",
-    "UnitFiles",
-    "UnitWriter",
-    "parked_units",
+    "FoldTaskWriter",
+    "FoldedFiles",
+    "FoldedTasks",
+    "Outcome",
+    "outcome_json",
     "plan_batch",
+    "read_outcome",
     "remove_scratch",
+    "segments_to_park",
+    "settled",
     "skips_of",
     "task_engine",
 ]
@@ -53,8 +60,8 @@ COLUMNS_PER_MEGABYTE = 5  # what each column takes in vectors on its way, howeve
 
 
 @dataclass(frozen=True, slots=True)
-class UnitFiles:
-    """What a task made of a unit; None where there was nothing to write."""
+class FoldedFiles:
+    """What was made of a fold task; None where there was nothing to write."""
 
     data: str | None
     deletes: str | None
@@ -64,17 +71,25 @@ class UnitFiles:
     skip_before: int = 0
     """What was left out; if that is not what should be, the driver folds the segments again."""
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
-    @classmethod
-    def from_json(cls, text: str) -> UnitFiles:
-        return cls(**json.loads(text))
+Outcome = FoldedFiles | LeftToDriver
+FoldedTasks = list[tuple[FoldTask, Outcome]]
+"""The fold tasks of a batch, and what became of each."""
+
+
+def outcome_json(outcome: Outcome) -> str:
+    return json.dumps(asdict(outcome) if isinstance(outcome, FoldedFiles) else outcome.value)
+
+
+def read_outcome(text: str) -> Outcome:
+    """The reverse of `outcome_json`."""
+    found = json.loads(text)
+    return LeftToDriver(found) if isinstance(found, str) else FoldedFiles(**found)
 
 
 @dataclass(frozen=True, slots=True)
-class UnitWriter:
-    """Folds units into files, in a Spark task."""
+class FoldTaskWriter:
+    """Turns fold tasks into files, in a Spark task."""
 
     group: str
     run_id: str
@@ -94,42 +109,49 @@ class UnitWriter:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> UnitWriter:
+    def from_json(cls, text: str) -> FoldTaskWriter:
         return cls(**json.loads(text))
 
-    def write(self, unit: Unit) -> UnitFiles | None:
-        """None leaves the unit to the driver."""
+    def write(self, task: FoldTask) -> Outcome:
+        """The files, or why the task is left to the driver."""
+        if task.direct:
+            return LeftToDriver.SMALL
         know_store(self.data_path, self.properties)
-        skip_before = read_skips(Path(self.skips_file)).get(unit.table_oid, 0)
-        _, place = read_tables(Path(self.tables_file)).get(unit.table_oid, (None, None))
-        if skip_before is None or place is None:
-            return None
-        mode = read_modes(Path(self.tables_file)).get(unit.table_oid, UPSERT)
-        schema = columns_of(unit.segments[0])
-        if not is_clear(schema) or not schema.columns or lacks_key(mode, schema, unit.segments):
-            return None
+        skip_before = read_skips(Path(self.skips_file)).get(task.table_oid, 0)
+        _, place = read_tables(Path(self.tables_file)).get(task.table_oid, (None, None))
+        if skip_before is None:
+            return LeftToDriver.PARKED
+        if place is None:
+            return LeftToDriver.NO_TARGET
+        mode = read_modes(Path(self.tables_file)).get(task.table_oid, UPSERT)
+        schema = columns_of(task.segments[0])
+        left = _left_for_columns(task, schema, mode)
+        if left is not None:
+            return left
         try:
-            return self._folded(unit, schema, place, skip_before, mode)
-        except (ResyncNeededError, ConfigError):
-            return None  # the driver knows what to do about it, or has the salt that this worker lacks
+            return self._folded(task, schema, place, skip_before, mode)
+        except ResyncNeededError:
+            return LeftToDriver.NEEDS_COPY
+        except ConfigError:
+            return LeftToDriver.NO_SALT
 
     def _folded(
-        self, unit: Unit, schema: TableSchema, place: str, skip_before: int, mode: TableMode
-    ) -> UnitFiles:
-        first = unit.segments[0].first_ord
+        self, task: FoldTask, schema: TableSchema, place: str, skip_before: int, mode: TableMode
+    ) -> FoldedFiles:
+        first = task.segments[0].first_ord
         # Each attempt has a name of its own: what a lost or repeated task wrote is never taken for the result.
         attempt = uuid.uuid4().hex[:8]
-        name = f"{file_prefix(self.group)}{self.run_id}-{unit.table_oid}-{first}-{unit.bucket}-{attempt}"
+        name = f"{file_prefix(self.group)}{self.run_id}-{task.table_oid}-{first}-{task.bucket}-{attempt}"
         with (
             task_engine(self.data_path, len(schema.columns), self.task_memory) as con,
             folded(
                 con,
-                unit.segments,
+                task.segments,
                 schema,
-                bucket=unit.bucket,
-                buckets=unit.buckets,
+                bucket=task.bucket,
+                buckets=task.buckets,
                 skip_before=skip_before,
-                own=unit.own,
+                own=task.own,
                 how=fold_of(mode),
             ) as fold,
         ):
@@ -145,7 +167,7 @@ class UnitWriter:
             deletes = self._aside(con, fold.deletes, f"{name}-deletes", schema)
             patches = self._aside(con, fold.patches, f"{name}-patches", schema)
             ends = self._aside(con, fold.ends, f"{name}-ends", schema)
-        return UnitFiles(data, deletes, patches, rows, ends, skip_before)
+        return FoldedFiles(data, deletes, patches, rows, ends, skip_before)
 
     def _aside(
         self, con: duckdb.DuckDBPyConnection, query: str | None, name: str, schema: TableSchema
@@ -155,6 +177,14 @@ class UnitWriter:
         path = join(self.scratch, f"{name}.parquet")
         _write(con, query, path, schema)
         return path
+
+
+def _left_for_columns(task: FoldTask, schema: TableSchema, mode: TableMode) -> LeftToDriver | None:
+    if not is_clear(schema):
+        return LeftToDriver.UNCLEAR_COLUMNS
+    if not schema.columns:
+        return LeftToDriver.NO_COLUMNS
+    return LeftToDriver.NO_KEY if lacks_key(mode, schema, task.segments) else None
 
 
 @contextlib.contextmanager
@@ -179,35 +209,43 @@ def _write(con: duckdb.DuckDBPyConnection, query: str, path: str, schema: TableS
 
 def skips_of(states: Iterable[TableState], position: int) -> dict[int, int | None]:
     """For the note `skips`: tables that are not ready, or have changes to leave out after `position`."""
-    return {
-        s.oid: s.copy_position if s.ready else None
-        for s in states
-        if not s.ready or s.copy_position > position
-    }
+    skips = {s.oid: s.skip_before(position) if s.ready else None for s in states}
+    return {oid: skip for oid, skip in skips.items() if skip != 0}
 
 
-def remove_scratch(units: Iterable[tuple[Unit, UnitFiles | None]]) -> None:
+def remove_scratch(tasks: FoldedTasks) -> None:
     """Keys and patches that tasks left for a commit, after it."""
-    for _, files in units:
-        for path in (files.deletes, files.patches, files.ends) if files is not None else ():
+    for _, files in tasks:
+        for path in (files.deletes, files.patches, files.ends) if isinstance(files, FoldedFiles) else ():
             if path is not None:
                 discard_file(path)
 
 
-def parked_units(
-    units: Iterable[tuple[Unit, UnitFiles | None]], states: Mapping[int, TableState]
-) -> list[SegmentRef]:
+def segments_to_park(tasks: FoldedTasks, states: Mapping[int, TableState]) -> list[SegmentRef]:
     """Segments of the tables that are not ready, in order, each once."""
     found = {}
-    for unit, _ in units:
-        if not states[unit.table_oid].ready:
-            for segment in unit.segments:
-                found[unit.table_oid, segment.first_ord] = segment
+    for task, _ in tasks:
+        if not states[task.table_oid].ready:
+            for segment in task.segments:
+                found[task.table_oid, segment.first_ord] = segment
     return [segment for _, segment in sorted(found.items())]
 
 
+def settled(tasks: FoldedTasks, states: Mapping[int, TableState], position: int) -> FoldedTasks:
+    """The outcomes as they count for a batch that begins at `position`: files may have been written for other states."""
+    return [(task, _settled(outcome, states[task.table_oid], position)) for task, outcome in tasks]
+
+
+def _settled(outcome: Outcome, state: TableState, position: int) -> Outcome:
+    if not state.ready:
+        return LeftToDriver.PARKED
+    if isinstance(outcome, FoldedFiles) and outcome.skip_before != state.skip_before(position):
+        return LeftToDriver.COPY_CAME_IN
+    return outcome
+
+
 def plan_batch(
-    units: list[tuple[Unit, UnitFiles | None]],
+    tasks: FoldedTasks,
     states: Mapping[int, TableState],
     position: Position,
     *,
@@ -221,10 +259,10 @@ def plan_batch(
     `before` is where the batch begins; `parked` are the segments of the other tables, already in the
     parking; `version` tells the columns of a segment.
     """
-    tables: dict[int, dict[int, list[tuple[Unit, UnitFiles | None]]]] = {}
-    for unit, files in units:
-        if states[unit.table_oid].ready:
-            tables.setdefault(unit.table_oid, {}).setdefault(unit.run, []).append((unit, files))
+    tables: dict[int, dict[int, FoldedTasks]] = {}
+    for task, outcome in settled(tasks, states, before):
+        if outcome is not LeftToDriver.PARKED:
+            tables.setdefault(task.table_oid, {}).setdefault(task.run, []).append((task, outcome))
     return BatchPlan(
         position,
         tuple(
@@ -238,27 +276,23 @@ def plan_batch(
 
 def _table(
     state: TableState,
-    runs: list[list[tuple[Unit, UnitFiles | None]]],
+    runs: list[FoldedTasks],
     before: int,
     version: Callable[[SegmentRef], TableSchema],
 ) -> TablePlan:
-    skip_before = state.copy_position if state.copy_position > before else 0
+    skip_before = state.skip_before(before)
+    copied = Moment(skip_before)
     # What the copy has is left out with its columns: those that the copy brought are newer.
-    left = [run for run in runs if any(s.last_lsn > skip_before for unit, _ in run for s in unit.segments)]
-    plans = tuple(_run(p, skip_before, version) for p in left)
+    left = [run for run in runs if not all(copied.shows_all(s) for task, _ in run for s in task.segments)]
+    plans = tuple(_run(p, version) for p in left)
     return TablePlan(state.oid, state.target, plans, skip_before, state.schema, state.mode, state.target_uuid)
 
 
-def _run(
-    pieces: list[tuple[Unit, UnitFiles | None]],
-    skip_before: int,
-    version: Callable[[SegmentRef], TableSchema],
-) -> RunPlan:
-    first = pieces[0][0]
-    files = [f for _, f in pieces if f is not None]
-    if len(files) < len(pieces) or any(f.skip_before != skip_before for f in files):
-        # Left to us, or folded before the table's copy came in: all segments of the run, once each.
-        segments = {s.first_ord: s for unit, _ in pieces for s in unit.segments}
+def _run(tasks: FoldedTasks, version: Callable[[SegmentRef], TableSchema]) -> RunPlan:
+    first = tasks[0][0]
+    files = [outcome for _, outcome in tasks if isinstance(outcome, FoldedFiles)]
+    if len(files) < len(tasks):  # all segments of the run, once each
+        segments = {s.first_ord: s for task, _ in tasks for s in task.segments}
         return RunPlan(
             schema=version(first.segments[0]),
             segments=tuple(segments[o] for o in sorted(segments)),

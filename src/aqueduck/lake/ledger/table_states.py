@@ -51,6 +51,10 @@ class TableState:
     def awaits_copy(self) -> bool:
         return not self.ready and self.error is None
 
+    def skip_before(self, position: int) -> int:
+        """Changes after `position` that were committed before this one are part of the table's copy; 0 if none are."""
+        return self.copy_position if self.copy_position > position else 0
+
     @property
     def projection(self) -> Projection | None:
         """The projection for which the target was made; None if it has all rows and columns unchanged."""

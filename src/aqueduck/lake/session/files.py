@@ -51,9 +51,9 @@ def file_prefix(group: str) -> str:
     return f"aqueduck-{group}-"
 
 
-def file_name(group: str, run_id: str, batch: str | int, unit: str | int) -> str:
+def file_name(group: str, run_id: str, batch: str | int, task: str | int) -> str:
     """The name of a file, unique by service run, batch and task."""
-    return f"{file_prefix(group)}{run_id}-{batch}-{unit}.parquet"
+    return f"{file_prefix(group)}{run_id}-{batch}-{task}.parquet"
 
 
 def parquet_limits(columns: int) -> str:

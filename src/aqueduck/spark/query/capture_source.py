@@ -1,8 +1,8 @@
 """
-The streaming data source of `sync`: a slot as units of work, folded by the tasks that read them.
+The streaming data source of `sync`: a slot as fold tasks, which the Spark tasks that read them turn into files.
 
-`CaptureReader` is a `SlotReader`.  A row of the stream is a unit and, where it was large, the files that its task
-made of it; the changes themselves never cross the JVM.
+`CaptureReader` is a `SlotReader`.  A row of the stream is a fold task and its outcome: the files that were made of it, or why
+it is left to the driver; the changes themselves never cross the JVM.
 
 Only what every process needs is imported at the top: the capture and the lake come in where they run.
 """
@@ -10,6 +10,7 @@ Only what every process needs is imported at the top: the capture and the lake c
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.types import StructType
 
 from aqueduck import faults
-from aqueduck.model.batches import Unit, plan_tasks, plan_units
+from aqueduck.model.batches import FoldTask, LeftToDriver, plan_fold_tasks, share_tasks
 from aqueduck.model.changes import SegmentRef
 from aqueduck.postgres.capture.capture_settings import CaptureSettings
 from aqueduck.spark.query.slot_reader import SlotReader
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from aqueduck.postgres.capture.stage import Stage
 
 FORMAT = "aqueduck_capture"
-SCHEMA = "position bigint, time_us bigint, unit string, files string"
+SCHEMA = "position bigint, time_us bigint, task string, outcome string"
 
 
 class CaptureSource(DataSource):
@@ -48,16 +49,16 @@ class CaptureSource(DataSource):
 
 
 @dataclass
-class UnitPartition(InputPartition):
-    """The units that one task handles."""
+class FoldPartition(InputPartition):
+    """The fold tasks that one Spark task handles."""
 
     position: int
     time_us: int
-    units: tuple[str, ...]
+    tasks: tuple[str, ...]
 
 
 class CaptureReader(SlotReader["Stage", "Capture"]):
-    """Planner half: capture and units.  Task half: `read`."""
+    """Planner half: capture and fold tasks.  Task half: `read`."""
 
     def __init__(self, settings_file: str, writer: str) -> None:
         super().__init__()
@@ -99,11 +100,11 @@ class CaptureReader(SlotReader["Stage", "Capture"]):
         if not cuts:
             return []
         segments = [segment for cut in cuts for segment in cut.segments]
-        units = plan_units(segments, keeping=self._keeping(segments))
+        tasks = plan_fold_tasks(segments, keeping=self._keeping(segments))
         position, time_us = cuts[-1].position, cuts[-1].time_us
         return [
-            UnitPartition(position, time_us, tuple(unit.to_json() for unit in task))
-            for task in plan_tasks(units, self._settings.fold_concurrency)
+            FoldPartition(position, time_us, tuple(task.to_json() for task in shared))
+            for shared in share_tasks(tasks, self._settings.fold_concurrency)
         ]
 
     def _keeping(self, segments: Sequence[SegmentRef]) -> set[int]:
@@ -113,15 +114,14 @@ class CaptureReader(SlotReader["Stage", "Capture"]):
         return {oid for oid, mode in read_modes(Path(self._settings.tables_path)).items() if mode.keeps}
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        """In a task: large units become files in the lake's data path, small ones are left to the driver."""
-        assert isinstance(partition, UnitPartition)
-        for text in partition.units:
-            yield (partition.position, partition.time_us, text, self._files(Unit.from_json(text)))
+        """In a Spark task: large fold tasks become files in the lake's data path, small ones are left to the driver."""
+        assert isinstance(partition, FoldPartition)
+        for text in partition.tasks:
+            yield (partition.position, partition.time_us, text, self._outcome(FoldTask.from_json(text)))
 
-    def _files(self, unit: Unit) -> str | None:
-        if unit.direct:
-            return None
-        from aqueduck.lake.fold.fold_tasks import UnitWriter
+    def _outcome(self, task: FoldTask) -> str:
+        if task.direct:
+            return json.dumps(LeftToDriver.SMALL)
+        from aqueduck.lake.fold.fold_tasks import FoldTaskWriter, outcome_json
 
-        files = UnitWriter.from_json(self._writer).write(unit)
-        return None if files is None else files.to_json()
+        return outcome_json(FoldTaskWriter.from_json(self._writer).write(task))

@@ -1,7 +1,7 @@
 """
 The streaming query of a group: capture → fold → commit.
 
-    aqueduck_capture (planner: capture, tasks: fold) ──units and files──▶ foreachBatch (driver: one lake transaction)
+    aqueduck_capture (planner: capture, tasks: fold) ──fold tasks──▶ foreachBatch (driver: one lake transaction)
 
 Each start begins at the lake's position, which is the only truth about progress.  How the query is watched is
 in `watched_query`.
@@ -17,16 +17,16 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from aqueduck import faults
-from aqueduck.lake.fold.fold_tasks import UnitFiles, UnitWriter
-from aqueduck.model.batches import Unit
+from aqueduck.lake.fold.fold_tasks import FoldedTasks, FoldTaskWriter, read_outcome
+from aqueduck.model.batches import FoldTask
 from aqueduck.postgres.capture.capture_settings import CaptureSettings
 from aqueduck.spark.query.capture_source import CaptureSource
 from aqueduck.spark.query.watched_query import WatchedQuery
 
-__all__ = ["CommitUnits", "SyncQuery"]
+__all__ = ["CommitTasks", "SyncQuery"]
 
-#: commits the units of a batch: (unit, the files a task wrote or None), end position, commit time
-CommitUnits = Callable[[list[tuple[Unit, UnitFiles | None]], int, int], None]
+#: commits the fold tasks of a batch, each with its outcome: end position, commit time
+CommitTasks = Callable[[FoldedTasks, int, int], None]
 
 
 class SyncQuery(WatchedQuery):
@@ -34,7 +34,9 @@ class SyncQuery(WatchedQuery):
 
     source = CaptureSource
 
-    def __init__(self, spark: SparkSession, run_dir: Path, writer: UnitWriter, commit: CommitUnits) -> None:
+    def __init__(
+        self, spark: SparkSession, run_dir: Path, writer: FoldTaskWriter, commit: CommitTasks
+    ) -> None:
         super().__init__(spark, run_dir)
         self._writer = writer
         self._commit = commit
@@ -54,5 +56,5 @@ class SyncQuery(WatchedQuery):
         return rows
 
     def _finish(self, rows: list[Any]) -> None:
-        units = [(Unit.from_json(r.unit), UnitFiles.from_json(r.files) if r.files else None) for r in rows]
-        self._commit(units, rows[0].position, rows[0].time_us)
+        tasks = [(FoldTask.from_json(r.task), read_outcome(r.outcome)) for r in rows]
+        self._commit(tasks, rows[0].position, rows[0].time_us)

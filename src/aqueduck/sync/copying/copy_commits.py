@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from aqueduck.lake.commit.commit import set_lineage, transact
-from aqueduck.lake.commit.copy_commit import commit_copy, is_shown, replay_parked
+from aqueduck.lake.commit.copy_commit import commit_copy, replay_parked
 from aqueduck.lake.commit.copy_commit_modes import SessionFiles
 from aqueduck.lake.commit.copy_files import ChunkFile
 from aqueduck.lake.ledger.parking import parked_segments, remove_parked_files
@@ -72,8 +72,8 @@ class CopyCommits:
     def _numbered(self, copy: RunningCopy, parked: Sequence[SegmentRef]) -> list[SegmentRef]:
         """Parked segments with the columns' numbers, of those that the copy does not have."""
         moment = copy.session.moment
-        fresh = iter(self._versions.after(copy.schema, [s for s in parked if not is_shown(s, moment)]))
-        return [s if is_shown(s, moment) else next(fresh) for s in parked]
+        fresh = iter(self._versions.after(copy.schema, [s for s in parked if not moment.shows_all(s)]))
+        return [s if moment.shows_all(s) else next(fresh) for s in parked]
 
     def _write(
         self, read: ReadTables, parked: Mapping[int, Sequence[SegmentRef]]

@@ -42,7 +42,7 @@ class CopySession:
 
 
 class CopyJournal:
-    """`begin` a session, copy `missing` and `rescans`, and `clear` it when the copy has landed."""
+    """`begin` a session, copy `missing` and `rescans`, and `clear` it when the copy is committed."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

@@ -39,7 +39,7 @@ class RunningCopy:
     beside: bool = False
     """Whether rows of an earlier copy stay, and changes from before this one count as well."""
     target_uuid: str | None = None
-    """Which table the target is, if it is there when the copy lands; None if that is not known."""
+    """Which table the target is, if it is there when the copy is committed; None if that is not known."""
     marks: Marks | None = None
     """The partitions that were read, once that is sure."""
 

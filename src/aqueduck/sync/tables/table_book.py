@@ -21,7 +21,7 @@ from aqueduck.lake.ledger.parking import parked_totals
 from aqueduck.lake.ledger.table_states import TableState, read_states, write_state
 from aqueduck.lake.session.catalog import LakeSession
 from aqueduck.lake.session.directories import read_directories
-from aqueduck.model.batches import Unit
+from aqueduck.model.batches import FoldTask
 from aqueduck.model.changes import SegmentRef
 from aqueduck.model.errors import AqueduckError, CopyDisturbedError, TableDisabledError
 from aqueduck.model.schema import TableName
@@ -244,19 +244,19 @@ class TableBook:
 
     # -- what is counted
 
-    def count(self, units: Iterable[Unit], position: int) -> None:
+    def count(self, tasks: Iterable[FoldTask], position: int) -> None:
         """A batch that ends at `position` is in the lake."""
         self._assert_locked()
-        for unit in units:
-            if unit.bucket:
+        for task in tasks:
+            if task.bucket:
                 continue  # buckets of one run name the same segments
-            counts = self.status.tables[unit.table_oid]
-            if self.is_ready(unit.table_oid):
+            counts = self.status.tables[task.table_oid]
+            if self.is_ready(task.table_oid):
                 counts.applied = (position, datetime.now(UTC))
-            if unit.truncate is not None:
+            if task.truncate is not None:
                 counts.truncates += 1
-                self._truncated.add(unit.table_oid)
-            for segment in unit.segments:
+                self._truncated.add(task.table_oid)
+            for segment in task.segments:
                 counts.add(segment)
 
     def counts_of(self, oid: int) -> TableCounts:
