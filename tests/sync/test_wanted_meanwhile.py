@@ -24,7 +24,7 @@ from aqueduck.postgres.session.connection import connect
 from aqueduck.spark.query.copy_job import CopyJob
 from aqueduck.sync.control import Parting
 from aqueduck.sync.group_tables import add_tables, follow_name, remove_tables
-from aqueduck.sync.prepare import describe_tables
+from aqueduck.sync.tables.prepare_tables import describe_tables
 from tests.fix_postgres import Database, wait_until
 from tests.whole_group import WholeGroup, whole_group
 

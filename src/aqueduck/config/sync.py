@@ -64,6 +64,7 @@ __all__ = [
     "TableConfig",
     "TracingConfig",
     "VerifyConfig",
+    "group_dir",
     "load_config",
     "parse_config",
 ]
@@ -465,3 +466,8 @@ def _refuse_shared_targets(tables: Iterable[TableConfig]) -> None:
         refuse_repeated(
             f"source_value of the target {name}", (str(mode.source_value) for mode in modes), " under groups"
         )
+
+
+def group_dir(config: SyncConfig, group: GroupConfig) -> Path:
+    """Where the group keeps its stage, checkpoint and notes."""
+    return Path(config.state_dir) / group.name

@@ -57,7 +57,9 @@ from aqueduck.service.check_server import (
 )
 from aqueduck.service.check_spark import spark_checks
 from aqueduck.sync.control import wanted_groups
-from aqueduck.sync.prepare import Owned, PreparedTable, check_prepared, lost_slot, owned_parts
+from aqueduck.sync.publishing import Owned, owned_parts
+from aqueduck.sync.slot_history import lost_slot
+from aqueduck.sync.tables.prepare_tables import PreparedTable, check_prepared
 from aqueduck.sync.tables.table_options import with_projection
 from aqueduck.web.server import check_server
 

@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 from pyspark.sql import SparkSession
 
-from aqueduck.config.sync import GroupConfig, SyncConfig
+from aqueduck.config.sync import GroupConfig, SyncConfig, group_dir
 from aqueduck.lake.fold.fold_tasks import FoldedTasks, FoldTaskWriter
 from aqueduck.lake.ledger.parking import ord_after_parked
 from aqueduck.lake.ledger.progress import lake_mark, read_position
@@ -35,12 +35,13 @@ from aqueduck.spark.query.copy_job import cancel_copies, run_copy
 from aqueduck.spark.query.sync_query import SyncQuery
 from aqueduck.state_files.files import read_report
 from aqueduck.sync.copying.copies import Copier
-from aqueduck.sync.copying.copy_journal import forget_journal
 from aqueduck.sync.copying.copy_reader import CopyJobs, CopySettings
 from aqueduck.sync.group_commits import commit_tasks
-from aqueduck.sync.prepare import PreparedGroup, PreparedTable, group_dir, refuse_another_source
+from aqueduck.sync.prepare import PreparedGroup
+from aqueduck.sync.slot_history import refuse_another_source
 from aqueduck.sync.status import GroupStatus
 from aqueduck.sync.tables.column_versions import ColumnVersions
+from aqueduck.sync.tables.prepare_tables import PreparedTable
 from aqueduck.sync.tables.table_book import TableBook
 from aqueduck.sync.watching.probe import Proof
 
@@ -87,9 +88,6 @@ class GroupRunner:
         """Called after each batch, where traces are wanted."""
         self.book = TableBook(self.status, lake, commit_lock, self.directory)
         self.book.begin(ready.tables, ready.refused)
-        for oid, state in self.states.items():
-            if state.ready:  # a crash may have come between its copy's commit and the end of its journal
-                forget_journal(self.directory, oid)
         self.versions = ColumnVersions(config.source.dsn, self.book)
         writer = FoldTaskWriter(
             self.group.name,

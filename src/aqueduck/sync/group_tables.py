@@ -26,7 +26,8 @@ from aqueduck.postgres.session.server import flushed_position, settled_position
 from aqueduck.sync.control import Parting
 from aqueduck.sync.copying.copy_journal import forget_journal
 from aqueduck.sync.group import GroupRunner
-from aqueduck.sync.prepare import describe_tables, prepare_tables, publish, refuse_recreated
+from aqueduck.sync.publishing import publish
+from aqueduck.sync.tables.prepare_tables import describe_tables, prepare_tables, refuse_recreated
 from aqueduck.sync.tables.table_options import is_other, known_projections
 
 __all__ = ["add_tables", "follow_name", "leave_table", "remove_tables"]

@@ -21,7 +21,7 @@ from typing import Any
 
 import structlog
 
-from aqueduck.config.sync import SyncConfig
+from aqueduck.config.sync import SyncConfig, group_dir
 from aqueduck.lake.ledger.parking import remove_parking_orphans
 from aqueduck.lake.ledger.progress import progress_table
 from aqueduck.lake.session.catalog import LakeSession, open_lake
@@ -51,7 +51,7 @@ from aqueduck.sync.group import GroupRunner
 from aqueduck.sync.maintain import Maintainer
 from aqueduck.sync.observe import observe_tables
 from aqueduck.sync.overview import SyncOverviews
-from aqueduck.sync.prepare import PreparedGroup, group_dir, prepare_group
+from aqueduck.sync.prepare import PreparedGroup, prepare_group
 from aqueduck.sync.reconcile import Reconciler, switch_tables
 from aqueduck.sync.status import GroupStatus
 from aqueduck.sync.verify_schedule import subject, sync_verdicts, sync_verifier

@@ -38,9 +38,9 @@ from aqueduck.postgres.publications.slots import create_slot
 from aqueduck.spark.query.copy_job import CopyJob
 from aqueduck.sync.copying.copies import Copier
 from aqueduck.sync.copying.copy_reader import CopyJobs, CopySettings
-from aqueduck.sync.prepare import PreparedTable
 from aqueduck.sync.status import GroupStatus
 from aqueduck.sync.tables.column_versions import ColumnVersions
+from aqueduck.sync.tables.prepare_tables import PreparedTable
 from aqueduck.sync.tables.table_book import TableBook
 from tests.fix_postgres import Database, wait_until
 

@@ -18,8 +18,8 @@ from aqueduck.model.batches import plan_fold_tasks
 from aqueduck.model.changes import SegmentRef
 from aqueduck.model.errors import LakeWriteError, TableDisabledError, TableMissingError
 from aqueduck.model.schema import Column, TableName, TableSchema
-from aqueduck.sync.prepare import PreparedTable
 from aqueduck.sync.status import GroupStatus
+from aqueduck.sync.tables.prepare_tables import PreparedTable
 from aqueduck.sync.tables.table_book import TableBook
 
 SCHEMA = TableSchema(1, "public", "t", (Column("id", 23, -1, "int4"),), ("id",), "d")

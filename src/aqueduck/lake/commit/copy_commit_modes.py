@@ -3,7 +3,7 @@ Prepare a target for a finished copy, by mode: delete, end or keep the rows that
 
 A first copy is added as files, in every mode.  A later copy of the same table must not lose rows: `append` logs a
 `resync` event and keeps all rows, `history` ends only versions that the copy does not confirm, and `soft_delete` marks
-rows that the copy lacks.  This runs in the transaction of `copy_commit`.  `prepare_copy` and `can_resume` run before the
+rows that the copy lacks.  This runs in the transaction of `copy_commit`.  `prepare_copy` and `can_go_on` run before the
 copy is read.
 """
 

@@ -26,8 +26,9 @@ from aqueduck.model.changes import SegmentRef
 from aqueduck.model.errors import AqueduckError, CopyDisturbedError, TableDisabledError
 from aqueduck.model.schema import TableName
 from aqueduck.state_files.files import write_skips, write_tables
-from aqueduck.sync.prepare import PreparedTable
+from aqueduck.sync.copying.copy_journal import forget_journal
 from aqueduck.sync.status import GroupStatus, Parked, RequestsDone, TableCounts
+from aqueduck.sync.tables.prepare_tables import PreparedTable
 
 __all__ = ["TableBook"]
 
@@ -84,9 +85,13 @@ class TableBook:
         self.status.tables.update((oid, TableCounts()) for oid in tables)
 
     def _as_found(self, state: TableState) -> TableState:
-        """A crash may have come before a state of ours was written, after which changes were parked."""
-        if not state.ready or state.oid not in self.parked:
+        if not state.ready:
             return state
+        # A crash may have come between its copy's commit and the end of its journal.
+        forget_journal(self.directory, state.oid)
+        if state.oid not in self.parked:
+            return state
+        # Or before a state of ours was written, after which changes were parked.
         why = CopyDisturbedError("parked changes are still to be applied", table=state.source)
         return replace(state, ready=False, error=str(why))
 

@@ -40,7 +40,7 @@ from aqueduck.postgres.session.server import flushed_position
 from aqueduck.state_files.files import SlotMark, note_slot
 from aqueduck.sync.group import GroupRunner
 from aqueduck.sync.group_tables import leave_table
-from aqueduck.sync.prepare import publish
+from aqueduck.sync.publishing import publish
 from aqueduck.sync.watching.probe import Probe, Reading
 
 __all__ = ["SourceWatch"]

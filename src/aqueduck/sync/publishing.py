@@ -1,0 +1,86 @@
+"""A group's publication and slot at the source: which of them are ours, and what the publication sends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg
+
+from aqueduck.config.sync import GroupConfig
+from aqueduck.model.schema import TableSchema
+from aqueduck.postgres.publications.ownership import Ownership, read_ownership, refuse_foreign_publication
+from aqueduck.postgres.publications.publications import (
+    drop_publication,
+    ensure_publication,
+    publishes_exactly,
+)
+from aqueduck.postgres.publications.published import publication_exists, refuse_narrowed
+from aqueduck.postgres.publications.slots import drop_slot, slot_info
+
+__all__ = ["Owned", "owned_parts", "ownership_after", "publish", "undo_on_failure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """Whether we may read the slot and change the publication: they are ours, or do not exist yet."""
+
+    slot: bool
+    publication: bool
+
+
+def owned_parts(
+    conn: psycopg.Connection[Any], group: GroupConfig, owned: Ownership | None, *, adopt: bool, filled: bool
+) -> Owned:
+    """A lake that was `filled` says that they were in use, where no registry says more: also one that was made anew since."""
+    slot, publication = (None, None) if owned is None else (owned.slot, owned.publication)
+    given = adopt or (owned is not None and owned.adopt) or (filled and slot is None)
+    return Owned(
+        given or slot == group.slot_name or slot_info(conn, group.slot_name) is None,
+        given or publication == group.publication or not publication_exists(conn, group.publication),
+    )
+
+
+def ownership_after(group: GroupConfig, owned: Ownership | None, owns: Owned) -> Ownership | None:
+    """What the registry says afterwards; a publication that only happens to fit stays with who made it."""
+    if owned is None:
+        return None
+    made = group.publication if owns.publication and not group.users_publication else owned.publication
+    return replace(owned, slot=group.slot_name, publication=made)
+
+
+def publish(
+    conn: psycopg.Connection[Any],
+    group: GroupConfig,
+    tables: Sequence[TableSchema],
+    *,
+    ours: bool | None = None,
+) -> None:
+    """Have the group's publication send these tables; one that is not ours sends what it sends."""
+    if group.users_publication:
+        refuse_narrowed(conn, group.publication, group.plugin)
+        return
+    if ours is None:
+        owned = read_ownership(conn, group.name)
+        ours = owned is None or owned.publication == group.publication
+    exists = publication_exists(conn, group.publication)
+    if exists and not ours and not publishes_exactly(conn, group.publication, tables):
+        refuse_foreign_publication(group.publication)
+    ensure_publication(conn, group.publication, tables)
+
+
+@contextlib.contextmanager
+def undo_on_failure(conn: psycopg.Connection[Any], group: GroupConfig) -> Iterator[None]:
+    """Whatever was not there before is not there after a failure."""
+    had_slot = slot_info(conn, group.slot_name) is not None
+    had_publication = publication_exists(conn, group.publication)
+    try:
+        yield
+    except BaseException:
+        if not had_slot:
+            drop_slot(conn, group.slot_name)
+        if not had_publication:
+            drop_publication(conn, group.publication)
+        raise

@@ -1,0 +1,87 @@
+"""Whether a group may go on at the position that the lake has: its slot is there, and the server's past has that position."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from aqueduck.config.sync import GroupConfig, SyncConfig, group_dir
+from aqueduck.lake.ledger.progress import Position, lake_mark
+from aqueduck.lake.session.catalog import LakeSession
+from aqueduck.model.errors import AqueduckError, SlotLostError
+from aqueduck.postgres.publications.slots import SlotInfo, check_slot, slot_info
+from aqueduck.postgres.session.connection import connect
+from aqueduck.postgres.session.history import KnownPast, refuse_another_history
+from aqueduck.postgres.session.server import ServerInfo, read_server
+from aqueduck.state_files.files import Confirmation, note_confirmation, read_confirmation, read_slot
+
+__all__ = ["lost_slot", "note_trusted", "refuse_another_source"]
+
+
+def lost_slot(
+    conn: psycopg.Connection[Any],
+    config: SyncConfig,
+    group: GroupConfig,
+    lake: LakeSession | None,
+    stored: Position | None,
+    server: ServerInfo,
+    trust_slot: bool = False,
+) -> AqueduckError | None:
+    """Why the slot cannot be read from the lake's position on, if it cannot; other conflicts are raised."""
+    note = group_dir(config, group) / "confirmed"
+    try:
+        info = slot_info(conn, group.slot_name)
+        if stored is not None:
+            _check_same_history(conn, config, group, stored, server, info)
+        check_slot(
+            info,
+            name=group.slot_name,
+            database=server.database,
+            position=None if stored is None else stored.position,
+            lake="" if lake is None else lake_mark(lake, group.name),
+            noted=read_confirmation(note),
+            trusted=trust_slot,
+            plugin=group.plugin,
+        )
+    except SlotLostError as exc:
+        return exc
+    return None
+
+
+def note_trusted(
+    conn: psycopg.Connection[Any], group: GroupConfig, note: Path, stored: Position, lake: str
+) -> None:
+    """Where the slot stands is as good as noted by ourselves: the capture looks at it again."""
+    info = slot_info(conn, group.slot_name)
+    stands = None if info is None else info.confirmed_flush_lsn
+    if stands is not None and stands > stored.position:
+        note_confirmation(note, Confirmation(stands, stored.position, lake))
+
+
+def refuse_another_source(config: SyncConfig, group: GroupConfig, stored: Position) -> int:
+    """Raise `SlotLostError` if the server is not one that the lake was filled from; returns its timeline."""
+    with connect(config.source.dsn) as conn:
+        server = read_server(conn)
+        _check_same_history(conn, config, group, stored, server, slot_info(conn, group.slot_name))
+    return server.timeline
+
+
+def _check_same_history(
+    conn: psycopg.Connection[Any],
+    config: SyncConfig,
+    group: GroupConfig,
+    stored: Position,
+    server: ServerInfo,
+    slot: SlotInfo | None,
+) -> None:
+    """The lake's position must be one of this server's past."""
+    if stored.system_identifier != server.system_identifier:
+        raise SlotLostError(
+            f"the lake's group {group.name} was filled from another PostgreSQL cluster",
+            hint="point source.dsn to that cluster, use another group name or another lake,"
+            " or set on_slot_loss: resync to copy all tables from this one",
+        )
+    known = KnownPast(stored.position, stored.timeline, read_slot(group_dir(config, group) / "slot"))
+    refuse_another_history(conn, config.source.dsn, known, server, slot)
