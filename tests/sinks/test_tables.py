@@ -253,7 +253,7 @@ def test_check_probes_a_table_and_makes_nothing(db: Database, flow_of: FlowOf) -
     """P-E07: will it be made, can it take events, may the role write it."""
     db.execute(SHOP)
     flow = flow_of(sink=sink_of("postgres"))
-    assert checked(flow)["sink"] == (True, "log.events will be made")
+    assert checked(flow)["sink"] == (True, "log.events will be created")
     assert db.query("select from pg_namespace where nspname = 'log'") == []
     assert flow.once() == 0, flow.log()
     assert checked(flow)["sink"] == (True, "log.events can take events")

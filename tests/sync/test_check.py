@@ -443,5 +443,5 @@ def test_a_state_directory_that_cannot_be_written_is_reported(pg: EmbeddedPostgr
     (tmp_path / "file").touch()
     config = config_for(pg.dsn, tmp_path).model_copy(update={"state_dir": str(tmp_path / "file" / "state")})
     assert isinstance(failures(config)["state directory"].error, ConfigError)
-    with pytest.raises(ConfigError, match=r"the directory .* cannot be made: not a directory"):
+    with pytest.raises(ConfigError, match=r"the directory .* cannot be created: not a directory"):
         list(prepare(config))

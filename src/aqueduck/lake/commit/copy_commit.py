@@ -1,9 +1,9 @@
 """
-Commit the copy of a table, then what was parked meanwhile, inside one lake transaction.
+Commit a finished copy and then the table's parked changes, in one lake transaction.
 
-A copy that was interrupted has files of several *sessions*, each read under a snapshot of its own.  To
-get from one snapshot to the next, rows whose key was touched in between are removed, and what the next
-session read takes their place: it read every row that has come or changed since, wherever it lies now.
+A copy that was interrupted has files of several *sessions*, each read under its own snapshot.  Between
+two sessions, rows whose key was touched in between are deleted and then replaced by the rows of the next
+session, which read every row that was added or changed since, wherever it is stored now.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from aqueduck.lake.commit.commit import RunPlan, apply_run
-from aqueduck.lake.commit.copy_commit_modes import SessionFiles, copied_keys, make_way
+from aqueduck.lake.commit.copy_commit_modes import SessionFiles, clear_for_copy, copied_keys
 from aqueduck.lake.fold.projected import change_view
 from aqueduck.lake.fold.segments import Scans, columns_of, read_batches
 from aqueduck.lake.ledger.parking import forget_parked
@@ -45,11 +45,11 @@ def commit_copy(
     target_uuid: str | None = None,
 ) -> TableState:
     """
-    Inside a transaction: fill the target; returns the state that is to be written then.
+    Inside a transaction: fill the target; returns the state to write.
 
-    `target_uuid` is that which the target must have if it is there now: see `check_place`.
-    The lake must have (parked) every change that was committed before the last session's position,
-    if there are several, or if that moment is more than a position.
+    An existing target must have `target_uuid`: see `check_place`.  If there are several sessions, or if the last
+    one's moment is not only a position, the lake must have (parked) every change that was committed before the last
+    session's position.
     """
     moment = sessions[-1].moment
     for segment in parked:
@@ -66,7 +66,7 @@ def commit_copy(
         if filled.mode.plain:
             if empty_target(session, filled.target, schema):
                 filled = replace(filled, target_uuid=None)
-        elif not make_way(session, group, filled, parked, sessions):
+        elif not clear_for_copy(session, group, filled, parked, sessions):
             return replay_parked(session, group, filled, parked, moment=moment)
         for before, now in zip([None, *sessions], sessions, strict=False):
             if before is not None:
@@ -86,10 +86,10 @@ def replay_parked(
     moment: Moment | None = None,
 ) -> TableState:
     """
-    Inside a transaction: apply what was parked after the copy.
+    Inside a transaction: apply the parked changes that the copy does not show.
 
-    `moment` is what the copy shows, by default everything before its position.  Returns the state that is to be
-    written then, with the columns that the target has.
+    `moment` defines what the copy shows, by default everything before its position.  Returns the state to write, with
+    the columns that the target has.
     """
     current = ready.schema
     shown = moment or Moment(ready.copy_position)
@@ -111,7 +111,7 @@ def replay_parked(
 
 
 def _has_unseen(segment: SegmentRef, moment: Moment) -> bool:
-    """Whether a segment has changes that a copy does not have."""
+    """Whether a segment has changes that a copy lacks."""
     if moment.shows_all(segment):
         return False
     if segment.kind == "truncate" or moment.xmax is None:
@@ -127,12 +127,12 @@ def _remove_touched(
     since: Moment,
     before: Moment,
 ) -> None:
-    """Rows whose key, old or new, appears in a change that was committed in between."""
+    """Delete rows whose key is the old or new key of a change that was committed in between."""
     rows = [s for s in segments if s.kind == "rows"]
     if not rows:
         return
     if any(_keys_differ(columns_of(s), schema) for s in rows):
-        # A journal is void after DDL; this one was made before the change was seen.
+        # DDL makes a copy's journal void; this journal is from before the change was noticed.
         raise LakeBusyError("the table's key changed while it was copied", table=state.target.qualified)
     for version in dict.fromkeys(s.schema_json for s in rows):
         same = [s for s in rows if s.schema_json == version]
@@ -164,7 +164,7 @@ def _keys_differ(one: TableSchema, other: TableSchema) -> bool:
 
 
 def _remove_read(session: LakeSession, state: TableState, schema: TableSchema, paths: Sequence[str]) -> None:
-    """Rows that the next session read again: what it has is newer, or the same."""
+    """Delete rows that the next session read again, because its rows are newer or the same."""
     if not paths:
         return
     delete_keys(session, state.target, schema, copied_keys(schema, paths), own_rows(state.mode))

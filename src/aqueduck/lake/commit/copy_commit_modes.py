@@ -3,7 +3,7 @@ Prepare a target for a finished copy, by mode: delete, end or keep the rows that
 
 A first copy is added as files, in every mode.  A later copy of the same table must not lose rows: `append` logs a
 `resync` event and keeps all rows, `history` ends only versions that the copy does not confirm, and `soft_delete` marks
-rows that the copy lacks.  This runs in the transaction of `copy_commit`.  `prepare_copy` and `can_go_on` run before the
+rows that the copy lacks.  This runs in the transaction of `copy_commit`.  `prepare_copy` and `can_resume` run before the
 copy is read.
 """
 
@@ -29,7 +29,7 @@ from aqueduck.model.errors import CopyDisturbedError, SchemaChangeError
 from aqueduck.model.schema import Column, TableSchema
 from aqueduck.model.visibility import Moment
 
-__all__ = ["SessionFiles", "can_go_on", "copied_keys", "make_way", "prepare_copy"]
+__all__ = ["SessionFiles", "can_resume", "clear_for_copy", "copied_keys", "prepare_copy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,9 @@ def prepare_copy(session: LakeSession, state: TableState, schema: TableSchema) -
             fit_columns(session, state.target, schema, state.mode)
 
 
-def can_go_on(session: LakeSession, state: TableState, schema: TableSchema, *, missing: bool = False) -> bool:
+def can_resume(
+    session: LakeSession, state: TableState, schema: TableSchema, *, missing: bool = False
+) -> bool:
     """
     Whether chunks of an earlier session can be used; `missing` says that the target does not exist yet.
 
@@ -67,7 +69,7 @@ def can_go_on(session: LakeSession, state: TableState, schema: TableSchema, *, m
     return bool(schema.key) and not has_rows(session, state.target, state.mode)
 
 
-def make_way(
+def clear_for_copy(
     session: LakeSession,
     group: str,
     state: TableState,

@@ -1,10 +1,10 @@
 """
-Fold tasks on the lake's side: a Spark task turns each into files, the driver turns all into a plan.
+Fold tasks: a Spark task folds each one into files, and the driver combines all outcomes into a plan.
 
-`FoldTaskWriter` travels to Spark's workers and needs no catalog: it writes Parquet into the directory of
-the target, under a name that tells whose file it is, and keys and patches into the stage beside the
-segments.  Where it does not, its outcome says why, and the driver folds.  `plan_batch` puts the fold tasks of
-a batch back together, run by run.
+`FoldTaskWriter` is serialized to Spark's workers and needs no catalog.  It writes Parquet files into the target's
+directory, under names that identify the group, and keys and patches into the stage next to the segments.  If it
+leaves a fold task to the driver, its outcome has the reason, and the driver folds.  `plan_batch` combines the fold
+tasks of a batch, run by run.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ __all__ = [
 ]
 
 TASK_MEMORY = 160_000_000
-COLUMNS_PER_MEGABYTE = 5  # what each column takes in vectors on its way, however few rows there are
+COLUMNS_PER_MEGABYTE = 5  # for the vectors of each column, however few rows there are
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedFiles:
-    """What was made of a fold task; None where there was nothing to write."""
+    """The files that a fold task wrote; a path is None if there was nothing to write."""
 
     data: str | None
     deletes: str | None
@@ -69,12 +69,12 @@ class FoldedFiles:
     rows: int
     ends: str | None = None
     skip_before: int = 0
-    """What was left out; if that is not what should be, the driver folds the segments again."""
+    """The position before which changes were left out; if it is out of date, the driver folds the segments again."""
 
 
 Outcome = FoldedFiles | LeftToDriver
 FoldedTasks = list[tuple[FoldTask, Outcome]]
-"""The fold tasks of a batch, and what became of each."""
+"""The fold tasks of a batch with their outcomes."""
 
 
 def outcome_json(outcome: Outcome) -> str:
@@ -82,28 +82,28 @@ def outcome_json(outcome: Outcome) -> str:
 
 
 def read_outcome(text: str) -> Outcome:
-    """The reverse of `outcome_json`."""
+    """Parse the text of `outcome_json`."""
     found = json.loads(text)
     return LeftToDriver(found) if isinstance(found, str) else FoldedFiles(**found)
 
 
 @dataclass(frozen=True, slots=True)
 class FoldTaskWriter:
-    """Turns fold tasks into files, in a Spark task."""
+    """Folds fold tasks into files, in a Spark task."""
 
     group: str
     run_id: str
     data_path: str
     scratch: str
-    """Where keys and patches go: on storage that workers and driver share, emptied at each start."""
+    """The directory for keys and patches, on storage that workers and driver share; emptied at each start."""
     tables_file: str
-    """A note of the driver: where the files of each table go."""
+    """The driver's state file with the directory of each table's files."""
     skips_file: str
-    """A note of the driver: tables that are not ready or still catch up with their copy."""
+    """The driver's state file with the tables that are not ready or that still catch up with their copy."""
     properties: dict[str, str] = field(default_factory=dict, kw_only=True)
-    """Of the object store where the data path is one; credentials are names of variables."""
+    """Settings of the object store, if the data path is in one; credentials are names of variables."""
     task_memory: int = field(default=TASK_MEMORY, kw_only=True)
-    """What DuckDB may use in a task, in bytes."""
+    """The memory limit of DuckDB in a task, in bytes."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -113,7 +113,7 @@ class FoldTaskWriter:
         return cls(**json.loads(text))
 
     def write(self, task: FoldTask) -> Outcome:
-        """The files, or why the task is left to the driver."""
+        """Fold the task; returns its files, or the reason why it is left to the driver."""
         if task.direct:
             return LeftToDriver.SMALL
         know_store(self.data_path, self.properties)
@@ -139,7 +139,7 @@ class FoldTaskWriter:
         self, task: FoldTask, schema: TableSchema, place: str, skip_before: int, mode: TableMode
     ) -> FoldedFiles:
         first = task.segments[0].first_ord
-        # Each attempt has a name of its own: what a lost or repeated task wrote is never taken for the result.
+        # Each attempt has its own name, so that a file of a lost or repeated task is never taken for the result.
         attempt = uuid.uuid4().hex[:8]
         name = f"{file_prefix(self.group)}{self.run_id}-{task.table_oid}-{first}-{task.bucket}-{attempt}"
         with (
@@ -191,7 +191,11 @@ def _left_for_columns(task: FoldTask, schema: TableSchema, mode: TableMode) -> L
 def task_engine(
     data_path: str, columns: int, task_memory: int = TASK_MEMORY
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """An engine for one task on a table of so many columns; a new one costs 20 ms, an old one keeps its memory."""
+    """
+    An engine for one task on a table with this number of columns.
+
+    A new engine costs 20 ms; a reused one would keep its memory.
+    """
     limit = task_memory + columns // COLUMNS_PER_MEGABYTE * 1_000_000
     con = open_kernel(data_path, threads=1, memory_limit=f"{limit}B")
     try:
@@ -208,13 +212,13 @@ def _write(con: duckdb.DuckDBPyConnection, query: str, path: str, schema: TableS
 
 
 def skips_of(states: Iterable[TableState], position: int) -> dict[int, int | None]:
-    """For the note `skips`: tables that are not ready, or have changes to leave out after `position`."""
+    """The content of the state file `skips`: tables that are not ready, or with changes after `position` to leave out."""
     skips = {s.oid: s.skip_before(position) if s.ready else None for s in states}
     return {oid: skip for oid, skip in skips.items() if skip != 0}
 
 
 def remove_scratch(tasks: FoldedTasks) -> None:
-    """Keys and patches that tasks left for a commit, after it."""
+    """Remove the keys and patches that tasks wrote for a commit, after the commit."""
     for _, files in tasks:
         for path in (files.deletes, files.patches, files.ends) if isinstance(files, FoldedFiles) else ():
             if path is not None:
@@ -222,7 +226,7 @@ def remove_scratch(tasks: FoldedTasks) -> None:
 
 
 def segments_to_park(tasks: FoldedTasks, states: Mapping[int, TableState]) -> list[SegmentRef]:
-    """Segments of the tables that are not ready, in order, each once."""
+    """The segments of tables that are not ready, in order, each once."""
     found = {}
     for task, _ in tasks:
         if not states[task.table_oid].ready:
@@ -232,7 +236,7 @@ def segments_to_park(tasks: FoldedTasks, states: Mapping[int, TableState]) -> li
 
 
 def settled(tasks: FoldedTasks, states: Mapping[int, TableState], position: int) -> FoldedTasks:
-    """The outcomes as they count for a batch that begins at `position`: files may have been written for other states."""
+    """The outcomes that are valid for a batch that begins at `position`: files may have been written for other states."""
     return [(task, _settled(outcome, states[task.table_oid], position)) for task, outcome in tasks]
 
 
@@ -254,10 +258,10 @@ def plan_batch(
     version: Callable[[SegmentRef], TableSchema] = columns_of,
 ) -> BatchPlan:
     """
-    One batch as a plan: ready tables with their runs in order, and for each its segments or its files.
+    Plan one batch: the ready tables with their runs in order, and the segments or files of each run.
 
-    `before` is where the batch begins; `parked` are the segments of the other tables, already in the
-    parking; `version` tells the columns of a segment.
+    `before` is the position at which the batch begins; `parked` are the segments of the other tables, already copied to
+    the parking directory; `version` returns the columns of a segment.
     """
     tables: dict[int, dict[int, FoldedTasks]] = {}
     for task, outcome in settled(tasks, states, before):
@@ -282,7 +286,7 @@ def _table(
 ) -> TablePlan:
     skip_before = state.skip_before(before)
     copied = Moment(skip_before)
-    # What the copy has is left out with its columns: those that the copy brought are newer.
+    # Runs that the copy includes are left out with their columns, because the copy's columns are newer.
     left = [run for run in runs if not all(copied.shows_all(s) for task, _ in run for s in task.segments)]
     plans = tuple(_run(p, version) for p in left)
     return TablePlan(state.oid, state.target, plans, skip_before, state.schema, state.mode, state.target_uuid)

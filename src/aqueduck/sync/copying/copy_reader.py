@@ -14,7 +14,7 @@ from datetime import datetime
 import structlog
 
 from aqueduck.lake.commit.commit import transact
-from aqueduck.lake.commit.copy_commit_modes import can_go_on, prepare_copy
+from aqueduck.lake.commit.copy_commit_modes import can_resume, prepare_copy
 from aqueduck.lake.commit.copy_files import ChunkFile
 from aqueduck.lake.fold.fold_tasks import TASK_MEMORY
 from aqueduck.lake.ledger.table_states import TableState
@@ -143,7 +143,7 @@ class CopyReader:
             beside = {
                 state.oid
                 for state, schema, _ in planned
-                if not can_go_on(self.book.lake, state, schema, missing=directories.of(state.target) is None)
+                if not can_resume(self.book.lake, state, schema, missing=directories.of(state.target) is None)
             }
         for oid in beside:
             forget_journal(self.book.directory, oid)
