@@ -27,7 +27,7 @@ from aqueduck.events.service import EventsService
 from aqueduck.model.event_parts import piece_stretches, plan_pieces
 from aqueduck.model.schema import parse_lsn
 from aqueduck.postgres.capture.capture_settings import CaptureSettings
-from aqueduck.postgres.capture.events_capture import EventsCapture, EventsSettings, EventsStage
+from aqueduck.postgres.capture.events_capture import EventsSettings, EventsStage, events_capture
 from aqueduck.postgres.publications.slots import create_slot
 from tests.fix_postgres import Database, wait_until
 from tests.fix_service import START_SECONDS, passing
@@ -63,7 +63,7 @@ class Watched:
             directory / "stage", segment_bytes=segment_bytes, bytes_max=1 << 30, position=position,
             max_messages=self.settings.max_messages, max_staged_records=self.settings.max_staged_records,
         )  # fmt: skip
-        self.capture = EventsCapture(self.settings, self.stage)
+        self.capture = events_capture(self.settings, self.stage)
         self.capture.start()
         self._after = 0
 

@@ -230,15 +230,52 @@ def test_every_module_says_what_lives_in_it(module: Path) -> None:
     assert not tree.body or ast.get_docstring(tree)
 
 
+def classes() -> dict[str, tuple[set[str], set[str]]]:
+    """Our classes, by name: their bases, and the methods that they define."""
+    found: dict[str, tuple[set[str], set[str]]] = {}
+    for module in MODULES:
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                named = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+                bases, methods = found.setdefault(node.name, (set(), set()))
+                bases.update(base.id for base in named if isinstance(base, ast.Name))
+                methods.update(
+                    n.name for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+                )
+    return found
+
+
+def overridden(name: str, known: dict[str, tuple[set[str], set[str]]]) -> set[str]:
+    """Private methods of a class that a class above it has, too."""
+    bases, methods = known[name]
+    above: set[str] = set()
+    waiting = list(bases & known.keys())
+    while waiting:
+        base = waiting.pop()
+        above |= known[base][1]
+        waiting += known[base][0] & known.keys()
+    return {m for m in methods & above if m.startswith("_") and not m.endswith("__")}
+
+
+def test_no_class_overrides_a_private_method() -> None:
+    """What varies is passed in, as a function or an object: a reader of the base class sees where it calls something else."""
+    known = classes()
+    assert {"Stage", "CdcStage"} <= known.keys(), "the classes are found"
+    assert {name: found for name in known if (found := overridden(name, known))} == {}
+
+
 def test_every_error_code_has_its_heading() -> None:
     """Whoever meets a code finds what it means and what to do."""
     assert sorted(headings("errors.md")) == sorted(error_codes())
 
 
 def test_every_error_is_drawn_in_the_tree() -> None:
-    """The docstring of errors.py shows each class with its code."""
+    """The docstring of `model.errors` shows each class with its code."""
     docstring = (
-        ast.get_docstring(ast.parse((PACKAGE / "model" / "errors.py").read_text(encoding="utf-8"))) or ""
+        ast.get_docstring(
+            ast.parse((PACKAGE / "model" / "errors" / "__init__.py").read_text(encoding="utf-8"))
+        )
+        or ""
     )
     for code, cls in error_codes().items():
         assert re.search(rf"\b{cls.__name__} +{re.escape(code)}\b", docstring), cls.__name__

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psycopg
 import pytest
 
 from aqueduck.envelopes.json_events import stretch_lines
@@ -18,10 +20,12 @@ from aqueduck.model.errors import (
     TransactionTooLargeError,
 )
 from aqueduck.model.event_parts import piece_stretches, plan_pieces
+from aqueduck.postgres.capture.announced_tables import AnnouncedTables
 from aqueduck.postgres.capture.capture_settings import CaptureSettings
-from aqueduck.postgres.capture.events_capture import EventsCapture, EventsDecoder, EventsSettings, EventsStage
+from aqueduck.postgres.capture.events_capture import EventsSettings, EventsStage, events_capture
+from aqueduck.postgres.decode.decoder import Decoder, commit_after, last_commit
 from aqueduck.postgres.decode.pgoutput import Bytes
-from aqueduck.postgres.publications.published import Newcomer
+from aqueduck.postgres.publications.published import Newcomer, newcomers
 from tests.fix_events import Watched
 from tests.fix_postgres import Database, wait_until
 from tests.pgoutput_encoder import EncodedTable, begin, commit, frame, insert, relation
@@ -61,7 +65,7 @@ def captured(directory: Path, *frames: bytes) -> tuple[EventsStage, Script, Aque
     capture = CaptureSettings(dsn="", slot="s", publication="p", position=1, directory=str(directory))
     stage = EventsStage(directory / "stage", segment_bytes=1 << 20, bytes_max=1 << 30, position=1)
     script = Script(*frames)
-    thread = EventsCapture(EventsSettings(capture), stage, start=lambda _: script)
+    thread = events_capture(EventsSettings(capture), stage, start=lambda _: script)
     thread.start()
     wait_until(lambda: not thread.is_alive(), "the capture ends", 60)
     with pytest.raises(AqueduckError) as error:
@@ -120,7 +124,7 @@ def test_commits_one_by_one_hold_what_commits_together_hold() -> None:
     ).copy()  # fmt: skip
 
     def runs(every_commit: bool) -> list[object]:
-        decoder = EventsDecoder({}, rows_step=0 if every_commit else None)
+        decoder = Decoder(AnnouncedTables({}), commits=commit_after(0) if every_commit else last_commit)
         found, used, _ = decoder.decode(frames, frames.size)
         assert used == frames.size
         return [getattr(run, "position", None) or run.batch.column("n0").to_pylist() for run in found]  # type: ignore[union-attr]
@@ -209,13 +213,14 @@ def test_a_table_that_joins_with_a_full_identity_has_its_key(
 ) -> None:
     """P-E10: the stream does not tell the key of such a table; the catalog is asked, once for all that joined together."""
     looks: list[Sequence[int]] = []
-    asked = EventsCapture._newcomers
 
-    def counted(capture: EventsCapture, known: Sequence[int]) -> Mapping[int, Newcomer]:
+    def counted(
+        conn: psycopg.Connection[Any], publication: str, known: Sequence[int]
+    ) -> Mapping[int, Newcomer]:
         looks.append(known)
-        return asked(capture, known)
+        return newcomers(conn, publication, known)
 
-    monkeypatch.setattr(EventsCapture, "_newcomers", counted)
+    monkeypatch.setattr("aqueduck.postgres.capture.events_capture.newcomers", counted)
     watched = watch(db)
     db.execute(";".join([*(FULL.format(f"t{n}") for n in range(5)), "create table none (v text)"]))
     db.execute("alter table none replica identity full")

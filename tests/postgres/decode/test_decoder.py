@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from aqueduck.model.errors import ProtocolError
 from aqueduck.model.schema import Column, TableSchema
 from aqueduck.postgres.decode.decoder import Commit, Decoder, Rows, Run, Truncate
+from aqueduck.postgres.decode.stream_tables import GivenTables
 from tests import pgoutput_encoder as encode
 from tests.pgoutput_encoder import UNCHANGED, EncodedTable
 
@@ -30,7 +31,7 @@ def described(table: EncodedTable, key: tuple[str, ...] = ("id",)) -> TableSchem
 
 
 def new_decoder() -> Decoder:
-    return Decoder({t.oid: described(t) for t in (ORDERS, ORDERS_FULL)})
+    return Decoder(GivenTables({t.oid: described(t) for t in (ORDERS, ORDERS_FULL)}))
 
 
 def decode(decoder: Decoder, *frames: bytes) -> list[Run]:
@@ -95,19 +96,19 @@ def test_a_transaction_may_span_buffers() -> None:
 
 def test_other_tables_are_wanted_on_the_way() -> None:
     """Also in the middle of a transaction, and without a new description: one comes, one goes, one stays as it was."""
-    decoder = Decoder({ORDERS.oid: described(ORDERS)})
+    decoder = Decoder(GivenTables({ORDERS.oid: described(ORDERS)}))
     extra = EncodedTable(16_409, "public", "extra", "d", ORDERS.columns)
     one_each = [encode.insert(table.oid, ["1", "a", None]) for table in (ORDERS, ORDERS_FULL, extra)]
     relations = [encode.relation(table) for table in (ORDERS, ORDERS_FULL, extra)]
     runs = decode(decoder, encode.begin(100, 5, 7), *relations, *one_each)
     assert [r.layout.table.name for r in runs if isinstance(r, Rows)] == ["orders"]
-    decoder.know({t.oid: described(t) for t in (ORDERS, ORDERS_FULL)})
+    decoder.know(GivenTables({t.oid: described(t) for t in (ORDERS, ORDERS_FULL)}))
     runs = decode(decoder, *one_each)
     assert [(r.layout.table.name, r.layout.version) for r in runs if isinstance(r, Rows)] == [
         ("orders", 0),
         ("full", 3),
     ]
-    decoder.know({ORDERS_FULL.oid: described(ORDERS_FULL)})
+    decoder.know(GivenTables({ORDERS_FULL.oid: described(ORDERS_FULL)}))
     runs = decode(decoder, *one_each, encode.commit(100, 120, 5))
     assert [r.layout.table.name for r in runs if isinstance(r, Rows)] == ["full"]
 
@@ -201,7 +202,7 @@ def test_what_the_catalog_knows_holds_until_the_stream_tells_of_another_type(
 ) -> None:
     """P-S12: facts about domains and arrays survive a Relation message that agrees, and no change of a type is missed."""
     table = EncodedTable(16_402, "public", "t", "d", (("x", True, *sent),))
-    decoder = Decoder({16_402: TableSchema(16_402, "public", "t", (described_as,), ("x",), "d")})
+    decoder = Decoder(GivenTables({16_402: TableSchema(16_402, "public", "t", (described_as,), ("x",), "d")}))
     (rows,) = (
         r
         for r in decode(decoder, *transaction(encode.relation(table), encode.insert(16_402, ["1"])))

@@ -16,6 +16,7 @@ from aqueduck.model.errors import ProtocolError
 from aqueduck.model.schema import Column, TableSchema
 from aqueduck.postgres.capture.stage import Stage
 from aqueduck.postgres.decode.decoder import Commit, Decoder
+from aqueduck.postgres.decode.stream_tables import GivenTables
 from tests import pgoutput_encoder as encode
 from tests.pgoutput_encoder import EncodedTable
 
@@ -34,7 +35,7 @@ class Staged:
     """A decoder and a stage in a row, and what comes out of them."""
 
     def __init__(self, directory: Path, *, segment_bytes: int = 1, **keywords: Any) -> None:
-        self.decoder = Decoder({t.oid: described(t) for t in (T, U)}, streams=True, **keywords)
+        self.decoder = Decoder(GivenTables({t.oid: described(t) for t in (T, U)}, **keywords), streams=True)
         self.stage = Stage(directory, segment_bytes=segment_bytes, bytes_max=1 << 30, position=0)
         self.directory = directory
 
@@ -209,10 +210,10 @@ def test_a_table_is_known_that_only_a_streamed_transaction_described(tmp_path: P
     )
     known = {t.oid: described(t) for t in (T, U, UNKNOWN)}
     if "before" in added:
-        staged.decoder.know(known)
+        staged.decoder.know(GivenTables(known))
     staged.take(encode.stream_commit(700, 200, 210, TIME), encode.stream_commit(600, 220, 230, TIME))
     if "after" in added:
-        staged.decoder.know(known)
+        staged.decoder.know(GivenTables(known))
     staged.take(encode.begin(300, TIME, 702), row(1, UNKNOWN), encode.commit(300, 310, TIME))
     assert [c[-1] for c in staged.changes()] == ["1"]
 
@@ -223,7 +224,7 @@ def test_a_table_goes_while_a_transaction_streams_it(tmp_path: Path) -> None:
     own_type = EncodedTable(T.oid, "public", "t", "d", (*T.columns, ("m", False, 90_000, -1)))
     brought = encode.insert(T.oid, ["1", "x", "y"])
     staged.take(block(700, (700, encode.relation(own_type)), (700, brought), first=True))
-    staged.decoder.know({U.oid: described(U)})
+    staged.decoder.know(GivenTables({U.oid: described(U)}))
     staged.take(
         block(700, (700, brought), (700, encode.relation(U)), (700, row(2, U))),
         encode.stream_commit(700, 200, 210, TIME),

@@ -18,6 +18,7 @@ from aqueduck.model.errors import ProtocolError
 from aqueduck.model.schema import Column, TableName, TableSchema, parse_lsn
 from aqueduck.postgres.decode import text_kernels as kernels
 from aqueduck.postgres.decode.decoder import Commit, Decoder, Rows, Truncate
+from aqueduck.postgres.decode.stream_tables import GivenTables
 from aqueduck.postgres.decode.text_rows import TextRows
 from tests.fix_events import Watched
 from tests.fix_postgres import Database
@@ -158,7 +159,7 @@ def test_lines_become_messages_that_the_decoder_reads(tmp_path: object) -> None:
     assert (used, found, other) == (raw.size, [], False)
     stream = np.concatenate(list(rows.end(1000)))
     assert rows.position == 1000
-    runs = Decoder({7: TABLE}).decode(stream.copy(), stream.size)[0]
+    runs = Decoder(GivenTables({7: TABLE})).decode(stream.copy(), stream.size)[0]
     batches = [run.batch for run in runs if isinstance(run, Rows)]
     got = [
         row

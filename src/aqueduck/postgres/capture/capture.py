@@ -18,27 +18,21 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
 from aqueduck.model.errors import (
     AqueduckError,
-    ConfigError,
     ConnectionLostError,
-    PublicationError,
     SlotActiveError,
     SlotLostError,
     SourceQueryError,
     SourceUnreachableError,
-    TableMissingError,
 )
 from aqueduck.model.retries import doubling, retried
-from aqueduck.model.schema import Column, TableSchema
 from aqueduck.postgres.capture.capture_settings import CaptureSettings
-from aqueduck.postgres.capture.readers import open_reader
+from aqueduck.postgres.capture.slot_use import GroupUse, SlotUse
 from aqueduck.postgres.capture.stage import Stage
-from aqueduck.postgres.catalog.tables import describe_oid, has_key, resolve_type
 from aqueduck.postgres.decode.decoder import Commit, Decoder, warm_up
 from aqueduck.postgres.publications.slots import SlotInfo, check_slot, slot_info
 from aqueduck.postgres.session.connection import connect
@@ -48,10 +42,8 @@ from aqueduck.postgres.session.wire import READ_BYTES, ReplicationStream, other_
 from aqueduck.state_files.files import (
     Confirmation,
     note_confirmation,
-    note_mark,
     read_confirmation,
     read_note,
-    read_tables,
     write_note,
 )
 
@@ -87,12 +79,13 @@ class Silence:
 
 
 class Capture(threading.Thread):
-    """Reads one slot into one stage."""
+    """Reads one slot into one stage; without a `use` of its own, for a group."""
 
-    def __init__(self, settings: CaptureSettings, stage: Stage) -> None:
+    def __init__(self, settings: CaptureSettings, stage: Stage, use: SlotUse | None = None) -> None:
         super().__init__(name=f"capture-{settings.slot}", daemon=True)
         self._settings = settings
         self._stage = stage
+        self._use = use or GroupUse(settings)
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
         self._buf = np.empty(2 * READ_BYTES, np.uint8)
@@ -113,7 +106,6 @@ class Capture(threading.Thread):
         self._ask_reply = False
         self._reported_at = 0.0
         self._durable_asked_at = 0.0
-        self._tables_mark: tuple[int, int, int] | None = None
 
     # -- for the planner
 
@@ -187,7 +179,9 @@ class Capture(threading.Thread):
         """One reader, until we stop, are held, it has nothing more, or it fails."""
         # Also after what held nothing for us, or a reader that ends there would begin there again.
         stream = self._acquire(max(self._committed, self._confirmed, self._seen))
-        decoder = self._new_decoder()
+        decoder = self._use.decoder(
+            first_ord=self._next_ord, first_version=self._next_version, in_progress=self._in_progress
+        )
         try:
             if self._settings.timeline:
                 self._refuse_another()
@@ -197,60 +191,14 @@ class Capture(threading.Thread):
             self._stage.abandon_open()
             stream.close()
 
-    def _open(self, position: int) -> ReplicationStream:
-        return open_reader(self._settings, position, in_progress=self._in_progress)
-
-    def _new_decoder(self) -> Decoder:
-        return Decoder(
-            self._tables(),
-            first_ord=self._next_ord,
-            first_version=self._next_version,
-            resolve=self._resolve,
-            keyed=self._keyed,
-            settle=self._settle,
-            streams=self._in_progress,
-        )
-
-    def _tables(self) -> dict[int, TableSchema]:
-        path = self._settings.tables_path
-        self._tables_mark = note_mark(path)  # first: if another note comes meanwhile, that is read once more
-        return {oid: schema for oid, (schema, _) in read_tables(path).items()}
-
-    def _look_at_tables(self, decoder: Decoder) -> None:
-        """
-        Tables come and go while we read.
-
-        We look between filling a buffer and decoding it, so all that was committed after a note was written is decoded with it.
-        That is what the driver counts on: it writes the note before a table is published, and before the snapshot of
-        its copy is taken.  What may be decoded without it (transactions that had committed, and those that were streamed before
-        their end, for which such a snapshot waits) is in the copy.
-        """
-        if self._tables_mark is not None and self._tables_mark != note_mark(self._settings.tables_path):
-            decoder.know(self._tables())
-
-    def _resolve(self, column: Column) -> Column:
-        with connect(self._settings.dsn) as conn:
-            return resolve_type(conn, column)
-
-    def _keyed(self, table: TableSchema) -> bool:
-        with connect(self._settings.dsn) as conn:
-            return has_key(conn, table.oid, table.key)
-
-    def _settle(self, table: TableSchema) -> TableSchema:
-        """A version of a table with a projection: what the catalog says of it, if that still has these columns."""
-        with connect(self._settings.dsn) as conn:
-            try:
-                now = describe_oid(conn, table.oid, need_key=False, projection=table.projection)
-            except (TableMissingError, PublicationError, ConfigError):  # it is not like this any more
-                now = None
-        settled = table.settled(now)
-        # A publication of others may have another row filter by now.
-        return settled if now is None else replace(settled, projection=now.projection)
-
     def _acquire(self, position: int) -> ReplicationStream:
         """The slot may still belong to a connection that is going away: wait for it, within bounds."""
         delays = doubling(0.25, 4.0, times=self._settings.slot_retries)
-        return retried(lambda: self._open(position), delays, self._stopping.wait, on=SlotActiveError)
+
+        def opened() -> ReplicationStream:
+            return self._use.open(position, in_progress=self._in_progress)
+
+        return retried(opened, delays, self._stopping.wait, on=SlotActiveError)
 
     def _refuse_another(self) -> None:
         """
@@ -369,7 +317,7 @@ class Capture(threading.Thread):
 
     def _decode(self, decoder: Decoder) -> None:
         began = time.monotonic()
-        self._look_at_tables(decoder)
+        self._use.look_at_tables(decoder)
         runs, used, other = decoder.decode(self._buf, self._fill)
         self._keep_rest(used)
         self._decode_seconds += time.monotonic() - began
@@ -404,9 +352,9 @@ class Capture(threading.Thread):
             self._keep_rest(length)
 
     def _position_to_confirm(self, decoder: Decoder) -> int:
-        """The lake's position; or the server's, while nothing is on its way."""
+        """What is durable; or, where the flow wants it, the server's position while nothing is on its way."""
         with self._stage.changed:
-            if self._stage.pending or decoder.in_transaction or self._fill:
+            if not self._use.confirms_idle or self._stage.pending or decoder.in_transaction or self._fill:
                 return max(self._confirmed, self._stage.durable)
         return max(self._confirmed, self._seen, self._stage.durable)
 
@@ -415,7 +363,7 @@ class Capture(threading.Thread):
     def _report(self) -> None:
         """Write counters for the driver, at most twice a second."""
         now = time.monotonic()
-        if now - self._reported_at < 0.5:
+        if not self._use.reports or now - self._reported_at < 0.5:
             return
         self._reported_at = now
         stage = self._stage

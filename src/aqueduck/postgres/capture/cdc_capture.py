@@ -1,75 +1,35 @@
 """
 The capture behind `postgres_cdc`: what `events_capture` does, for a query whose checkpoint is the truth.
 
-`CdcDecoder` keeps the tables that are wanted and each change's own LSN, `CdcStage` cuts so that batches keep to the
-limits of a query and can begin and end anywhere, and `CdcCapture` confirms what Spark has committed and nothing else.
+`CdcStage` cuts so that batches keep to the limits of a query and can begin and end anywhere, and `CdcUse` keeps the
+tables that are wanted and each change's own LSN, and has nothing confirmed but what Spark has committed.
 Large transactions are read when they have ended: only then is it known which batch they belong to.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-
 from aqueduck.model.changes import SegmentRef
-from aqueduck.model.schema import Column, TableSchema
-from aqueduck.postgres.capture.capture import Capture
+from aqueduck.model.schema import TableSchema
+from aqueduck.postgres.capture.announced_tables import AnnouncedTables
 from aqueduck.postgres.capture.capture_settings import CaptureSettings
-from aqueduck.postgres.capture.events_capture import EventsDecoder
+from aqueduck.postgres.capture.readers import open_reader
+from aqueduck.postgres.capture.slot_use import CatalogLookups
 from aqueduck.postgres.capture.stage import Stage
-from aqueduck.postgres.decode import pgoutput as wireformat
-from aqueduck.postgres.decode import pgoutput_messages as messages
-from aqueduck.postgres.decode.decoder import Commit, Decoder, Layout, Rows, Run, Truncate
+from aqueduck.postgres.decode.decoder import (
+    Commit,
+    Decoder,
+    Rows,
+    Run,
+    Truncate,
+    commit_after,
+    last_commit,
+)
 from aqueduck.postgres.session.wire import ReplicationStream
 
-__all__ = ["CdcCapture", "CdcDecoder", "CdcStage"]
-
-OWN_LSN = pa.field("_at", pa.int64(), nullable=False)
-_HEADER = 29  # from where a row's cells begin back to the LSN of its message
-
-
-class CdcDecoder(EventsDecoder):
-    """Decodes the wanted tables, all if none are named, and lets a stage cut after `rows_step` rows."""
-
-    def __init__(
-        self,
-        tables: Mapping[int, TableSchema],
-        *,
-        wanted: frozenset[str],
-        rows_step: int | None,
-        resolve: Callable[[Column], Column],
-        first_ord: int = 0,
-        first_version: int = 0,
-    ) -> None:
-        super().__init__(tables, first_ord=first_ord, first_version=first_version, rows_step=rows_step)
-        self._resolve = resolve
-        self._wanted = wanted
-
-    def _learn(self, relation: messages.WireRelation) -> None:
-        if self._wanted and f"{relation.schema}.{relation.name}" not in self._wanted:
-            self._here[relation.oid] = None
-            return
-        super()._learn(relation)
-        layout = self._here[relation.oid]
-        if layout is not None:
-            self._here[relation.oid] = dataclasses.replace(layout, arrow=layout.arrow.append(OWN_LSN))
-
-    def _table_rows(
-        self, buf: wireformat.Bytes, layout: Layout, rows: wireformat.Ints, ords: wireformat.Ints
-    ) -> Rows:
-        plain = dataclasses.replace(layout, arrow=layout.arrow.remove(len(layout.arrow) - 1))
-        found = super()._table_rows(buf, plain, rows, ords)
-        at = self._index.row_at[rows] - _HEADER
-        lsn = buf[at[:, None] + np.arange(8)].view(">i8").ravel().astype(np.int64)
-        arrays = [*found.batch.columns, pa.array(lsn)]
-        return dataclasses.replace(
-            found, layout=layout, batch=pa.RecordBatch.from_arrays(arrays, schema=layout.arrow)
-        )
+__all__ = ["CdcStage", "CdcUse"]
 
 
 class CdcStage(Stage):
@@ -164,51 +124,43 @@ class CdcStage(Stage):
         return [(s, whole) for s, whole in found if s.kind == "rows" or after <= s.commit_lsn < upto]
 
 
-class CdcCapture(Capture):
-    """Reads a publication's changes into a `CdcStage`."""
+class CdcUse:
+    """Reads the wanted tables, all if none are named, and confirms what Spark has committed and nothing else."""
 
-    _stage: CdcStage
+    confirms_idle = False  # while nothing happens, Spark's offsets move instead
+    reports = False  # Spark's own progress reports show what there is to know
 
     def __init__(
         self,
         settings: CaptureSettings,
-        stage: CdcStage,
         *,
         tables: tuple[TableSchema, ...],
         wanted: frozenset[str],
         rows_step: int | None,
     ) -> None:
-        super().__init__(settings, stage)
+        self._settings = settings
         self._known = {table.oid: table for table in tables}
         self._wanted = wanted
         self._rows_step = rows_step
 
-    @property
-    def covered(self) -> int:
-        """Every transaction whose commit the server wrote before this position is in the stage."""
-        return max(self.seen, self._stage.committed)
-
-    def _open(self, position: int) -> ReplicationStream:
-        stream = super()._open(position)
+    def open(self, position: int, *, in_progress: bool) -> ReplicationStream:
+        stream = open_reader(self._settings, position, in_progress=in_progress)
         _remove_old_stages(Path(self._settings.directory))
         return stream
 
-    def _new_decoder(self) -> Decoder:
-        return CdcDecoder(
-            self._known,
-            wanted=self._wanted,
-            rows_step=self._rows_step,
-            resolve=self._resolve,
-            first_ord=self._next_ord,
-            first_version=self._next_version,
+    def decoder(self, *, first_ord: int, first_version: int, in_progress: bool) -> Decoder:
+        """Lets a stage cut after `rows_step` rows, and keeps each change's own LSN."""
+        resolve = CatalogLookups(self._settings.dsn).resolve
+        return Decoder(
+            AnnouncedTables(self._known, wanted=self._wanted, resolve=resolve),
+            first_ord=first_ord,
+            first_version=first_version,
+            commits=last_commit if self._rows_step is None else commit_after(self._rows_step),
+            own_lsn=True,
         )
 
-    def _position_to_confirm(self, decoder: Decoder) -> int:
-        """What Spark has committed; while nothing happens, its offsets move instead."""
-        return max(self._confirmed, self._stage.durable)
-
-    def _report(self) -> None:
-        """Spark's own progress reports show what there is to know."""
+    def look_at_tables(self, decoder: Decoder) -> None:
+        """The stream tells of tables that come and go."""
 
 
 def _remove_old_stages(mine: Path) -> None:

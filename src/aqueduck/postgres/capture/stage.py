@@ -37,6 +37,9 @@ class Cut:
 class Stage:
     """Thread-safe: one capture thread adds, the planner takes."""
 
+    limit: int | None = None
+    """Where a run ends that counts its events (`EventsStage`): nothing after it is handed out."""
+
     def __init__(
         self,
         directory: Path,

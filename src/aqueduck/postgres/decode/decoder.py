@@ -10,7 +10,7 @@ becomes of the runs is up to `stage`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,11 +23,25 @@ from aqueduck.model.schema import Column, TableSchema
 from aqueduck.postgres.decode import pgoutput as wireformat
 from aqueduck.postgres.decode import pgoutput_messages as messages
 from aqueduck.postgres.decode.layouts import Layout, make_layout, merged
+from aqueduck.postgres.decode.stream_tables import GivenTables, StreamTables
 from aqueduck.postgres.decode.streamed import Description, Finish, Forget, StreamedTransaction
 
-__all__ = ["Commit", "Decoder", "Layout", "Place", "Rows", "Run", "Truncate", "make_layout", "warm_up"]
+__all__ = [
+    "Commit",
+    "CommitChoice",
+    "Decoder",
+    "Layout",
+    "Rows",
+    "Run",
+    "Truncate",
+    "commit_after",
+    "last_commit",
+    "make_layout",
+    "warm_up",
+]
 
 _RELATION = ord("R")
+_BYTES_SINCE_LSN = 29  # between the LSN in a message's header and the row in it
 _STREAM_START, _STREAM_STOP, _STREAM_COMMIT, _STREAM_ABORT = b"SEcA"
 
 
@@ -72,35 +86,51 @@ Run = Rows | Truncate | Commit | Forget | Finish
 Place = tuple[int, int, int]
 """How many rows, transactions and control messages of the index come before a place in it."""
 
+CommitChoice = Callable[[wireformat.Ints, int], Iterable[int]]
+"""Which of the ended transactions a `Commit` follows, in order; given the rows before the end of each, and before the first."""
+
+
+def last_commit(rows: wireformat.Ints, before: int) -> Iterable[int]:
+    """Only the last: what came together is cut together."""
+    return range(rows.size)[-1:]
+
+
+def commit_after(step: int) -> CommitChoice:
+    """The first that ends `step` rows or more after the one before, and the last; with 0, every one."""
+
+    def chosen(rows: wireformat.Ints, before: int) -> Iterator[int]:
+        committed = before
+        for n, upto in enumerate(rows.tolist()):
+            if upto - committed >= step or n == rows.size - 1:
+                yield n
+                committed = upto
+
+    return chosen
+
 
 class Decoder:
     """
     Decodes the stream of one slot.
 
-    `tables` are the tables we want, as the catalog describes them: rows of others are
-    skipped, and keys of tables with a full replica identity come from here (the wire
-    marks all their columns as key).  They may become others on the way, see `know`.  `resolve` completes a column that the catalog did not
-    have like this: what lies below a type that is not built in is not on the wire.  `keyed` tells whether a table still
-    has the key that the catalog had.  `settle` gives the columns of a table with
-    a projection their numbers; without it, the driver has to find out which column is which.  `streams` says that the
-    server was asked for transactions before they end.
+    `tables` tells which tables are wanted and what the stream does not say of them; rows of others are skipped.  They
+    may become others on the way, see `know`.  `streams` says that the server was asked for transactions before they
+    end.  `commits` chooses after which transactions a `Commit` is told.  With `own_lsn` each row has the position of
+    its own message in a last column.
     """
 
     def __init__(
         self,
-        tables: Mapping[int, TableSchema],
+        tables: StreamTables,
         *,
         first_ord: int = 0,
-        resolve: Callable[[Column], Column] = lambda column: column,
-        keyed: Callable[[TableSchema], bool] = lambda table: True,
-        settle: Callable[[TableSchema], TableSchema] = lambda table: table.settled(None),
         first_version: int = 0,
         streams: bool = False,
+        commits: CommitChoice = last_commit,
+        own_lsn: bool = False,
     ) -> None:
-        self._known = dict(tables)
-        self._resolve = resolve
-        self._keyed = keyed
-        self._settle = settle
+        self._tables = tables
+        self._commits = commits
+        self._own_lsn = own_lsn
         self._layouts: dict[int, Layout | None] = {}
         self._described: dict[int, Description] = {}
         self._asked_streams = streams
@@ -126,22 +156,20 @@ class Decoder:
         self._state[wireformat.REPLY] = 0
         return asked
 
-    def know(self, tables: Mapping[int, TableSchema]) -> None:
+    def know(self, tables: StreamTables) -> None:
         """
         From the next buffer on, these are the tables we want.
 
         The server does not describe a table anew because we want it now, or otherwise than before; so what it said last
         of each counts, also of those that we did not want.
         """
-        changed = {
-            oid for oid in self._known.keys() | tables.keys() if self._known.get(oid) != tables.get(oid)
-        }
-        self._known = dict(tables)
+        before, self._tables = self._tables, tables
         coming_in = self._stream
         for stream in (None, *self._streams.values()):
             self._stream = stream
-            for oid in changed & self._described_here.keys():
-                self._learn(self._described_here[oid].relation)
+            for relation in [d.relation for d in self._described_here.values()]:
+                if before.find(relation) != tables.find(relation):
+                    self._learn(relation)
         self._stream = coming_in
 
     def decode(self, buf: wireformat.Bytes, end: int) -> tuple[list[Run], int, bool]:
@@ -178,34 +206,32 @@ class Decoder:
             return
         at = start[0]
         for c in range(start[2], stop[2]):
-            upto = int(self._index.control_rows[c])
-            yield from self._rows(buf, at, upto)
-            at = upto
-            yield from self._control(buf, c)
+            yield from self._upto_control(buf, at, c)
+            at = int(self._index.control_rows[c])
         yield from self._rows(buf, at, stop[0])
 
     def _whole(self, buf: wireformat.Bytes, start: Place, stop: Place) -> Iterator[Run]:
-        """Transactions that come at once: rows between controls, and one commit after the last that has ended."""
+        """Transactions that come at once: rows between controls, and commits after those that `commits` chooses."""
         index = self._index
-        at, tx, _ = start
-        done = np.flatnonzero(index.tx_end[tx : stop[1]] >= 0) + tx
-        committed_rows = int(index.tx_rows[done[-1]]) if done.size else 0
-        last_tx = int(done[-1]) if done.size else -1
-        commit_pending = done.size > 0
-        for c in range(start[2], stop[2]):
-            upto = int(index.control_rows[c])
-            if commit_pending and int(index.control_tx[c]) > last_tx:
-                yield from self._rows(buf, at, committed_rows)
-                yield self._commit(last_tx, done.size)
-                at, commit_pending = committed_rows, False
-            yield from self._rows(buf, at, upto)
-            at = upto
-            yield from self._control(buf, c)
-        if commit_pending:
-            yield from self._rows(buf, at, committed_rows)
-            yield self._commit(last_tx, done.size)
-            at = committed_rows
+        at, tx, control = start
+        ended = np.flatnonzero(index.tx_end[tx : stop[1]] >= 0) + tx
+        told = 0
+        for n in self._commits(index.tx_rows[ended], at):
+            last = int(ended[n])
+            while control < stop[2] and int(index.control_tx[control]) <= last:
+                yield from self._upto_control(buf, at, control)
+                at, control = int(index.control_rows[control]), control + 1
+            yield from self._rows(buf, at, int(index.tx_rows[last]))
+            yield self._commit(last, n + 1 - told)
+            at, told = int(index.tx_rows[last]), n + 1
+        for c in range(control, stop[2]):
+            yield from self._upto_control(buf, at, c)
+            at = int(index.control_rows[c])
         yield from self._rows(buf, at, stop[0])
+
+    def _upto_control(self, buf: wireformat.Bytes, at: int, c: int) -> Iterator[Run]:
+        yield from self._rows(buf, at, int(self._index.control_rows[c]))
+        yield from self._control(buf, c)
 
     def _commit(self, tx: int, transactions: int) -> Commit:
         return Commit(int(self._index.tx_end[tx]), int(self._index.tx_ts[tx]), transactions)
@@ -275,10 +301,13 @@ class Decoder:
     def _finish(self, end: messages.WireStreamCommit) -> Iterator[Run]:
         stream = self._streamed(end.xid)
         del self._streams[end.xid]
+        found = {
+            v: (relation, self._tables.find_committed(relation)) for v, relation in stream.unresolved.items()
+        }
         tables = {
-            version: self._finished(merged(self._known[relation.oid], relation, self._resolve, self._keyed))
-            for version, relation in stream.unresolved.items()
-            if relation.oid in self._known
+            version: self._finished(merged(known, relation, self._tables.resolve, self._tables.keyed))
+            for version, (relation, known) in found.items()
+            if known is not None
         }
         for oid, description in stream.described.items():
             if oid not in self._described or description.number > self._described[oid].number:
@@ -301,29 +330,33 @@ class Decoder:
         return self._described if self._stream is None else self._stream.described
 
     def _learn(self, relation: messages.WireRelation) -> None:
-        known = self._known.get(relation.oid)
+        known = self._tables.find(relation)
         if known is None:
             self._here[relation.oid] = None
             self.next_version += 1
             return
         if self._stream is None:
-            table = merged(known, relation, self._resolve, self._keyed)
+            table = merged(known, relation, self._tables.resolve, self._tables.keyed)
         else:
+            if not self._tables.is_visible(relation.oid):
+                self._settle_at_commit(relation)
             table = merged(known, relation, self._resolve_later(relation), self._keyed_later(relation))
         # Also when it looks the same: the server describes a relation again after it was altered, and a
         # column that was dropped and added again has the same name.
-        self._here[relation.oid] = make_layout(self._kept(table, relation), self.next_version, table)
+        self._here[relation.oid] = make_layout(
+            self._kept(table, relation), self.next_version, table, own_lsn=self._own_lsn
+        )
         self.next_version += 1
 
     def _finished(self, table: TableSchema) -> TableSchema:
-        return table if table.projection is None else self._settle(table)
+        return table if table.projection is None else self._tables.settle(table)
 
     def _kept(self, table: TableSchema, relation: messages.WireRelation) -> TableSchema:
         """The columns that are staged: all of a table without a projection."""
         if table.projection is None:
             return table
         if self._stream is None:
-            return only_needed(self._settle(table))
+            return only_needed(self._tables.settle(table))
         # What the transaction itself did to the columns cannot be seen before it has committed.
         self._settle_at_commit(relation)
         return table.settled(None)
@@ -405,6 +438,8 @@ class Decoder:
         ]
         arrays += [_column(buf, layout, i, cells.new_off, cells.new_len) for i in range(len(layout.sent))]
         arrays += [_column(buf, layout, i, cells.old_off, cells.old_len) for i in layout.old_columns]
+        if self._own_lsn:
+            arrays.append(pa.array(_own_lsns(buf, index.row_at[rows])))
         counts = np.bincount(cells.op, minlength=4)
         return Rows(
             layout,
@@ -443,6 +478,13 @@ def _column(
     return _strings(buf, off[at], length[at])
 
 
+def _own_lsns(buf: wireformat.Bytes, row_at: wireformat.Ints) -> wireformat.Ints:
+    """The positions in the headers of the messages; outside of streamed transactions, rows begin a fixed distance after."""
+    at = row_at - _BYTES_SINCE_LSN
+    lsns: wireformat.Ints = buf[at[:, None] + np.arange(8)].view(">i8").ravel().astype(np.int64)
+    return lsns
+
+
 def _unchanged(cells: wireformat.Cells, layout: Layout) -> pa.Array:
     if not cells.unchanged_total:
         return pa.nulls(cells.op.size, pa.list_(pa.int16()))
@@ -466,7 +508,7 @@ def _places(
 def warm_up() -> None:
     """Have numba compile the kernels, or load them from its cache, before the first change comes."""
     column = Column("id", 25, -1)
-    decoder = Decoder({1: TableSchema(1, "public", "t", (column,), ("id",), "d")})
+    decoder = Decoder(GivenTables({1: TableSchema(1, "public", "t", (column,), ("id",), "d")}))
     cell = b"\0\1t" + (1).to_bytes(4, "big") + b"x"
     relation = (
         b"R" + (1).to_bytes(4, "big") + b"public\0t\0d\0\1\1id\0" + (25).to_bytes(4, "big") + b"\xff" * 4

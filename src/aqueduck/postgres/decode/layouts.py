@@ -21,6 +21,9 @@ __all__ = ["Layout", "make_layout", "merged", "segment_schema"]
 
 FIRST_USER_OID = 16384
 
+OWN_LSN = pa.field("_at", pa.int64(), nullable=False)
+"""The position of a row's own message, for whoever may begin and end inside of a transaction's rows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -55,7 +58,9 @@ def segment_schema(table: TableSchema, old_columns: tuple[int, ...]) -> pa.Schem
     return pa.schema(fields)
 
 
-def make_layout(table: TableSchema, version: int, streamed: TableSchema | None = None) -> Layout:
+def make_layout(
+    table: TableSchema, version: int, streamed: TableSchema | None = None, *, own_lsn: bool = False
+) -> Layout:
     """`streamed` is the table as the stream has it, where that has more columns."""
     names = [c.name for c in table.columns]
     full = table.identity == "f"
@@ -63,9 +68,9 @@ def make_layout(table: TableSchema, version: int, streamed: TableSchema | None =
     places = {c.name: i for i, c in enumerate((streamed or table).columns)}
     mask = np.array([name in table.key for name in places], np.uint8)
     sent = tuple(places[name] for name in names)
-    return Layout(
-        table, version, segment_schema(table, old), mask, old, sent, frozenset(blank_columns(table))
-    )
+    arrow = segment_schema(table, old)
+    arrow = arrow.append(OWN_LSN) if own_lsn else arrow
+    return Layout(table, version, arrow, mask, old, sent, frozenset(blank_columns(table)))
 
 
 def _same_type(column: Column, wired: WireColumn) -> bool:

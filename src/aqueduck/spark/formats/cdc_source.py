@@ -42,7 +42,8 @@ from aqueduck.spark.query.slot_reader import IDLE_SECONDS, SlotReader
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from aqueduck.postgres.capture.cdc_capture import CdcCapture, CdcStage
+    from aqueduck.postgres.capture.capture import Capture
+    from aqueduck.postgres.capture.cdc_capture import CdcStage
     from aqueduck.postgres.capture.cdc_prepare import CdcSource
 from aqueduck.state_files.private_files import private_directory
 
@@ -104,7 +105,7 @@ class PiecePartition(InputPartition):
     database: str
 
 
-class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
+class CdcReader(SlotReader["CdcStage"]):
     """Planner half: capture and offsets.  Task half: `read`."""
 
     def __init__(self, options: CdcOptions, schema: StructType) -> None:
@@ -198,7 +199,7 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
         """Where the next batch ends; `after` itself if the run is over, None if it is not known yet."""
         stage, capture = self._started()
         capture.check()
-        covered = capture.covered  # asked before the stage is: what is covered is in the stage
+        covered = self._covered()  # asked before the stage is: what is covered is in the stage
         best = self._within(after, limit)
         if target is None:
             if best == after and stage.has_ready(after):
@@ -218,6 +219,11 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
         capture.ask_position()
         return None
 
+    def _covered(self) -> int:
+        """Every transaction whose commit the server wrote before this position is in the stage."""
+        stage, capture = self._started()
+        return max(capture.seen, stage.committed)
+
     def _within(self, after: int, limit: ReadLimit) -> int:
         stage, _ = self._started()
         if isinstance(limit, ReadAllAvailable):
@@ -227,7 +233,7 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
     # -- the capture
 
     @property
-    def _capture_settings(self) -> CaptureSettings:
+    def capture_settings(self) -> CaptureSettings:
         o, source = self._options, self._source
         return CaptureSettings(
             dsn=o.dsn,
@@ -248,14 +254,15 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
             silence_timeout_seconds=o.silence_timeout_seconds,
         )
 
-    def _start(self) -> tuple[CdcStage, CdcCapture]:
-        from aqueduck.postgres.capture.cdc_capture import CdcCapture, CdcStage
+    def start_capture(self) -> tuple[CdcStage, Capture]:
+        from aqueduck.postgres.capture.capture import Capture
+        from aqueduck.postgres.capture.cdc_capture import CdcStage, CdcUse
 
         assert self._source is not None
         o, source = self._options, self._source
         home = Path(o.stage_dir or tempfile.gettempdir()) / f"aqueduck-cdc-{_tag(source, o.slot)}"
         self._directory = str(private_directory(home) / uuid.uuid4().hex)
-        s = self._capture_settings
+        s = self.capture_settings
         stage = CdcStage(
             s.stage_dir,
             segment_bytes=s.segment_bytes,
@@ -265,13 +272,13 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
             batch_bytes=o.bytes_max,
         )
         small = [n // 8 for n in (o.rows_max, o.bytes_max // 1000 if o.bytes_max < 64 << 20 else None) if n]
-        capture = CdcCapture(
+        use = CdcUse(
             s,
-            stage,
             tables=source.tables,
             wanted=frozenset(t.qualified for t in o.tables),
             rows_step=max(1, min(small)) if small else None,
         )
+        capture = Capture(s, stage, use)
         capture.start()
         return stage, capture
 
@@ -300,7 +307,7 @@ class CdcReader(SlotReader["CdcStage", "CdcCapture"]):
         stage, capture = self._started()
         with stage.changed:
             stage.needed = max(stage.needed, upto)
-            while capture.covered < upto:
+            while self._covered() < upto:
                 capture.check()
                 capture.ask_position()
                 stage.changed.wait(0.1)

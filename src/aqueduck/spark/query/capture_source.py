@@ -57,7 +57,7 @@ class FoldPartition(InputPartition):
     tasks: tuple[str, ...]
 
 
-class CaptureReader(SlotReader["Stage", "Capture"]):
+class CaptureReader(SlotReader["Stage"]):
     """Planner half: capture and fold tasks.  Task half: `read`."""
 
     def __init__(self, settings_file: str, writer: str) -> None:
@@ -70,14 +70,14 @@ class CaptureReader(SlotReader["Stage", "Capture"]):
         return CaptureSettings.load(Path(self._settings_file))
 
     @property
-    def _capture_settings(self) -> CaptureSettings:
+    def capture_settings(self) -> CaptureSettings:
         return self._settings
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A task gets no settings: they have the connection string."""
         return CaptureReader, (self._settings_file, self._writer)
 
-    def _start(self) -> tuple[Stage, Capture]:
+    def start_capture(self) -> tuple[Stage, Capture]:
         from aqueduck.postgres.capture.capture import Capture
         from aqueduck.postgres.capture.stage import Stage
 

@@ -32,10 +32,8 @@ Deliver = Callable[[Sequence[EventPart], int, int], None]
 class EventsQuery(WatchedQuery):
     """The query of one slot."""
 
-    source = EventsSource
-
     def __init__(self, spark: SparkSession, run_dir: Path, writer: PartWriter, deliver: Deliver) -> None:
-        super().__init__(spark, run_dir)
+        super().__init__(spark, run_dir, EventsSource, collect=_parts_written, finish=self._delivered)
         self._writer = writer
         self._deliver = deliver
 
@@ -45,13 +43,14 @@ class EventsQuery(WatchedQuery):
         settings.save(self._settings_file)
         self._start(self._writer.to_json(), once=once)
 
-    def _collect(self, batch: DataFrame) -> list[Any]:
-        rows = sorted(batch.collect(), key=lambda row: int(row.number))
-        faults.point("events.parts_written")
-        return rows
-
-    def _finish(self, rows: list[Any]) -> None:
+    def _delivered(self, rows: list[Any]) -> None:
         parts = [EventPart(r.number, r.path, r.events, r.bytes) for r in rows]
         self._deliver(parts, rows[0].position, rows[0].time_us)
         for part in parts:
             Path(part.path).unlink(missing_ok=True)
+
+
+def _parts_written(batch: DataFrame) -> list[Any]:
+    rows = sorted(batch.collect(), key=lambda row: int(row.number))
+    faults.point("events.parts_written")
+    return rows

@@ -17,17 +17,18 @@ from pyspark.sql.types import StructType
 
 from aqueduck import faults
 from aqueduck.model.event_parts import plan_pieces
-from aqueduck.spark.query.slot_reader import SlotReader
+from aqueduck.spark.query.slot_reader import Busy, SlotReader
 
 if TYPE_CHECKING:
+    from aqueduck.postgres.capture.capture import Capture
     from aqueduck.postgres.capture.capture_settings import CaptureSettings
-    from aqueduck.postgres.capture.events_capture import EventsCapture, EventsSettings, EventsStage
+    from aqueduck.postgres.capture.events_capture import EventsSettings, EventsStage
 
 __all__ = ["FORMAT", "EventsSource"]
 
 FORMAT = "aqueduck_events"
 SCHEMA = "position bigint, time_us bigint, number int, path string, events bigint, bytes bigint"
-BUSY_BYTES, BUSY_SECONDS = 4 << 20, 1.0
+BUSY = Busy(4 << 20, 1.0)
 
 
 class EventsSource(DataSource):
@@ -54,11 +55,11 @@ class PiecePartition(InputPartition):
     piece: str
 
 
-class EventsReader(SlotReader["EventsStage", "EventsCapture"]):
+class EventsReader(SlotReader["EventsStage"]):
     """Planner half: capture and pieces.  Task half: `read`."""
 
     def __init__(self, settings_file: str, writer: str) -> None:
-        super().__init__()
+        super().__init__(BUSY)
         self._settings_file = settings_file
         self._writer = writer
         self._loaded: EventsSettings | None = None
@@ -72,11 +73,11 @@ class EventsReader(SlotReader["EventsStage", "EventsCapture"]):
         return self._loaded
 
     @property
-    def _capture_settings(self) -> CaptureSettings:
+    def capture_settings(self) -> CaptureSettings:
         return self._settings.capture
 
-    def _start(self) -> tuple[EventsStage, EventsCapture]:
-        from aqueduck.postgres.capture.events_capture import EventsCapture, EventsStage
+    def start_capture(self) -> tuple[EventsStage, Capture]:
+        from aqueduck.postgres.capture.events_capture import EventsStage, events_capture
 
         s, c = self._settings, self._settings.capture
         stage = EventsStage(
@@ -87,28 +88,9 @@ class EventsReader(SlotReader["EventsStage", "EventsCapture"]):
             max_messages=s.max_messages,
             max_staged_records=s.max_staged_records,
         )
-        capture = EventsCapture(s, stage)
+        capture = events_capture(s, stage)
         capture.start()
         return stage, capture
-
-    def _furthest(self, stage: EventsStage, after: int) -> int:
-        upto = super()._furthest(stage, after)
-        return upto if stage.limit is None else min(upto, stage.limit)
-
-    def _flush_due(self, after: int) -> bool:
-        stage, _ = self._started()
-        return super()._flush_due(after) if stage.limit is None else after < stage.limit
-
-    def _flush_at(self, after: int) -> float:
-        """Soon where little happens; later where much does, as every batch has its price."""
-        stage, _ = self._started()
-        if stage.ready_bytes(after) > BUSY_BYTES:
-            return max(super()._flush_at(after), self._flushed_at + BUSY_SECONDS)
-        return super()._flush_at(after)
-
-    def _is_over(self, after: int, deadline: float) -> bool:
-        stage, _ = self._started()
-        return stage.limit is not None or super()._is_over(after, deadline)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         stage, _ = self._started()

@@ -32,12 +32,10 @@ CommitTasks = Callable[[FoldedTasks, int, int], None]
 class SyncQuery(WatchedQuery):
     """One group's query."""
 
-    source = CaptureSource
-
     def __init__(
         self, spark: SparkSession, run_dir: Path, writer: FoldTaskWriter, commit: CommitTasks
     ) -> None:
-        super().__init__(spark, run_dir)
+        super().__init__(spark, run_dir, CaptureSource, collect=self._folded, finish=self._committed)
         self._writer = writer
         self._commit = commit
         self.fold_seconds = 0.0
@@ -48,13 +46,13 @@ class SyncQuery(WatchedQuery):
         settings.save(self._settings_file)
         self._start(self._writer.to_json(), once=once)
 
-    def _collect(self, batch: DataFrame) -> list[Any]:
+    def _folded(self, batch: DataFrame) -> list[Any]:
         began = time.monotonic()
         rows = batch.collect()
         self.fold_seconds = time.monotonic() - began
         faults.point("batch.files_written")
         return rows
 
-    def _finish(self, rows: list[Any]) -> None:
+    def _committed(self, rows: list[Any]) -> None:
         tasks = [(FoldTask.from_json(r.task), read_outcome(r.outcome)) for r in rows]
         self._commit(tasks, rows[0].position, rows[0].time_us)

@@ -7,11 +7,11 @@ begins a new one, at the position that its settings name.
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,27 @@ from aqueduck.model.errors import AqueduckError, SparkQueryError, own_error
 __all__ = ["WatchedQuery"]
 
 
-class WatchedQuery(abc.ABC):
-    """One query on one slot; it can be started again after a failure."""
+class WatchedQuery:
+    """
+    One query on one slot; it can be started again after a failure.
 
-    source: type[DataSource]
+    `collect` returns what the tasks made of a batch of `source`; `finish` makes it durable.
+    """
 
-    def __init__(self, spark: SparkSession, run_dir: Path) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        run_dir: Path,
+        source: type[DataSource],
+        *,
+        collect: Callable[[DataFrame], list[Any]],
+        finish: Callable[[list[Any]], None],
+    ) -> None:
         self._spark = spark
         self._run_dir = run_dir
+        self._source = source
+        self._collect = collect
+        self._finish = finish
         self._query: StreamingQuery | None = None
         self._committing = threading.Lock()
         self._stopping = False
@@ -45,11 +58,11 @@ class WatchedQuery(abc.ABC):
 
     def _start(self, writer: str, *, once: bool) -> None:
         """Start with the settings that are in their file."""
-        self._spark.dataSource.register(self.source)
+        self._spark.dataSource.register(self._source)
         checkpoint = self._run_dir / "checkpoint"
         shutil.rmtree(checkpoint, ignore_errors=True)
         self._failure, self._stopping = None, False
-        reader = self._spark.readStream.format(self.source.name())
+        reader = self._spark.readStream.format(self._source.name())
         rows = reader.option("settings_file", str(self._settings_file)).option("writer", writer).load()
         stream = rows.writeStream.foreachBatch(self._on_batch).option("checkpointLocation", str(checkpoint))
         stream = stream.trigger(availableNow=True) if once else stream.trigger(processingTime="0 seconds")
@@ -70,14 +83,6 @@ class WatchedQuery(abc.ABC):
                 self._failure = own_error(exc)
                 raise
             faults.point("batch.committed")
-
-    @abc.abstractmethod
-    def _collect(self, batch: DataFrame) -> list[Any]:
-        """What the tasks made of the batch."""
-
-    @abc.abstractmethod
-    def _finish(self, rows: list[Any]) -> None:
-        """Make it durable."""
 
     @property
     def active(self) -> bool:

@@ -1,0 +1,105 @@
+"""
+What a flow does with its slot in its own way; `capture` does everything else.
+
+`SlotUse` is what `Capture` asks.  `GroupUse` is the use of `sync`; those of events and of `postgres_cdc` are in
+`events_capture` and `cdc_capture`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from aqueduck.model.errors import ConfigError, PublicationError, TableMissingError
+from aqueduck.model.schema import Column, TableSchema
+from aqueduck.postgres.capture.capture_settings import CaptureSettings
+from aqueduck.postgres.capture.readers import open_reader
+from aqueduck.postgres.catalog.tables import describe_oid, has_key, resolve_type
+from aqueduck.postgres.decode.decoder import Decoder
+from aqueduck.postgres.decode.stream_tables import GivenTables
+from aqueduck.postgres.session.connection import connect
+from aqueduck.postgres.session.wire import ReplicationStream
+from aqueduck.state_files.files import note_mark, read_tables
+
+__all__ = ["CatalogLookups", "GroupUse", "SlotUse"]
+
+
+class SlotUse(Protocol):
+    """How a slot is opened, what is decoded of it, and what is told of it."""
+
+    confirms_idle: bool
+    """Whether the server's own position is confirmed while nothing is on its way; otherwise only what is durable."""
+    reports: bool
+    """Whether counters are written for a driver."""
+
+    def open(self, position: int, *, in_progress: bool) -> ReplicationStream:
+        """Read on after `position`."""
+
+    def decoder(self, *, first_ord: int, first_version: int, in_progress: bool) -> Decoder:
+        """A decoder for one session."""
+
+    def look_at_tables(self, decoder: Decoder) -> None:
+        """Between filling a buffer and decoding it: tell the decoder which tables are wanted by now."""
+
+
+class CatalogLookups:
+    """What the stream does not tell of a table, asked of the catalog when it is needed."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+
+    def resolve(self, column: Column) -> Column:
+        with connect(self._dsn) as conn:
+            return resolve_type(conn, column)
+
+    def keyed(self, table: TableSchema) -> bool:
+        with connect(self._dsn) as conn:
+            return has_key(conn, table.oid, table.key)
+
+    def settle(self, table: TableSchema) -> TableSchema:
+        """A version of a table with a projection: what the catalog says of it, if that still has these columns."""
+        with connect(self._dsn) as conn:
+            try:
+                now = describe_oid(conn, table.oid, need_key=False, projection=table.projection)
+            except (TableMissingError, PublicationError, ConfigError):  # it is not like this any more
+                now = None
+        settled = table.settled(now)
+        # A publication of others may have another row filter by now.
+        return settled if now is None else replace(settled, projection=now.projection)
+
+
+class GroupUse:
+    """The tables of a group, as the driver writes them into the file `tables`."""
+
+    confirms_idle = True
+    reports = True
+
+    def __init__(self, settings: CaptureSettings) -> None:
+        self._settings = settings
+        self._lookups = CatalogLookups(settings.dsn)
+        self._tables_mark: tuple[int, int, int] | None = None
+
+    def open(self, position: int, *, in_progress: bool) -> ReplicationStream:
+        return open_reader(self._settings, position, in_progress=in_progress)
+
+    def decoder(self, *, first_ord: int, first_version: int, in_progress: bool) -> Decoder:
+        return Decoder(self._tables(), first_ord=first_ord, first_version=first_version, streams=in_progress)
+
+    def look_at_tables(self, decoder: Decoder) -> None:
+        """
+        Tables come and go while we read.
+
+        All that was committed after a note was written is decoded with it.
+        That is what the driver counts on: it writes the note before a table is published, and before the snapshot of
+        its copy is taken.  What may be decoded without it (transactions that had committed, and those that were streamed before
+        their end, for which such a snapshot waits) is in the copy.
+        """
+        if self._tables_mark is not None and self._tables_mark != note_mark(self._settings.tables_path):
+            decoder.know(self._tables())
+
+    def _tables(self) -> GivenTables:
+        path = self._settings.tables_path
+        self._tables_mark = note_mark(path)  # first: if another note comes meanwhile, that is read once more
+        tables = {oid: schema for oid, (schema, _) in read_tables(path).items()}
+        ask = self._lookups
+        return GivenTables(tables, resolve=ask.resolve, keyed=ask.keyed, settle=ask.settle)
