@@ -128,17 +128,17 @@ def _fields(
     for k in range(first, stop):
         c = columns[k]
         state = states[c, row]
-        if state == 2:
+        if state == ABSENT:
             absent += 1
             continue
         place = copy_bytes(names, name_at[c], name_at[c + 1], out, place)
-        if state == 1:
+        if state == NULL:
             place = copy_bytes(NULL_WORD, 0, 4, out, place)
         else:
             begin = at[c, row]
             end = at[c, row + 1]
-            if kinds[c] >= 16:
-                place = write_array(kinds[c] - 16, text, begin, end, out, place, scratch)
+            if kinds[c] >= ARRAY:
+                place = write_array(kinds[c] - ARRAY, text, begin, end, out, place, scratch)
             else:
                 place = write_scalar(kinds[c], text, begin, end, clean[c], out, place)
             if place < 0:
@@ -149,7 +149,7 @@ def _fields(
         place = copy_bytes(_UNCHANGED, 0, _UNCHANGED.size, out, place)
         for k in range(first, stop):
             c = columns[k]
-            if states[c, row] == 2:
+            if states[c, row] == ABSENT:
                 place = copy_bytes(names, name_at[c], name_at[c + 1] - 1, out, place)
                 out[place] = 44
                 place += 1
@@ -174,28 +174,28 @@ def _render(
         for s in range(variant_from[variant[i]], variant_to[variant[i]]):
             code = steps[s, 0]
             arg = steps[s, 1]
-            if code == 0:
+            if code == LITERAL:
                 place = copy_bytes(literals, literal_at[arg], literal_at[arg + 1], out, place)
-            elif code == 1:
+            elif code == LSN:
                 place = write_hex(lsn[i] >> 32, out, place)
                 out[place] = 47
                 place = write_hex(lsn[i] & 0xFFFFFFFF, out, place + 1)
-            elif code == 2:
+            elif code == LSN_NUMBER:
                 place = write_number(lsn[i], out, place)
-            elif code == 3:
+            elif code == TIME_MS:
                 if time_us[i] == known_time:
                     place = copy_bytes(out, known_at, known_end, out, place)
                 else:
                     known_time, known_at = time_us[i], place
                     place = known_end = write_number(time_us[i] // 1000, out, place)
-            elif code == 4:
+            elif code == TIME_US:
                 place = write_number(time_us[i], out, place)
-            elif code == 5:
+            elif code == XID:
                 place = write_number(xid[i], out, place)
-            elif code == 6:
+            elif code == SEQ:
                 place = write_number(seq[i], out, place)
             else:
-                if code == 7:
+                if code == IMAGE:
                     out[place] = 123
                     place += 1
                 begin = place
@@ -207,7 +207,7 @@ def _render(
                     return place, bad
                 if place > begin:
                     place -= 1  # the last comma
-                if code == 7:
+                if code == IMAGE:
                     out[place] = 125
                     place += 1
         ends[i] = place

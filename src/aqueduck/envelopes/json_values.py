@@ -252,21 +252,21 @@ def _json(source, start, stop, out, at):
 @njit(cache=True, nogil=True)
 def write_scalar(kind, source, start, stop, clean, out, at):
     """One value; -1 if its text is not what the type writes."""
-    if kind == 0:  # TEXT
+    if kind == TEXT:
         return _quoted(source, start, stop, clean, out, at)
-    if kind == 1:  # INTEGER
+    if kind == INTEGER:
         return _integer(source, start, stop, out, at)
-    if kind == 2:  # FLOAT
+    if kind == FLOAT:
         if _named(source, start, stop):
             return _quoted(source, start, stop, clean, out, at)
         if not _is_decimal(source, start, stop):
             return -1
         return copy_bytes(source, start, stop, out, at)
-    if kind == 3:  # NUMERIC
+    if kind == NUMERIC:
         if not _named(source, start, stop) and not _is_decimal(source, start, stop):
             return -1
         return _quoted(source, start, stop, clean, out, at)
-    if kind == 4:  # BOOL
+    if kind == BOOL:
         if stop - start != 1:
             return -1
         if source[start] == 116:
@@ -274,7 +274,7 @@ def write_scalar(kind, source, start, stop, clean, out, at):
         if source[start] == 102:
             return copy_bytes(_FALSE, 0, 5, out, at)
         return -1
-    if kind == 5:  # BYTES
+    if kind == BYTES:
         return _base64(source, start, stop, out, at)
     return _json(source, start, stop, out, at)
 

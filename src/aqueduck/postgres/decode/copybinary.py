@@ -20,7 +20,7 @@ from aqueduck.model.byte_copy import copy_bytes
 from aqueduck.model.columns.typemap import decimal_digits
 from aqueduck.model.schema import Column
 from aqueduck.postgres.decode.binary_numerics import decode_decimals
-from aqueduck.postgres.decode.pgoutput import Bytes, Ints, gather, protocol_error
+from aqueduck.postgres.decode.pgoutput import NULL, OK, TRUNCATED, WIDTH, Bytes, Ints, gather, protocol_error
 from aqueduck.postgres.session.quoting import identifier
 
 __all__ = ["BINARY", "binary_type", "cells_of", "column_sql", "decode_column", "skip_header"]
@@ -74,7 +74,7 @@ def skip_header(buf: Bytes, row_at: Ints, row_end: Ints) -> None:
     """Move the start of the first frame behind the header that it begins with."""
     at = int(row_at[0])
     if int(row_end[0]) - at < 19 or buf[at : at + 11].tobytes() != SIGNATURE:
-        raise protocol_error(7, at)
+        raise protocol_error(TRUNCATED, at)
     row_at[0] = at + 19 + int.from_bytes(buf[at + 15 : at + 19].tobytes(), "big")
 
 
@@ -85,16 +85,16 @@ def _cells(buf, rows, row_at, row_end, ncols, off, length):
         p = row_at[r]
         end = row_end[r]
         if end - p < 2:
-            return 7, p, 0
+            return TRUNCATED, p, 0
         count = (np.int64(buf[p]) << 8) | np.int64(buf[p + 1])
         p += 2
         if count == 0xFFFF:
-            return (0 if p == end and r == rows - 1 else 7), row_at[r], r
+            return (OK if p == end and r == rows - 1 else TRUNCATED), row_at[r], r
         if count != ncols:
-            return 8, row_at[r], 0
+            return WIDTH, row_at[r], 0
         for c in range(ncols):
             if end - p < 4:
-                return 7, row_at[r], 0
+                return TRUNCATED, row_at[r], 0
             n = (
                 (np.int64(buf[p]) << 24)
                 | (np.int64(buf[p + 1]) << 16)
@@ -104,16 +104,16 @@ def _cells(buf, rows, row_at, row_end, ncols, off, length):
             p += 4
             if n == 0xFFFFFFFF:
                 off[c, r] = 0
-                length[c, r] = -1
+                length[c, r] = NULL
             else:
                 if end - p < n:
-                    return 7, row_at[r], 0
+                    return TRUNCATED, row_at[r], 0
                 off[c, r] = p
                 length[c, r] = n
                 p += n
         if p != end:
-            return 8, row_at[r], 0
-    return 0, 0, rows
+            return WIDTH, row_at[r], 0
+    return OK, 0, rows
 
 
 def cells_of(buf: Bytes, rows: int, row_at: Ints, row_end: Ints, ncols: int) -> tuple[Ints, Ints]:
@@ -139,7 +139,7 @@ def _ints(buf, off, length, out, validity):
                 value = (value << 8) | np.int64(buf[off[i] + b])
             out[i] = value
             validity[i >> 3] |= np.uint8(1 << (i & 7))
-        elif n == -1:
+        elif n == NULL:
             out[i] = 0
             nulls += 1
         else:
@@ -156,7 +156,7 @@ def _bits(buf, off, length, out, validity):
             if buf[off[i]] != 0:
                 out[i >> 3] |= np.uint8(1 << (i & 7))
             validity[i >> 3] |= np.uint8(1 << (i & 7))
-        elif n == -1:
+        elif n == NULL:
             nulls += 1
         else:
             return -1
@@ -171,7 +171,7 @@ def _fixed(buf, off, length, width, out, validity):
         if n == width:
             copy_bytes(buf, off[i], off[i] + n, out, i * width)
             validity[i >> 3] |= np.uint8(1 << (i & 7))
-        elif n == -1:
+        elif n == NULL:
             nulls += 1
         else:
             return -1
@@ -210,7 +210,7 @@ def decode_column(buf: Bytes, off: Ints, length: Ints, kind: pa.DataType | None)
     if kind == JSON:
         text_off, text_length = np.empty_like(off), np.empty_like(length)
         if not _behind_version(buf, off, length, text_off, text_length):
-            raise protocol_error(8, 0)
+            raise protocol_error(WIDTH, 0)
         return _texts(buf, text_off, text_length, pa.string()).cast(kind)
     rows = length.size
     validity = np.zeros((rows + 7) >> 3, np.uint8)
@@ -227,7 +227,7 @@ def decode_column(buf: Bytes, off: Ints, length: Ints, kind: pa.DataType | None)
         out = np.empty(rows, _INTS[kind.bit_width // 8])
         nulls = int(_ints(buf, off, length, out, validity))
     if nulls < 0:
-        raise protocol_error(8, 0)
+        raise protocol_error(WIDTH, 0)
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         limits = np.iinfo(out.dtype)
         _from_1970(out, _DAYS if pa.types.is_date(kind) else _MICROSECONDS, limits.min, limits.max)

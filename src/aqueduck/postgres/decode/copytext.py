@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from aqueduck.postgres.decode.pgoutput import Bytes, Ints, protocol_error
+from aqueduck.postgres.decode.pgoutput import NULL, OK, TRUNCATED, WIDTH, Bytes, Ints, protocol_error
 
 __all__ = ["index_rows", "locate_cells"]
 
@@ -72,13 +72,13 @@ def _locate_cells(buf, rows, row_at, row_end, ncols, off, length):
         p = row_at[r]
         end = row_end[r] - 1  # the newline
         if end < p or buf[end] != 10:
-            return 7, p
+            return TRUNCATED, p
         for c in range(ncols):
             start = p
             out = p
             if p + 1 < end + 1 and buf[p] == 92 and buf[p + 1] == 78:  # \N
                 off[c, r] = 0
-                length[c, r] = -1
+                length[c, r] = NULL
                 p += 2
             else:
                 while p < end and buf[p] != 9 and buf[p] != 92:
@@ -88,7 +88,7 @@ def _locate_cells(buf, rows, row_at, row_end, ncols, off, length):
                     if buf[p] == 92:
                         p += 1
                         if p >= end:
-                            return 7, row_at[r]
+                            return TRUNCATED, row_at[r]
                         buf[out] = _unescape(buf[p])
                     else:
                         buf[out] = buf[p]
@@ -98,11 +98,11 @@ def _locate_cells(buf, rows, row_at, row_end, ncols, off, length):
                 length[c, r] = out - start
             if c + 1 < ncols:
                 if p >= end or buf[p] != 9:
-                    return 8, row_at[r]
+                    return WIDTH, row_at[r]
                 p += 1
         if p != end:
-            return 8, row_at[r]
-    return 0, 0
+            return WIDTH, row_at[r]
+    return OK, 0
 
 
 def locate_cells(buf: Bytes, rows: int, row_at: Ints, row_end: Ints, ncols: int) -> tuple[Ints, Ints]:

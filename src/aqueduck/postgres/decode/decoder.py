@@ -40,9 +40,7 @@ __all__ = [
     "warm_up",
 ]
 
-_RELATION = ord("R")
 _BYTES_SINCE_LSN = 29  # between the LSN in a message's header and the row in it
-_STREAM_START, _STREAM_STOP, _STREAM_COMMIT, _STREAM_ABORT = b"SEcA"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +235,7 @@ class Decoder:
         return Commit(int(self._index.tx_end[tx]), int(self._index.tx_ts[tx]), transactions)
 
     def _control(self, buf: wireformat.Bytes, c: int) -> Iterator[Run]:
-        if int(self._index.control_kind[c]) == _RELATION:
+        if int(self._index.control_kind[c]) == wireformat.RELATION:
             relation = messages.parse_relation(self._message(buf, c))
             self._described_here[relation.oid] = Description(relation, self.next_version)
             self._learn(relation)
@@ -268,16 +266,16 @@ class Decoder:
     def _bound(self, buf: wireformat.Bytes, c: int) -> Iterator[Run]:
         """Where a block of a streamed transaction begins or ends, or such a transaction ends."""
         kind, raw = int(self._index.control_kind[c]), self._message(buf, c)
-        if kind == _STREAM_START:
+        if kind == wireformat.STREAM_START:
             xid, first = messages.parse_stream_start(raw)
             if first:
                 self._streams[xid] = StreamedTransaction(xid)
             self._stream = self._streamed(xid)
-        elif kind == _STREAM_STOP:
+        elif kind == wireformat.STREAM_STOP:
             assert self._stream is not None, "checked when the buffer was indexed"
             self._stream.changes += int(self._index.control_seq[c])
             self._stream = None
-        elif kind == _STREAM_COMMIT:
+        elif kind == wireformat.STREAM_COMMIT:
             yield from self._finish(messages.parse_stream_commit(raw))
         else:
             xid, part = messages.parse_stream_abort(raw)
@@ -456,7 +454,9 @@ class Decoder:
 
 #: by the kind of a control message: whether it is a bound of streamed transactions
 _BOUNDS = np.zeros(256, np.bool_)
-_BOUNDS[[_STREAM_START, _STREAM_STOP, _STREAM_COMMIT, _STREAM_ABORT]] = True
+_BOUNDS[
+    [wireformat.STREAM_START, wireformat.STREAM_STOP, wireformat.STREAM_COMMIT, wireformat.STREAM_ABORT]
+] = True
 
 
 def _strings(buf: wireformat.Bytes, off: wireformat.Ints, length: wireformat.Ints) -> pa.Array:

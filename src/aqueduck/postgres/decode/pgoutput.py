@@ -5,7 +5,7 @@ Decode pgoutput, the wire format of PostgreSQL logical replication, into columns
 transactions and control messages (among them the bounds of the blocks in which a
 streamed transaction comes); `locate_cells()` finds every cell of the rows of
 one relation; `gather()` copies one column's cells into an Arrow-shaped buffer.  All
-three are numba kernels that release the GIL.
+three are numba kernels that release the GIL; names of numbers are frozen into them when they are compiled.
 
 Nothing here does I/O or remembers anything: the few messages that are not rows are read
 in `pgoutput_messages`, the relation cache is in `decoder`, the socket in `wire`.  Malformed
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from numba import njit
 
 from aqueduck.model.byte_copy import copy_bytes
+from aqueduck.model.changes import OLD_FULL, OLD_KEY, OLD_NONE, OP_DELETE, OP_INSERT, OP_UPDATE
 from aqueduck.model.errors import ProtocolError
 
 Bytes = npt.NDArray[np.uint8]
@@ -39,7 +40,7 @@ ABSENT = -3
 OK = 0
 FULL = 1  # output arrays are full; call again from `consumed`
 OTHER = 2  # a protocol message that is not CopyData stands at `consumed`
-BAD = 3  # malformed: see state[BAD_AT] and state[BAD_WHY]
+BAD = 3  # malformed: state[BAD_AT] says where, state[BAD_WHY] which of the reasons below
 
 # slots of the state vector that `index_frames` carries from buffer to buffer
 IN_TX, TX_LSN, TX_TS, TX_XID, NEXT_SEQ, IN_STREAM, WAL_END, REPLY, BAD_AT, BAD_WHY = range(10)
@@ -80,7 +81,15 @@ _WHY = (
     PREPARED,
 ) = range(15)
 
-_INSERT, _UPDATE, _DELETE = ord("I"), ord("U"), ord("D")
+# messages of the connection, then those of pgoutput within XLogData
+COPY_DATA, KEEPALIVE, XLOG_DATA = b"dkw"
+INSERT, UPDATE, DELETE, BEGIN, COMMIT, RELATION, TRUNCATE, ORIGIN, TYPE, MESSAGE = b"IUDBCRTOYM"
+STREAM_START, STREAM_STOP, STREAM_COMMIT, STREAM_ABORT = b"SEcA"  # protocol version 2
+BEGIN_PREPARE, PREPARE, COMMIT_PREPARED, ROLLBACK_PREPARED, STREAM_PREPARE = b"bPKrp"
+
+# tuples of a row message, and the cells in them
+NEW_TUPLE, OLD_TUPLE, OLD_KEY_TUPLE = b"NOK"
+TEXT_CELL, BINARY_CELL, NULL_CELL, UNCHANGED_CELL = b"tbnu"
 
 
 @dataclass(slots=True)
@@ -150,138 +159,155 @@ def _index_frames(
     txs = 0
     controls = 0
     pos = start
-    status = 0
-    if state[0] == 1:  # a transaction that began in an earlier buffer
-        tx_lsn[0] = state[1]
-        tx_ts[0] = state[2]
-        tx_xid[0] = state[3]
+    status = OK
+    if state[IN_TX] == 1:  # a transaction that began in an earlier buffer
+        tx_lsn[0] = state[TX_LSN]
+        tx_ts[0] = state[TX_TS]
+        tx_xid[0] = state[TX_XID]
         tx_end[0] = -1
         txs = 1
     while pos + 5 <= end:
-        if buf[pos] != 100:  # 'd'
-            status = 2
+        if buf[pos] != COPY_DATA:
+            status = OTHER
             break
         length = _u32(buf, pos + 1)
         stop = pos + 1 + length
         if length < 5 or length > 0x7FFFFFFF:
-            status, state[8], state[9] = 3, pos, 1
+            status, state[BAD_AT], state[BAD_WHY] = BAD, pos, SHORT
             break
         if stop > end:
             break
         if rows >= row_at.size or txs >= tx_lsn.size or controls >= control_at.size:
-            status = 1
+            status = FULL
             break
         kind = buf[pos + 5]
-        if kind == 107:  # 'k' keepalive
+        if kind == KEEPALIVE:
             if length < 22:
-                status, state[8], state[9] = 3, pos, 1
+                status, state[BAD_AT], state[BAD_WHY] = BAD, pos, SHORT
                 break
-            state[6] = max(state[6], _i64(buf, pos + 6))
+            state[WAL_END] = max(state[WAL_END], _i64(buf, pos + 6))
             if buf[pos + 22] != 0:
-                state[7] = 1
+                state[REPLY] = 1
             pos = stop
             continue
-        if kind != 119:  # 'w' XLogData
-            status, state[8], state[9] = 3, pos, 2
+        if kind != XLOG_DATA:
+            status, state[BAD_AT], state[BAD_WHY] = BAD, pos, UNKNOWN_COPY
             break
         if length < 30:
-            status, state[8], state[9] = 3, pos, 1
+            status, state[BAD_AT], state[BAD_WHY] = BAD, pos, SHORT
             break
         p = pos + 30
         what = buf[p]
         p += 1
-        if state[5] == 1 and (
-            what == 73 or what == 85 or what == 68 or what == 82 or what == 84 or what == 77 or what == 89
+        if state[IN_STREAM] == 1 and (
+            what == INSERT
+            or what == UPDATE
+            or what == DELETE
+            or what == RELATION
+            or what == TRUNCATE
+            or what == MESSAGE
+            or what == TYPE
         ):
             p += 4  # in a stream block these messages start with their xid
             if p > stop:
-                status, state[8], state[9] = 3, pos, 7
+                status, state[BAD_AT], state[BAD_WHY] = BAD, pos, TRUNCATED
                 break
-        if what == 73 or what == 85 or what == 68:  # I, U, D
-            if state[0] != 1 and state[5] != 1:
-                status, state[8], state[9] = 3, pos, 5
+        if what == INSERT or what == UPDATE or what == DELETE:
+            if state[IN_TX] != 1 and state[IN_STREAM] != 1:
+                status, state[BAD_AT], state[BAD_WHY] = BAD, pos, ROW_OUTSIDE
                 break
             if p + 5 > stop:
-                status, state[8], state[9] = 3, pos, 7
+                status, state[BAD_AT], state[BAD_WHY] = BAD, pos, TRUNCATED
                 break
             row_kind[rows] = what
             row_rel[rows] = _u32(buf, p)
             row_at[rows] = p + 4
             row_end[rows] = stop
             row_tx[rows] = txs - 1
-            row_seq[rows] = state[4]
-            if state[5] == 1:
+            row_seq[rows] = state[NEXT_SEQ]
+            if state[IN_STREAM] == 1:
                 row_xid[rows] = _u32(buf, p - 4)
-            state[4] += 1
+            state[NEXT_SEQ] += 1
             rows += 1
-        elif what == 66:  # B
-            if state[0] == 1 or state[5] == 1:
-                status, state[8], state[9] = 3, pos, 3
+        elif what == BEGIN:
+            if state[IN_TX] == 1 or state[IN_STREAM] == 1:
+                status, state[BAD_AT], state[BAD_WHY] = BAD, pos, SECOND_BEGIN
                 break
             if p + 20 != stop:
-                status, state[8], state[9] = 3, pos, 7
+                status, state[BAD_AT], state[BAD_WHY] = BAD, pos, TRUNCATED
                 break
-            state[0] = 1
-            state[1] = _i64(buf, p)
-            state[2] = _i64(buf, p + 8) + 946_684_800_000_000
-            state[3] = _u32(buf, p + 16)
-            state[4] = 0
-            tx_lsn[txs] = state[1]
-            tx_ts[txs] = state[2]
-            tx_xid[txs] = state[3]
+            state[IN_TX] = 1
+            state[TX_LSN] = _i64(buf, p)
+            state[TX_TS] = _i64(buf, p + 8) + PG_EPOCH_US
+            state[TX_XID] = _u32(buf, p + 16)
+            state[NEXT_SEQ] = 0
+            tx_lsn[txs] = state[TX_LSN]
+            tx_ts[txs] = state[TX_TS]
+            tx_xid[txs] = state[TX_XID]
             tx_end[txs] = -1
             txs += 1
-        elif what == 67:  # C
-            if state[0] != 1:
-                status, state[8], state[9] = 3, pos, 4
+        elif what == COMMIT:
+            if state[IN_TX] != 1:
+                status, state[BAD_AT], state[BAD_WHY] = BAD, pos, LONE_COMMIT
                 break
             if p + 25 != stop:
-                status, state[8], state[9] = 3, pos, 7
+                status, state[BAD_AT], state[BAD_WHY] = BAD, pos, TRUNCATED
                 break
-            state[0] = 0
+            state[IN_TX] = 0
             tx_end[txs - 1] = _i64(buf, p + 9)
             tx_rows[txs - 1] = rows
-        elif what == 82 or what == 84:  # R, T
+        elif what == RELATION or what == TRUNCATE:
             control_kind[controls] = what
             control_at[controls] = p
             control_end[controls] = stop
             control_rows[controls] = rows
             control_tx[controls] = txs - 1
-            control_seq[controls] = state[4]
+            control_seq[controls] = state[NEXT_SEQ]
             controls += 1
-            if what == 84 and p + 4 <= stop:
-                state[4] += _u32(buf, p)  # one change a relation
-        elif what == 79 or what == 89 or what == 77:  # O, Y, M carry nothing we keep
+            if what == TRUNCATE and p + 4 <= stop:
+                state[NEXT_SEQ] += _u32(buf, p)  # one change a relation
+        elif what == ORIGIN or what == TYPE or what == MESSAGE:  # nothing that we keep
             pass
-        elif what == 83 or what == 69 or what == 99 or what == 65:  # S, E, c, A: protocol version 2
+        elif what == STREAM_START or what == STREAM_STOP or what == STREAM_COMMIT or what == STREAM_ABORT:
             if streams == 0:
-                status, state[8], state[9] = 3, pos, 12
+                status, state[BAD_AT], state[BAD_WHY] = BAD, pos, STREAM
                 break
-            if state[0] == 1 or (state[5] == 1) != (what == 69):
-                status, state[8], state[9] = 3, pos, 13
+            if state[IN_TX] == 1 or (state[IN_STREAM] == 1) != (what == STREAM_STOP):
+                status, state[BAD_AT], state[BAD_WHY] = BAD, pos, STREAM_PLACE
                 break
-            size = 5 if what == 83 else (0 if what == 69 else (29 if what == 99 else 8))
+            if what == STREAM_START:
+                size = 5
+            elif what == STREAM_STOP:
+                size = 0
+            else:
+                size = 29 if what == STREAM_COMMIT else 8
             if p + size != stop:
-                status, state[8], state[9] = 3, pos, 7
+                status, state[BAD_AT], state[BAD_WHY] = BAD, pos, TRUNCATED
                 break
             control_kind[controls] = what
             control_at[controls] = p
             control_end[controls] = stop
             control_rows[controls] = rows
             control_tx[controls] = txs - 1
-            control_seq[controls] = state[4]
+            control_seq[controls] = state[NEXT_SEQ]
             controls += 1
-            if what == 83:
-                state[5], state[4] = 1, 0
-            elif what == 69:
-                state[5] = 0
-        elif what == 98 or what == 80 or what == 75 or what == 114 or what == 112:  # b, P, K, r, p
-            status, state[8], state[9] = 3, pos, 14
+            if what == STREAM_START:
+                state[IN_STREAM], state[NEXT_SEQ] = 1, 0
+            elif what == STREAM_STOP:
+                state[IN_STREAM] = 0
+        elif (
+            what == BEGIN_PREPARE
+            or what == PREPARE
+            or what == COMMIT_PREPARED
+            or what == ROLLBACK_PREPARED
+            or what == STREAM_PREPARE
+        ):
+            status, state[BAD_AT], state[BAD_WHY] = BAD, pos, PREPARED
             break
         else:
-            status, state[8], state[9] = 3, pos, 6
+            status, state[BAD_AT], state[BAD_WHY] = BAD, pos, UNKNOWN_KIND
             break
-        state[6] = max(state[6], _i64(buf, pos + 6))
+        state[WAL_END] = max(state[WAL_END], _i64(buf, pos + 6))
         pos = stop
     return status, pos, rows, txs, controls
 
@@ -311,33 +337,33 @@ def index_frames(
 def _tuple(buf, p, end, ncols, off, length, row):
     """Cells of one TupleData; returns the byte after it, or -(reason)."""
     if p + 2 > end:
-        return -7
+        return -TRUNCATED
     if _u16(buf, p) != ncols:
-        return -8
+        return -WIDTH
     p += 2
     for c in range(ncols):
         if p >= end:
-            return -7
+            return -TRUNCATED
         kind = buf[p]
         p += 1
-        if kind == 116 or kind == 98:  # 't' text, 'b' binary
+        if kind == TEXT_CELL or kind == BINARY_CELL:
             if p + 4 > end:
-                return -7
+                return -TRUNCATED
             n = _u32(buf, p)
             p += 4
             if p + n > end:
-                return -7
+                return -TRUNCATED
             off[c, row] = p
             length[c, row] = n
             p += n
-        elif kind == 110:  # 'n'
+        elif kind == NULL_CELL:
             off[c, row] = 0
-            length[c, row] = -1
-        elif kind == 117:  # 'u'
+            length[c, row] = NULL
+        elif kind == UNCHANGED_CELL:
             off[c, row] = 0
-            length[c, row] = -2
+            length[c, row] = UNCHANGED
         else:
-            return -9
+            return -CELL
     return p
 
 
@@ -378,49 +404,49 @@ def _locate_cells(
         p = row_at[m]
         end = row_end[m]
         what = row_kind[m]
-        old[i] = 0
+        old[i] = OLD_NONE
         key_changed[i] = 0
         unchanged[i] = 0
         for c in range(ncols):
-            n_len[c, i] = -3
-            o_len[c, i] = -3
-        op[i] = 1
-        if what != 73:
-            op[i] = 2 if what == 85 else 3
+            n_len[c, i] = ABSENT
+            o_len[c, i] = ABSENT
+        op[i] = OP_INSERT
+        if what != INSERT:
+            op[i] = OP_UPDATE if what == UPDATE else OP_DELETE
             mark = buf[p] if p < end else 0
-            if mark == 75 or mark == 79:  # K, O
-                old[i] = 1 if mark == 75 else 2
+            if mark == OLD_KEY_TUPLE or mark == OLD_TUPLE:
+                old[i] = OLD_KEY if mark == OLD_KEY_TUPLE else OLD_FULL
                 p = _tuple(buf, p + 1, end, ncols, o_off, o_len, i)
                 if p < 0:
                     return -p, row_at[m], 0
-                if mark == 75:
+                if mark == OLD_KEY_TUPLE:
                     for c in range(ncols):
                         if key[c] == 0:
-                            o_len[c, i] = -3
-            elif what == 68:
-                return 11, row_at[m], 0
-        if what != 68:
-            if p >= end or buf[p] != 78:  # N
-                return 11, row_at[m], 0
+                            o_len[c, i] = ABSENT
+            elif what == DELETE:
+                return TUPLE, row_at[m], 0
+        if what != DELETE:
+            if p >= end or buf[p] != NEW_TUPLE:
+                return TUPLE, row_at[m], 0
             p = _tuple(buf, p + 1, end, ncols, n_off, n_len, i)
             if p < 0:
                 return -p, row_at[m], 0
             for c in range(ncols):
-                if n_len[c, i] == -2:
-                    if old[i] != 0 and o_len[c, i] >= -1:
+                if n_len[c, i] == UNCHANGED:
+                    if old[i] != OLD_NONE and o_len[c, i] >= NULL:
                         n_off[c, i] = o_off[c, i]
                         n_len[c, i] = o_len[c, i]
                     else:
                         unchanged[i] += 1
                         cells_unchanged += 1
-            if what == 85 and old[i] != 0:
+            if what == UPDATE and old[i] != OLD_NONE:
                 for c in range(ncols):
-                    if key[c] != 0 and n_len[c, i] != -2:
+                    if key[c] != 0 and n_len[c, i] != UNCHANGED:
                         if not _same(buf, o_off[c, i], o_len[c, i], n_off[c, i], n_len[c, i]):
                             key_changed[i] = 1
         if p != end:
-            return 10, row_at[m], 0
-    return 0, 0, cells_unchanged
+            return LEFTOVER, row_at[m], 0
+    return OK, 0, cells_unchanged
 
 
 @dataclass(slots=True)
@@ -500,7 +526,7 @@ def _unchanged_lists(length, counts, offsets, values):
     for i in range(counts.size):
         if counts[i] > 0:
             for c in range(length.shape[0]):
-                if length[c, i] == -2:
+                if length[c, i] == UNCHANGED:
                     values[at] = c
                     at += 1
         offsets[i + 1] = at

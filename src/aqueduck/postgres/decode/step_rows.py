@@ -17,14 +17,15 @@ from numba import njit
 
 from aqueduck.model.byte_copy import copy_bytes
 from aqueduck.model.errors import ProtocolError
-from aqueduck.postgres.decode.pgoutput import Bytes, _i64, _u32
+from aqueduck.postgres.decode.pgoutput import BEGIN, COMMIT, COPY_DATA, RELATION, XLOG_DATA, Bytes, _i64, _u32
 
 __all__ = ["StepRows", "frame_of", "keepalive_frame"]
 
 # what stopped the kernel
-MORE, FULL, OTHER, RELATION, WANTED, BAD = range(6)
+MORE, FULL, OTHER, RELATION_NEXT, WANTED, BAD = range(6)
 # slots of its state
 SKIP_TO, SKIPPING, HOLDING, END, AT, STOP = range(6)
+STATE_SLOTS = 6
 
 _HEAD = struct.Struct("!cIcQQQ")
 
@@ -53,11 +54,11 @@ def _frames(raw, start, end, out, state):
     pos = start
     at = 0
     while pos + 5 <= end:
-        if raw[pos] != 100:  # 'd'
-            return 2, pos, at
+        if raw[pos] != COPY_DATA:
+            return OTHER, pos, at
         stop = pos + 1 + _u32(raw, pos + 1)
         if stop > end:
-            return 0, pos, at
+            return MORE, pos, at
         p = pos + 5
         if stop - p >= 19 and raw[p] == 80:  # PGCOPY…: the header comes with the first row
             p += 19
@@ -65,45 +66,45 @@ def _frames(raw, start, end, out, state):
             pos = stop
             continue
         if stop - p < 19 or raw[p] != 0 or raw[p + 1] != 2 or _u32(raw, p + 2) != 8:
-            return 5, pos, at
+            return BAD, pos, at
         data = p + 18
         n = stop - data
         if _u32(raw, p + 14) != n:
-            return 5, pos, at
+            return BAD, pos, at
         what = raw[data]
-        if what == 82:  # R
-            state[4], state[5] = data, stop
-            return 3, pos, at
-        if what == 66 and n == 21:  # B: its commit's position tells whether it was read before
-            state[1] = 1 if _i64(raw, data + 1) < state[0] else 0
-        if what == 67 and n == 26:  # C
-            state[3] = max(state[3], _i64(raw, data + 10))
-        if state[1] == 1:
-            if what == 67:
-                state[1] = 0
+        if what == RELATION:
+            state[AT], state[STOP] = data, stop
+            return RELATION_NEXT, pos, at
+        if what == BEGIN and n == 21:  # its commit's position tells whether it was read before
+            state[SKIPPING] = 1 if _i64(raw, data + 1) < state[SKIP_TO] else 0
+        if what == COMMIT and n == 26:
+            state[END] = max(state[END], _i64(raw, data + 10))
+        if state[SKIPPING] == 1:
+            if what == COMMIT:
+                state[SKIPPING] = 0
             pos = stop
             continue
         if at + 30 + n > out.size:
-            return 1, pos, at
-        out[at] = 100
+            return FULL, pos, at
+        out[at] = COPY_DATA
         _put32(out, at + 1, n + 29)
-        out[at + 5] = 119  # 'w'
+        out[at + 5] = XLOG_DATA
         for i in range(8):
             out[at + 6 + i] = raw[p + 6 + i]
             out[at + 14 + i] = raw[p + 6 + i]
             out[at + 22 + i] = 0
         at = copy_bytes(raw, data, stop, out, at + 30)
         pos = stop
-        if what == 66 and state[2] == 1:
-            return 4, pos, at
-    return 0, pos, at
+        if what == BEGIN and state[HOLDING] == 1:
+            return WANTED, pos, at
+    return MORE, pos, at
 
 
 class StepRows:
     """Frames of one reader's steps; remembers what it read, and how relations were described."""
 
     def __init__(self, position: int) -> None:
-        self._state = np.zeros(6, np.int64)
+        self._state = np.zeros(STATE_SLOTS, np.int64)
         self._state[SKIP_TO] = self._state[END] = position
         self._described: dict[int, bytes] = {}
         self._in_step: set[int] = set()
@@ -150,7 +151,7 @@ class StepRows:
             if status in (MORE, OTHER):
                 return int(used), found, status == OTHER
             start = int(used)
-            if status == RELATION:
+            if status == RELATION_NEXT:
                 data, start = int(self._state[AT]), int(self._state[STOP])
                 self._take_relation(bytes(raw[data:start]), found)
             elif status == WANTED:

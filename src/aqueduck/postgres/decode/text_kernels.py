@@ -22,7 +22,25 @@ import numpy.typing as npt
 from numba import njit
 
 from aqueduck.model.byte_copy import copy_bytes
-from aqueduck.postgres.decode.pgoutput import Bytes, _i64, _u32
+from aqueduck.postgres.decode.pgoutput import (
+    BEGIN,
+    COMMIT,
+    COPY_DATA,
+    DELETE,
+    INSERT,
+    NEW_TUPLE,
+    NULL_CELL,
+    OLD_KEY_TUPLE,
+    OLD_TUPLE,
+    TEXT_CELL,
+    TRUNCATE,
+    UNCHANGED_CELL,
+    UPDATE,
+    XLOG_DATA,
+    Bytes,
+    _i64,
+    _u32,
+)
 
 __all__ = ["TextTable", "TextTables", "commits", "frames", "parse_line", "parse_truncate", "walk"]
 
@@ -35,6 +53,8 @@ DONE, FULL, UNKNOWN, TRUNCATES, BAD = range(5)
 # slots of its state
 AT, TX, SKIP_TO, SKIPPING, LINE, LINE_END, LEARNT, OPEN = range(8)
 STATE_SLOTS = 8
+# what stopped the reading of a value or a tuple, instead of the place after it
+OTHER_COLUMNS, MALFORMED = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +98,7 @@ def _texts(texts: Sequence[bytes]) -> Texts:
 @njit(cache=True, nogil=True)
 def _walk(raw, pos, end):
     while pos + 5 <= end:
-        if raw[pos] != 100:
+        if raw[pos] != COPY_DATA:
             return pos, True
         stop = pos + 1 + _u32(raw, pos + 1)
         if stop > end:
@@ -242,9 +262,9 @@ def _same_name(raw, a, b, known, first, last):
 
 @njit(cache=True, nogil=True)
 def _value(raw, p, end, out, at, write):
-    """Copy the value at `p` as a cell; returns (after the value, after the cell), or -1 if it is malformed."""
+    """Copy the value at `p` as a cell; returns (after the value, after the cell), or MALFORMED."""
     if p >= end:
-        return -1, at
+        return MALFORMED, at
     quoted = p
     if raw[p] == 66 and p + 1 < end and raw[p + 1] == 39:  # B'…'
         quoted = p + 1
@@ -253,7 +273,7 @@ def _value(raw, p, end, out, at, write):
         cell = at + 5
         while True:
             if q >= end:
-                return -1, at
+                return MALFORMED, at
             if raw[q] == 39:
                 if q + 1 < end and raw[q + 1] == 39:
                     q += 1
@@ -264,7 +284,7 @@ def _value(raw, p, end, out, at, write):
             cell += 1
             q += 1
         if write:
-            out[at] = 116
+            out[at] = TEXT_CELL
             _put(out, at + 1, cell - at - 5, 4)
         return q + 1, cell
     q = p
@@ -272,19 +292,19 @@ def _value(raw, p, end, out, at, write):
         q += 1
     n = q - p
     if n == 0:
-        return -1, at
+        return MALFORMED, at
     if n == 4 and raw[p] == 110 and raw[p + 1] == 117:  # null
         if write:
-            out[at] = 110
+            out[at] = NULL_CELL
         return q, at + 1
     if raw[p] == 117:  # unchanged-toast-datum
         if write:
-            out[at] = 117
+            out[at] = UNCHANGED_CELL
         return q, at + 1
     if (n == 4 and raw[p] == 116) or (n == 5 and raw[p] == 102):  # true, false
         n = 1
     if write:
-        out[at] = 116
+        out[at] = TEXT_CELL
         _put(out, at + 1, n, 4)
         copy_bytes(raw, p, p + n, out, at + 5)
     return q, at + 5 + n
@@ -297,7 +317,7 @@ def _tuple(raw, p, end, out, at, names, own, columns, places, kept, types, kinds
 
     ``own[i]:own[i + 1]`` is where the name of column i is in `names`.  Of a `whole` row all columns are there, with the types that they
     had, ``types[kinds:last_kind]``; of an old image some are left out.
-    -1 as the first result says that the columns are others, -2 that the line is malformed.
+    OTHER_COLUMNS or MALFORMED as the first result says what is wrong.
     """
     at = _put(out, at, kept, 2)
     done = 0
@@ -306,16 +326,16 @@ def _tuple(raw, p, end, out, at, names, own, columns, places, kept, types, kinds
         a = p + 1
         b = _name_end(raw, a, end)
         if b >= end or raw[b] != 91:
-            return -2, at
+            return MALFORMED, at
         value = _type_end(raw, b + 1, end)
         if value >= end or raw[value] != 58:
-            return -2, at
+            return MALFORMED, at
         if whole:
             after_kind = kinds + value - b
             if number >= columns or not _same_name(raw, a, b, names, own[number], own[number + 1]):
-                return -1, at
+                return OTHER_COLUMNS, at
             if after_kind > last_kind or not _same(raw, b, value, types, kinds, after_kind):
-                return -1, at
+                return OTHER_COLUMNS, at
             kinds = after_kind
         else:
             place = number
@@ -326,26 +346,26 @@ def _tuple(raw, p, end, out, at, names, own, columns, places, kept, types, kinds
             elif lenient:
                 p, _ = _value(raw, value + 1, end, out, at, False)
                 if p < 0:
-                    return -2, at
+                    return MALFORMED, at
                 continue
             else:
-                return -1, at
+                return OTHER_COLUMNS, at
         to = places[number]
         number += 1
         while to >= 0 and done < to:
-            out[at] = 110
+            out[at] = NULL_CELL
             at += 1
             done += 1
         p, after = _value(raw, value + 1, end, out, at, to >= 0)
         if p < 0:
-            return -2, at
+            return MALFORMED, at
         if to >= 0:
             at = after
             done += 1
     if whole and (number != columns or kinds != last_kind):
-        return -1, at
+        return OTHER_COLUMNS, at
     while done < kept:
-        out[at] = 110
+        out[at] = NULL_CELL
         at += 1
         done += 1
     return p, at
@@ -356,68 +376,68 @@ def _change(raw, a, end, out, at, heads, ends, facts, types, kinds, starts, name
     """A line about rows as a message; returns (status, after what was written); DONE stands for all is well."""
     p = _name_end(raw, a + 6, end)
     if p >= end:
-        return 4, at
+        return BAD, at
     if raw[p] == 44:  # ,
-        return 3, at
+        return TRUNCATES, at
     if p + 10 >= end:
-        return 4, at
+        return BAD, at
     op = raw[p + 2]
-    if op == 84:  # T
-        return 3, at
-    if op != 73 and op != 85 and op != 68:  # I, U, D
-        return 4, at
+    if op == TRUNCATE:
+        return TRUNCATES, at
+    if op != INSERT and op != UPDATE and op != DELETE:
+        return BAD, at
     t = 0
     while t < ends.size - 1 and not _same(raw, a + 6, p, heads, ends[t], ends[t + 1]):
         t += 1
     if t == ends.size - 1:
-        return 2, at
+        return UNKNOWN, at
     if facts[t, 0] == 0:
-        return 0, at
+        return DONE, at
     full, kept = facts[t, 1], facts[t, 2]
     columns = starts[t + 1] - starts[t]
     mine, to = own[starts[t] :], places[starts[t] : starts[t + 1]]
     first, last = kinds[t], kinds[t + 1]
     p += 9  # :_INSERT:
     if raw[p + 1] == 40:  # (no-tuple-data)
-        return 0, at
+        return DONE, at
     start = at
     at += 30
     out[at] = op
     at = _put(out, at + 1, facts[t, 0], 4)
-    if op == 68 or (end - p > 9 and raw[p + 1] == 111 and raw[p + 4] == 45):  # D, _old-
-        if op != 68:
+    if op == DELETE or (end - p > 9 and raw[p + 1] == 111 and raw[p + 4] == 45):  # _old-
+        if op != DELETE:
             p += 9  # _old-key:
-        out[at] = 79 if full else 75
+        out[at] = OLD_TUPLE if full else OLD_KEY_TUPLE
         p, at = _tuple(
             raw, p, end, out, at + 1, names, mine, columns, to, kept, types, first, last, False, lenient
         )
         if p < 0:
-            return 4 if p == -2 else 2, start
-        if op == 85:
+            return BAD if p == MALFORMED else UNKNOWN, start
+        if op == UPDATE:
             p += 11  # _new-tuple:
             if p + 1 >= end:
-                return 4, start
+                return BAD, start
             if raw[p + 1] == 40:
-                return 0, start
-    if op != 68:
-        out[at] = 78
+                return DONE, start
+    if op != DELETE:
+        out[at] = NEW_TUPLE
         p, at = _tuple(
             raw, p, end, out, at + 1, names, mine, columns, to, kept, types, first, last, True, lenient
         )
         if p < 0:
-            return 4 if p == -2 or lenient else 2, start
+            return BAD if p == MALFORMED or lenient else UNKNOWN, start
     if p != end:
-        return 4, start
+        return BAD, start
     _head(raw, a, out, start, at)
-    return 0, at
+    return DONE, at
 
 
 @njit(cache=True, nogil=True)
 def _head(raw, a, out, start, at):
     """The header of the stream's message, with the row's position."""
-    out[start] = 100
+    out[start] = COPY_DATA
     _put(out, start + 1, at - start - 1, 4)
-    out[start + 5] = 119
+    out[start + 5] = XLOG_DATA
     for i in range(8):
         out[start + 6 + i] = out[start + 14 + i] = raw[a - 12 + i]
         out[start + 22 + i] = 0
@@ -429,42 +449,42 @@ def _frames(raw, commits, out, state, heads, ends, facts, types, kinds, starts, 
     widest = 0
     for t in range(ends.size - 1):
         widest = max(widest, starts[t + 1] - starts[t])
-    while state[0] + 5 <= raw.size:
-        pos = state[0]
+    while state[AT] + 5 <= raw.size:
+        pos = state[AT]
         a, stop = _line(raw, pos)
-        state[4], state[5] = a, stop
+        state[LINE], state[LINE_END] = a, stop
         if a <= 0:
             if a < 0:
-                return 4, at
-            state[0] = stop
+                return BAD, at
+            state[AT] = stop
             continue
         if at + 2 * (stop - a) + 128 + 4 * widest > out.size:
-            return 1, at
+            return FULL, at
         what = raw[a]
-        if what == 66:  # BEGIN
-            tx = state[1]
-            if tx >= commits.shape[0] or state[7] == 1:
-                return 4, at
-            state[7] = 1
-            state[3] = 1 if commits[tx, 0] <= state[2] else 0
-            if state[3] == 0:
+        if what == BEGIN:
+            tx = state[TX]
+            if tx >= commits.shape[0] or state[OPEN] == 1:
+                return BAD, at
+            state[OPEN] = 1
+            state[SKIPPING] = 1 if commits[tx, 0] <= state[SKIP_TO] else 0
+            if state[SKIPPING] == 0:
                 xid, _ = _number(raw, a + 6, stop)
                 end = at + 30
-                out[end] = 66
+                out[end] = BEGIN
                 end = _put(out, end + 1, commits[tx, 0] - 1, 8)
                 end = _put(out, end, commits[tx, 1], 8)
                 end = _put(out, end, xid, 4)
                 _head(raw, a, out, at, end)
                 at = end
-        elif what == 67:  # COMMIT
-            tx = state[1]
-            if tx >= commits.shape[0] or state[7] == 0:
-                return 4, at
-            state[7] = 0
-            state[1] += 1
-            if state[3] == 0:
+        elif what == COMMIT:
+            tx = state[TX]
+            if tx >= commits.shape[0] or state[OPEN] == 0:
+                return BAD, at
+            state[OPEN] = 0
+            state[TX] += 1
+            if state[SKIPPING] == 0:
                 end = at + 30
-                out[end] = 67
+                out[end] = COMMIT
                 out[end + 1] = 0
                 end = _put(out, end + 2, commits[tx, 0] - 1, 8)
                 end = _put(out, end, commits[tx, 0], 8)
@@ -472,10 +492,10 @@ def _frames(raw, commits, out, state, heads, ends, facts, types, kinds, starts, 
                 _head(raw, a, out, at, end)
                 at = end
         elif what == 116:  # table
-            if state[7] == 0:
-                return 4, at
-            if state[3] == 0:
-                lenient = state[6] == pos + 1
+            if state[OPEN] == 0:
+                return BAD, at
+            if state[SKIPPING] == 0:
+                lenient = state[LEARNT] == pos + 1
                 status, at = _change(
                     raw,
                     a,
@@ -493,18 +513,18 @@ def _frames(raw, commits, out, state, heads, ends, facts, types, kinds, starts, 
                     places,
                     lenient,
                 )
-                if status == 2:
-                    state[6] = pos + 1
-                    return 2, at
-                if status == 4:
-                    return 4, at
-                if status == 3:
-                    state[0] = stop
-                    return 3, at
+                if status == UNKNOWN:
+                    state[LEARNT] = pos + 1
+                    return UNKNOWN, at
+                if status == BAD:
+                    return BAD, at
+                if status == TRUNCATES:
+                    state[AT] = stop
+                    return TRUNCATES, at
         elif what != 109:  # message
-            return 4, at
-        state[0] = stop
-    return 0, at
+            return BAD, at
+        state[AT] = stop
+    return DONE, at
 
 
 def frames(raw: Bytes, commits: Ints, tables: TextTables, out: Bytes, state: Ints) -> tuple[int, int]:
