@@ -102,7 +102,7 @@ def read_slot(path: Path) -> SlotMark | None:
 
 
 def note_position(path: Path, position: int) -> None:
-    """Write a position; by the file `durable`, the driver tells the capture the lake's position."""
+    """Write a position; by the file `durable`, the driver tells the capture the lake's position: see `Stage.release`."""
     write_note(path, lsn_text(position))
 
 

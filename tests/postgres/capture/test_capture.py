@@ -300,7 +300,7 @@ def test_a_slot_that_is_let_go_is_taken(
     wait_until(
         lambda: db.value("select active from pg_replication_slots where slot_name = 's'"), "the first has it"
     )
-    monkeypatch.setattr("aqueduck.postgres.capture.capture.open_reader", opened)
+    monkeypatch.setattr("aqueduck.postgres.capture.slot_use.open_reader", opened)
     second = start(db, slot_retries=10)
     wait_until(lambda: len(refused) == 3, "the second is refused")
     first.capture.stop()

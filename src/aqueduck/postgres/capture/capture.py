@@ -288,7 +288,7 @@ class Capture(threading.Thread):
                 stream.send_status(received=max(self._seen, self._confirmed), confirmed=self._confirmed)
 
     def _take_durable(self, now: float) -> None:
-        """Spark tells a source that a batch is done only when the next one begins; the driver tells us at once."""
+        """The driver's word that a batch is durable: one of two routes, see `Stage.release`."""
         if now - self._durable_asked_at < 0.05:
             return
         self._durable_asked_at = now

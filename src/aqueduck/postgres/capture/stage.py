@@ -208,7 +208,17 @@ class Stage:
             return tuple(c for c in self._cuts if after < c.position <= upto)
 
     def release(self, upto: int) -> None:
-        """Everything up to here is durable in the lake: forget it."""
+        """
+        Everything up to here is durable: forget it, and let the slot be confirmed that far.
+
+        Two routes lead here.  They say the same, in either order, and the later one changes nothing:
+
+        * the state file `durable`, which the driver of `sync` and `events` writes right after its commit
+          (`Capture._take_durable`): Spark's word comes only with the next batch, and until then the server would
+          keep WAL that nobody needs;
+        * `commit` of the source (`SlotReader.commit`), the only word where there is no such driver: in
+          `postgres_cdc`, whose truth is Spark's checkpoint, and in `aqueduck tail`.
+        """
         with self.changed:
             self.durable = max(self.durable, upto)
             while self._cuts and self._cuts[0].position <= upto:

@@ -134,6 +134,7 @@ class SlotReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[S]
         return 0.1
 
     def commit(self, end: dict[str, Any]) -> None:
+        """Spark's word that a batch is durable: one of two routes, see `Stage.release`."""
         faults.point("capture.before_confirm")
         stage, _ = self._started()
         stage.release(int(end["position"]))
