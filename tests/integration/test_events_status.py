@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from aqueduck.cli.commands import app
 from aqueduck.config.events import load_events
 from aqueduck.config.server import ServerConfig
+from aqueduck.events.overview import EventsOverviews
 from aqueduck.events.run import run_events
 from aqueduck.events.service import EventsService
-from aqueduck.events.status import EventsOverviews
 from aqueduck.model.errors import AqueduckError, ServerStartError
 from aqueduck.web.server import serve
 from tests.fix_events import Flow

@@ -22,7 +22,7 @@ from aqueduck.model.lifecycle import (
     ErrorClass,
     Failure,
     Lifecycle,
-    TableState,
+    SyncState,
     classify,
     fail,
     retry_delay,
@@ -31,21 +31,21 @@ from aqueduck.model.lifecycle import (
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
-PENDING, SNAPSHOT, CATCHUP, STREAMING, ERRORED = TableState
+PENDING, SNAPSHOT, CATCHUP, STREAMING, ERRORED = SyncState
 ERRORS = [cls("message") for cls in error_codes().values()]
 
-states = st.sampled_from(list(TableState))
+states = st.sampled_from(list(SyncState))
 errors = st.sampled_from(ERRORS)
 
 
-def at(state: TableState) -> Lifecycle:
+def at(state: SyncState) -> Lifecycle:
     if state is ERRORED:
         return fail(Lifecycle(STREAMING, NOW), LakeWriteError("disk"), NOW)
     return Lifecycle(state, NOW)
 
 
 @given(states, errors)
-def test_every_table_can_fail_with_every_error(state: TableState, error: AqueduckError) -> None:
+def test_every_table_can_fail_with_every_error(state: SyncState, error: AqueduckError) -> None:
     """P-S03: the error is kept as text with its code, and counted."""
     before = at(state)
     after = fail(before, error, NOW + SECOND)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aqueduck.model.lifecycle import TableState
+from aqueduck.model.lifecycle import SyncState
 from aqueduck.overview.readiness import ProgressWatch
 from aqueduck.overview.values import CopyOverview, FlowOverview, Problem, SeedOverview
 from tests.web.made_up import BROKEN, START, destination, fanout, group, overview, sync, table
@@ -19,7 +19,7 @@ def look(watch: ProgressWatch, seconds: float, *flows: FlowOverview) -> list[str
 
 
 def copying(rows: int) -> Any:
-    return table("public.items", TableState.SNAPSHOT, copy=CopyOverview(rows=rows))
+    return table("public.items", SyncState.SNAPSHOT, copy=CopyOverview(rows=rows))
 
 
 def seeding(rows: int) -> SeedOverview:
@@ -91,7 +91,7 @@ def test_a_copy_that_moves_is_ready_and_one_that_does_not_is_named() -> None:
 def test_a_table_that_waits_for_its_turn_is_ready_while_another_is_copied() -> None:
     """Copies are few at a time: waiting is not standing still."""
     watch = ProgressWatch(60)
-    waiting = table("public.later", TableState.PENDING)
+    waiting = table("public.later", SyncState.PENDING)
     look(watch, 0, sync(group(copying(1), waiting)))
     assert look(watch, 61, sync(group(copying(2), waiting))) == []
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from aqueduck.model.errors import ConnectionLostError
-from aqueduck.model.lifecycle import TableState
+from aqueduck.model.lifecycle import SyncState
 from aqueduck.postgres.registry.registry import TableObservation
 from aqueduck.spark.query.copy_job import CopyJob
 from aqueduck.sync.observe import observe_group, observe_table, table_state
 from tests.fix_postgres import Database, wait_until
 from tests.whole_group import whole_group
 
-PENDING, SNAPSHOT, CATCHUP, STREAMING, ERRORED = TableState
+PENDING, SNAPSHOT, CATCHUP, STREAMING, ERRORED = SyncState
 
 #: As the docstring of `lifecycle` draws them.
 MOVES = {
@@ -26,8 +26,8 @@ MOVES = {
     (CATCHUP, STREAMING),
     (PENDING, STREAMING),
     (STREAMING, CATCHUP),
-    *((state, PENDING) for state in TableState if state is not PENDING),
-    *((state, ERRORED) for state in TableState if state is not ERRORED),
+    *((state, PENDING) for state in SyncState if state is not PENDING),
+    *((state, ERRORED) for state in SyncState if state is not ERRORED),
     (ERRORED, CATCHUP),
     (ERRORED, STREAMING),
 }
@@ -41,10 +41,10 @@ def test_a_table_goes_through_its_states_and_comes_to_rest(
     with whole_group(db, tmp_path, {"t": {}}) as group:
         runner, copier = group.runner, group.runner.copier
         [oid] = runner.tables
-        seen: list[TableState] = []
+        seen: list[SyncState] = []
         tries = itertools.count(1)
 
-        def look() -> TableState:
+        def look() -> SyncState:
             runner.refresh()
             seen.append(table_state(runner, oid))
             return seen[-1]

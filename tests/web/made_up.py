@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from aqueduck.model.errors import AqueduckError
-from aqueduck.model.lifecycle import TableState
+from aqueduck.model.lifecycle import SyncState
 from aqueduck.overview.values import (
     CopyOverview,
     DeliveryOverview,
@@ -36,7 +36,7 @@ MIB = 1 << 20
 
 
 def table(
-    source: str = "public.orders", state: TableState = TableState.STREAMING, **fields: Any
+    source: str = "public.orders", state: SyncState = SyncState.STREAMING, **fields: Any
 ) -> TableOverview:
     name = source.split(".")[-1]
     defaults: dict[str, Any] = {"group": "shop", "target": f"main.{name}", "rows_synced": 1_204_331}
@@ -98,13 +98,13 @@ IDENTICAL = VerifyOverview(verdict="identical", at=START, identical_at=START, de
 VERIFICATION = VerificationOverview(interval_seconds=21_600, deep=True, identical=1, never=2)
 COPYING = table(
     "public.items",
-    TableState.SNAPSHOT,
+    SyncState.SNAPSHOT,
     copy=CopyOverview(rows=410_000, bytes=41 * MIB, bytes_total=100 * MIB, share=0.41, seconds=12.0),
     parked_rows=1200,
     parked_bytes=MIB,
     parked_since=START,
 )
-BROKEN = table("public.prices", TableState.ERRORED, error=FAILED, failures=3, parked_rows=52, retry_at=START)
+BROKEN = table("public.prices", SyncState.ERRORED, error=FAILED, failures=3, parked_rows=52, retry_at=START)
 LAKE = LakeOverview(
     catalog="sqlite",
     snapshot_id=912,

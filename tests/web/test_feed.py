@@ -13,7 +13,7 @@ import pytest
 
 from aqueduck.config.server import ServerConfig
 from aqueduck.model.errors import LakeWriteError
-from aqueduck.model.lifecycle import TableState
+from aqueduck.model.lifecycle import SyncState
 from aqueduck.overview.values import DeliveryOverview
 from aqueduck.web.feed import Feed
 from aqueduck.web.server import serve
@@ -150,7 +150,7 @@ def test_events_follow_the_service(client: Client) -> None:
     stream = events(client)
     first = next(stream)
     assert first["set"]["table:shop/public.items"]["state"] == "SNAPSHOT"
-    client.stage.now = overview(sync(group(table("public.items", TableState.STREAMING))))
+    client.stage.now = overview(sync(group(table("public.items", SyncState.STREAMING))))
     for update in stream:
         if update["set"].get("table:shop/public.items", {}).get("state") == "STREAMING":
             break

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from aqueduck.config.server import ServerConfig
-from aqueduck.model.lifecycle import TableState
+from aqueduck.model.lifecycle import SyncState
 from aqueduck.overview.values import FanoutCounts, Problem, SeedOverview, VerificationOverview, VerifyOverview
 from aqueduck.web.server import serve
 from tests.web.conftest import TOKEN, Client
@@ -391,7 +391,7 @@ def test_everything_that_can_be_used_has_a_name(client: Client, open_page: Calla
 def test_names_are_text_and_never_markup(client: Client, open_page: Callable[..., Any]) -> None:
     """A table may be called anything."""
     odd = 'public."<img src=x onerror=alert(1)>"'
-    client.stage.now = overview(sync(group(table(odd, TableState.STREAMING))))
+    client.stage.now = overview(sync(group(table(odd, SyncState.STREAMING))))
     page = open_page(client.address)
     playwright.expect(row_of(page, odd)).to_be_visible()
     assert page.locator("#tables img").count() == 0

@@ -11,8 +11,9 @@ import structlog
 
 from aqueduck.config.events import EventsConfig
 from aqueduck.config.server import ServerConfig
+from aqueduck.events.overview import EventsOverviews
 from aqueduck.events.service import EventsService
-from aqueduck.events.status import EventsOverviews, note_error
+from aqueduck.events.status import note_error
 from aqueduck.model.errors import AqueduckError, ServerStartError, ServiceLockedError
 from aqueduck.model.schema import lsn_text
 from aqueduck.web.server import serve

@@ -24,7 +24,7 @@ __all__ = [
     "ErrorClass",
     "Failure",
     "Lifecycle",
-    "TableState",
+    "SyncState",
     "classify",
     "fail",
     "retry_delay",
@@ -34,8 +34,8 @@ __all__ = [
 FIRST_SECONDS, LONGEST_SECONDS = 30.0, 1800.0
 
 
-class TableState(enum.StrEnum):
-    """Where a table is, in the words that users see."""
+class SyncState(enum.StrEnum):
+    """Where a table is, in the words that users see; what the lake knows is a `TableState` of `lake.ledger.table_states`."""
 
     PENDING = "PENDING"
     """Known, and waits for its turn."""
@@ -76,7 +76,7 @@ class Failure:
 class Lifecycle:
     """A table's state and its history of failures since it last streamed."""
 
-    state: TableState
+    state: SyncState
     since: datetime
     failures: int = 0
     """How often in a row; back to zero when the table streams."""
@@ -91,8 +91,8 @@ def fail(life: Lifecycle, error: AqueduckError, now: datetime) -> Lifecycle:
     error_class = classify(error)
     wait = retry_delay(life.failures) if error_class is ErrorClass.TRANSIENT else None
     return Lifecycle(
-        TableState.ERRORED,
-        life.since if life.state is TableState.ERRORED else now,
+        SyncState.ERRORED,
+        life.since if life.state is SyncState.ERRORED else now,
         failures=life.failures + 1,
         failure=Failure(error.code, error_class, str(error)),
         retry_at=None if wait is None else now + wait,
@@ -101,7 +101,7 @@ def fail(life: Lifecycle, error: AqueduckError, now: datetime) -> Lifecycle:
 
 def retry_is_due(life: Lifecycle, now: datetime) -> bool:
     """Whether an errored table is to be tried again by itself now."""
-    return life.state is TableState.ERRORED and life.retry_at is not None and life.retry_at <= now
+    return life.state is SyncState.ERRORED and life.retry_at is not None and life.retry_at <= now
 
 
 def retry_delay(failures: int) -> timedelta:

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
-from aqueduck.model.lifecycle import TableState
+from aqueduck.model.lifecycle import SyncState
 from aqueduck.overview.values import (
     FlowOverview,
     GroupOverview,
@@ -360,7 +360,7 @@ def _of_group(group: GroupOverview) -> Iterator[Sample]:
 
 def _of_table(table: TableOverview) -> Iterator[Sample]:
     t = (table.group, table.source)
-    for state in TableState:
+    for state in SyncState:
         yield "aqueduck_table_state", (*t, state.value), int(table.state is state)
     for operation in ("insert", "update", "delete", "truncate"):
         yield "aqueduck_table_changes_total", (*t, operation), getattr(table, f"{operation}s")

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from aqueduck.model.errors import ConfigError
-from aqueduck.model.lifecycle import TableState
+from aqueduck.model.lifecycle import SyncState
 from aqueduck.overview.values import FlowOverview, GroupOverview, Overview
 
 __all__ = ["ProgressWatch", "Stalled"]
 
-_COPYING = (TableState.PENDING, TableState.SNAPSHOT)
+_COPYING = (SyncState.PENDING, SyncState.SNAPSHOT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,14 @@ What runs and how it fares, as plain values: the one picture that page, API, pro
              ├ errors, newest first
              └ processes
 
-`Overviews` is whoever can make the picture (for a service: `sync.overview`), `Actions` whoever can change
-what is wanted (`sync.actions`).  Names, counts, positions and our own messages are all there is in here:
+`Overviews` is whoever can make the picture (`overview` of each flow), `Actions` whoever can change
+what is wanted (`sync.actions`).
+
+Two things with similar names come before it.  `status` of a flow has the counters of the running service: it changes them,
+and nobody outside sees them.  `observe` of `sync` makes rows of the registry of them, which SQL shows; the tables in
+the picture are these rows, so that SQL, API, page and metrics say the same.
+
+Names, counts, positions and our own messages are all there is in here:
 never a cell value, a connection string or a token.
 """
 
@@ -19,7 +25,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
 from typing import Any, Literal, Protocol
 
-from aqueduck.model.lifecycle import TableState
+from aqueduck.model.lifecycle import SyncState
 
 __all__ = [
     "Actions",
@@ -102,7 +108,7 @@ class TableOverview:
     group: str
     source: str
     target: str
-    state: TableState
+    state: SyncState
     mode: str = "upsert"
     source_column: str | None = None
     """In a target that several sources fill: the column that tells their rows apart."""

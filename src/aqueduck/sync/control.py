@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from aqueduck.config.sync import GroupConfig, SyncConfig
 from aqueduck.config.table_options import check_options
 from aqueduck.model.errors import AqueduckError, ConfigError, PrivilegeError, RegistryIncompleteError
-from aqueduck.model.lifecycle import ErrorClass, TableState
+from aqueduck.model.lifecycle import ErrorClass, SyncState
 from aqueduck.model.modes import MODES, TableMode
 from aqueduck.model.schema import TableName
 from aqueduck.postgres.registry import registry
@@ -108,7 +108,7 @@ class Wanted:
         return [
             replace(
                 row.observed,
-                state=TableState.ERRORED,
+                state=SyncState.ERRORED,
                 error_code=ConfigError.code,
                 error_class=ErrorClass.CONFIGURATION,
                 error_message=str(why),

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aqueduck.model.errors import AqueduckError, TableDisabledError
-from aqueduck.model.lifecycle import TableState as Life
-from aqueduck.model.lifecycle import classify
+from aqueduck.model.lifecycle import SyncState, classify
 from aqueduck.overview.verification import NEVER, in_words
 from aqueduck.postgres.registry.registry import GroupObservation, TableObservation, TableRow
 from aqueduck.sync.control import Wanted
@@ -32,22 +31,22 @@ __all__ = [
 ]
 
 
-def table_state(runner: GroupRunner, oid: int) -> Life:
+def table_state(runner: GroupRunner, oid: int) -> SyncState:
     """What people call the state of a table."""
     state = runner.states[oid]
     if oid in runner.book.disabled or _is_disabled(state.error):
-        return Life.PENDING
+        return SyncState.PENDING
     if state.error is not None or oid in runner.copier.schedule.failures:
-        return Life.ERRORED
+        return SyncState.ERRORED
     if not state.ready:
         copying = runner.copier.progress.of(oid)
-        return Life.PENDING if copying is None or copying.ended_at else Life.SNAPSHOT
+        return SyncState.PENDING if copying is None or copying.ended_at else SyncState.SNAPSHOT
     if stream_error(runner, oid) is not None:
-        return Life.ERRORED
+        return SyncState.ERRORED
     reached = max(runner.status.position, runner.status.seen)
     waits = state.copy_position > reached or runner.status.state == "retrying"
     waits = waits or runner.status.held or not runner.status.reading
-    return Life.CATCHUP if waits else Life.STREAMING
+    return SyncState.CATCHUP if waits else SyncState.STREAMING
 
 
 def stream_error(runner: GroupRunner, oid: int) -> AqueduckError | None:
@@ -87,7 +86,7 @@ def table_error(runner: GroupRunner, oid: int) -> str | None:
     life = runner.copier.schedule.failures.get(oid)
     if life is not None and life.failure is not None:
         return life.failure.message
-    if table_state(runner, oid) is not Life.ERRORED:
+    if table_state(runner, oid) is not SyncState.ERRORED:
         return None
     return runner.states[oid].error or str(stream_error(runner, oid))
 
@@ -129,7 +128,7 @@ def waiting_tables(wanted: Wanted, refused: Mapping[str, AqueduckError]) -> list
 
 
 def _waiting(seen: TableObservation) -> TableObservation:
-    return seen if seen.state is Life.ERRORED else replace(seen, state=Life.PENDING)
+    return seen if seen.state is SyncState.ERRORED else replace(seen, state=SyncState.PENDING)
 
 
 def errored_tables(wanted: Wanted, error: AqueduckError) -> list[TableObservation]:
@@ -213,9 +212,9 @@ def _with_waiting(seen: TableObservation, runner: GroupRunner, oid: int) -> Tabl
 
 def _with_failure(seen: TableObservation, runner: GroupRunner, oid: int) -> TableObservation:
     life = runner.copier.schedule.failures.get(oid)
-    if life is not None and seen.state is Life.ERRORED:
+    if life is not None and seen.state is SyncState.ERRORED:
         return seen.after(life)
-    if seen.state is not Life.ERRORED:
+    if seen.state is not SyncState.ERRORED:
         return seen
     error = runner.states[oid].error
     if error is not None:
@@ -227,7 +226,7 @@ def _with_failure(seen: TableObservation, runner: GroupRunner, oid: int) -> Tabl
 def _with_error(seen: TableObservation, error: AqueduckError) -> TableObservation:
     return replace(
         seen,
-        state=Life.ERRORED,
+        state=SyncState.ERRORED,
         error_code=error.code,
         error_class=classify(error),
         error_message=str(error),

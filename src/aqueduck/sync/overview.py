@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from aqueduck import __version__
 from aqueduck.lake.upkeep.health import read_health
 from aqueduck.model.errors import AqueduckError
-from aqueduck.model.lifecycle import TableState
+from aqueduck.model.lifecycle import SyncState
 from aqueduck.model.schema import lsn_text
 from aqueduck.overview.problems import Problems, difference
 from aqueduck.overview.processes import SLOW_SECONDS, processes
@@ -230,7 +230,7 @@ def _unlisted(runner: GroupRunner, oid: int) -> TableOverview:
 def _refused(wanted: Wanted, source: str) -> TableOverview:
     targets = {table.source: str(table.target_table) for table in wanted.group.tables}
     return TableOverview(
-        group=wanted.group.name, source=source, target=targets.get(source, ""), state=TableState.ERRORED
+        group=wanted.group.name, source=source, target=targets.get(source, ""), state=SyncState.ERRORED
     )
 
 
@@ -265,7 +265,7 @@ def _table(group: str, row: TableRow, seen: TableObservation) -> TableOverview:
 def _copy(seen: TableObservation) -> CopyOverview | None:
     if seen.copy_bytes_total is None:
         return None
-    done = seen.state not in (TableState.PENDING, TableState.SNAPSHOT)
+    done = seen.state not in (SyncState.PENDING, SyncState.SNAPSHOT)
     share = 1.0 if done else min(1.0, seen.copy_bytes / max(1, seen.copy_bytes_total))
     seconds = None
     if seen.copy_started_at is not None:

@@ -13,7 +13,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Request
 
 from aqueduck.model.errors import NotFoundError
-from aqueduck.model.lifecycle import TableState
+from aqueduck.model.lifecycle import SyncState
 from aqueduck.overview.values import (
     Actions,
     DestinationOverview,
@@ -69,9 +69,7 @@ Source = Annotated[a.Name, Path(description=a.SOURCE)]
 def readiness(served: Served) -> a.Readiness:
     """What `/readyz` says."""
     stalled = served.feed.stalled()
-    tables = (
-        t.source for t in served.overview.tables if t.state is TableState.ERRORED or t.error is not None
-    )
+    tables = (t.source for t in served.overview.tables if t.state is SyncState.ERRORED or t.error is not None)
     destinations = (d.name for d in served.overview.destinations if d.state == "errored")
     return a.Readiness(ready=not stalled, stalled=stalled, errored=(*tables, *destinations))
 

@@ -14,7 +14,7 @@ from aqueduck.model.errors import (
     PrivilegeError,
     SourceQueryError,
 )
-from aqueduck.model.lifecycle import TableState
+from aqueduck.model.lifecycle import SyncState
 from aqueduck.postgres.registry import registry_install
 from aqueduck.postgres.registry.registry import (
     TableObservation,
@@ -124,7 +124,7 @@ def test_a_role_that_may_not_install_learns_the_statement(any_db: Database, user
         run_all(any_db, caught.value.hint)
         assert install(conn)
         assert call(conn, "add_table", source="a") == 1
-        assert write_observed(conn, [TableObservation(id=1, state=TableState.SNAPSHOT)]) == 1
+        assert write_observed(conn, [TableObservation(id=1, state=SyncState.SNAPSHOT)]) == 1
 
 
 def test_a_schema_that_an_administrator_made_is_used(any_db: Database, user: str) -> None:

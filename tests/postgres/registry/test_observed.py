@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from aqueduck.model.errors import LakeWriteError, SourceQueryError
-from aqueduck.model.lifecycle import ErrorClass, Lifecycle, TableState, fail
+from aqueduck.model.lifecycle import ErrorClass, Lifecycle, SyncState, fail
 from aqueduck.postgres.catalog.tables import describe_table
 from aqueduck.postgres.registry import registry_install
 from aqueduck.postgres.registry.registry import (
@@ -33,7 +33,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def full_observation(number: int, group_id: int, oid: int) -> TableObservation:
-    life = fail(Lifecycle(TableState.STREAMING, NOW), LakeWriteError("disk", hint="make room"), NOW)
+    life = fail(Lifecycle(SyncState.STREAMING, NOW), LakeWriteError("disk", hint="make room"), NOW)
     return TableObservation(
         id=number, source_oid=oid, active_group_id=group_id, resync_done=1, retry_done=2, snapshot_lsn=1 << 40,
         applied_lsn=(1 << 64) - 1, rows_synced=1 << 40, queued_changes=3, queued_bytes=4,
@@ -67,7 +67,7 @@ def test_the_time_of_a_state_is_when_it_began(conn: Connection) -> None:
     pending = table(conn).state_since
     write_observed(conn, [TableObservation(id=added, rows_synced=1)])
     assert table(conn).state_since == pending
-    write_observed(conn, [TableObservation(id=added, state=TableState.SNAPSHOT)])
+    write_observed(conn, [TableObservation(id=added, state=SyncState.SNAPSHOT)])
     assert table(conn).state_since > pending
 
 

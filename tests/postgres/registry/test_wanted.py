@@ -19,7 +19,7 @@ from aqueduck.model.errors import (
     TableMissingError,
     TableRecreatedError,
 )
-from aqueduck.model.lifecycle import Lifecycle, TableState, fail
+from aqueduck.model.lifecycle import Lifecycle, SyncState, fail
 from aqueduck.model.modes import TableMode
 from aqueduck.model.schema import TableName, parse_table_name
 from aqueduck.postgres.catalog.tables import describe_table
@@ -53,7 +53,7 @@ def test_adding_a_table_is_one_call(conn: Connection) -> None:
         "upsert",
         True,
         True,
-        TableState.PENDING,
+        SyncState.PENDING,
     )
     assert row.observed.source_oid == describe_table(conn, "a").oid
 
@@ -239,7 +239,7 @@ def test_adding_a_table_that_was_created_again_is_consent(any_db: Database, conn
     call(conn, "add_table", **arguments)
     assert not table(conn).resync_wanted, "nobody has said yet that the lake has other rows"
     error = TableRecreatedError("it is another one")
-    failed = fail(Lifecycle(TableState.PENDING, datetime.now(UTC)), error, datetime.now(UTC))
+    failed = fail(Lifecycle(SyncState.PENDING, datetime.now(UTC)), error, datetime.now(UTC))
     write_observed(conn, [row.observed.after(failed)])
     reconcile_file(conn, config)
     assert not table(conn).resync_wanted

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aqueduck.model.lifecycle import TableState
+from aqueduck.model.lifecycle import SyncState
 from aqueduck.sync.group import GroupRunner
 from aqueduck.sync.observe import table_state
 from aqueduck.sync.watching.probe import STILL_SECONDS, Probe, Proof, Reading
@@ -31,7 +31,7 @@ def error_after(*taken: tuple[Probe, Reading]) -> str | None:
     return None if proof.error is None else proof.error.message
 
 
-def state(runner: GroupRunner, oid: int) -> TableState:
+def state(runner: GroupRunner, oid: int) -> SyncState:
     runner.refresh()
     return table_state(runner, oid)
 
@@ -83,18 +83,18 @@ def test_a_group_that_is_not_proven_is_not_shown_as_streaming(db: Database, tmp_
         runner.status.state = "streaming"
         [oid] = runner.tables
         watch.look(runner)
-        wait_until(lambda: state(runner, oid) is TableState.STREAMING, "it streams")
+        wait_until(lambda: state(runner, oid) is SyncState.STREAMING, "it streams")
         group.capture.stop()
         active = "select active from pg_replication_slots where slot_name = 'aqueduck_test'"
         wait_until(lambda: not db.value(active), "the slot is free")
         watch.look(runner)
         runner.proof._read_at -= LATE
         watch.look(runner)
-        assert state(runner, oid) is TableState.ERRORED
+        assert state(runner, oid) is SyncState.ERRORED
         group.restart_capture()
         wait_until(lambda: db.value(active), "the slot is read")
         watch.look(runner)
-        wait_until(lambda: state(runner, oid) is TableState.STREAMING, "it streams again")
+        wait_until(lambda: state(runner, oid) is SyncState.STREAMING, "it streams again")
 
 
 @pytest.mark.usefixtures("without_spark")

@@ -11,7 +11,7 @@ import pytest
 from aqueduck.config.sync import LakeConfig
 from aqueduck.lake.session.catalog import open_lake
 from aqueduck.model.errors import AqueduckError, TargetReplacedError
-from aqueduck.model.lifecycle import TableState as Life
+from aqueduck.model.lifecycle import SyncState
 from aqueduck.spark.query.copy_job import CopyJob
 from aqueduck.sync.control import Parting
 from aqueduck.sync.group_tables import remove_tables
@@ -54,7 +54,7 @@ def error_of(group: WholeGroup, name: str) -> str | None:
         if life is not None and life.failure is not None
         else group.runner.states[oid].error
     )
-    assert (text is not None) == (state is Life.ERRORED), (state, text)
+    assert (text is not None) == (state is SyncState.ERRORED), (state, text)
     error = None if text is None else AqueduckError.from_text(text)
     return None if error is None else error.code
 

@@ -2,7 +2,7 @@
 The state of each table of a group in the lake: whether its copy is complete, and as of which position.
 
 States are written in the same transactions as the data, so that a crash leaves no contradiction.  The states
-that users see (and their history) are derived from these in `sync`.
+that users see (`SyncState` of `model.lifecycle`) are derived from these in `sync.observe`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 
-from aqueduck.model.lifecycle import ErrorClass, Lifecycle, TableState
+from aqueduck.model.lifecycle import ErrorClass, Lifecycle, SyncState
 from aqueduck.model.modes import TableMode
 from aqueduck.model.schema import TableName, lsn_text, parse_lsn
 from aqueduck.postgres.registry.registry_install import change, registry_errors
@@ -74,7 +74,7 @@ class TableObservation:
     """
 
     id: int
-    state: TableState = TableState.PENDING
+    state: SyncState = SyncState.PENDING
     source_oid: int | None = None
     """`None` keeps what the registry has."""
     active_group_id: int | None = None
@@ -359,7 +359,7 @@ def _settings(values: Any) -> Settings:
 
 def _table_row(row: dict[str, Any]) -> TableRow:
     seen = _read_values(_TABLE_TYPES, row)
-    seen["state"] = TableState(seen["state"])
+    seen["state"] = SyncState(seen["state"])
     seen["error_class"] = seen["error_class"] and ErrorClass(seen["error_class"])
     return TableRow(
         id=row["id"],

@@ -12,8 +12,7 @@ from datetime import UTC, datetime
 
 from aqueduck.lake.ledger.table_states import TableState
 from aqueduck.model.errors import AqueduckError
-from aqueduck.model.lifecycle import Lifecycle, fail, retry_is_due
-from aqueduck.model.lifecycle import TableState as Life
+from aqueduck.model.lifecycle import Lifecycle, SyncState, fail, retry_is_due
 
 __all__ = ["CopySchedule", "Due", "Handover"]
 
@@ -78,7 +77,7 @@ class CopySchedule:
     def failed(self, oid: int, error: AqueduckError) -> None:
         """A table failed, in a copy or in a commit."""
         now = datetime.now(UTC)
-        self.failures[oid] = fail(self.failures.get(oid, Lifecycle(Life.PENDING, now)), error, now)
+        self.failures[oid] = fail(self.failures.get(oid, Lifecycle(SyncState.PENDING, now)), error, now)
 
     def failed_together(self, oids: Collection[int]) -> None:
         """One of several tables failed: each is copied alone, to see which."""
