@@ -25,6 +25,7 @@ from aqueduck.lake.session.engine import (
     is_remote,
     load_extension,
     new_connection,
+    one_transaction,
     open_store,
     trust_no_statistics,
 )
@@ -91,7 +92,7 @@ class SessionMemory:
 @dataclass
 class LakeSession:
     """
-    One connection to a lake, attached as `lake`.
+    One connection to a lake, attached as `lake`; `lake.session` says why there is a second kind of session.
 
     Threads may share it: a transaction blocks other threads until it ends.
     """
@@ -148,15 +149,8 @@ class LakeSession:
         """Run the block in one transaction, which becomes one lake snapshot or is rolled back."""
         with self._lock:
             self.inline(self.config.inline_rows)  # a failed transaction may have left another limit
-            self.execute("begin", doing="starting a lake transaction")
-            try:
+            with one_transaction(self.execute, self.con):
                 yield
-                self.execute("commit", doing="the lake's commit")
-            except BaseException:
-                # After a failed commit or a lost connection, the transaction has already ended.
-                with contextlib.suppress(duckdb.Error):
-                    self.con.execute("rollback")
-                raise
 
     def inline(self, rows: int) -> None:
         """Set the largest number of rows that one insert, update or delete inlines."""

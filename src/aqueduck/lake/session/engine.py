@@ -8,10 +8,12 @@ the lake.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import os
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import duckdb
@@ -25,6 +27,7 @@ __all__ = [
     "is_remote",
     "load_extension",
     "new_connection",
+    "one_transaction",
     "open_kernel",
     "open_store",
     "trust_no_statistics",
@@ -102,3 +105,17 @@ def _spill_directory() -> str:
     # DuckDB creates it when a query exceeds its memory, and removes it at the end.
     home = private_directory(Path(tempfile.gettempdir()) / f"aqueduck-{os.geteuid()}")
     return str(home / f"spill-{os.getpid()}-{next(_numbers)}")
+
+
+@contextlib.contextmanager
+def one_transaction(execute: Callable[..., object], con: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """Run the block in one transaction of `con`, which becomes one lake snapshot or is rolled back; `execute` runs its statements."""
+    execute("begin", doing="starting a lake transaction")
+    try:
+        yield
+        execute("commit", doing="the lake's commit")
+    except BaseException:
+        # After a failed commit or a lost connection, the transaction has already ended.
+        with contextlib.suppress(duckdb.Error):
+            con.execute("rollback")
+        raise

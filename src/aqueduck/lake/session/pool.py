@@ -1,9 +1,8 @@
 """
 A pool of lakes that are attached to one engine; the least recently used one is detached first.
 
-A worker of the fan-out has one DuckDB and attaches lakes as needed: this takes 30 ms per lake, while a separate
-engine takes 250 ms and more memory.  Each thread takes a session with `use`; a session
-that failed is discarded.  `catalog.LakeSession` is the session for a single lake.
+A worker of the fan-out has one DuckDB and attaches lakes as needed.  Each thread takes a session with `use`; a session
+that failed is discarded.  `catalog.LakeSession` is the session for a single lake; `lake.session` says why there are two.
 """
 
 from __future__ import annotations
@@ -24,7 +23,13 @@ import duckdb
 from aqueduck.config.lake_place import LakePlace
 from aqueduck.lake.session.catalog import access_options, attach, catalog_file, catalog_kind, extensions_for
 from aqueduck.lake.session.encryption import is_encrypted
-from aqueduck.lake.session.engine import is_remote, load_extension, new_connection, trust_no_statistics
+from aqueduck.lake.session.engine import (
+    is_remote,
+    load_extension,
+    new_connection,
+    one_transaction,
+    trust_no_statistics,
+)
 from aqueduck.lake.session.failures import classify_attach, lake_errors
 from aqueduck.lake.session.object_stores import as_directory, create_secret, tune_uploads
 from aqueduck.lake.session.sql import ident, literal, qualified
@@ -69,14 +74,8 @@ class PooledLake:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Run the block in one transaction, which becomes one lake snapshot or is rolled back."""
-        self.execute("begin", doing="starting a lake transaction")
-        try:
+        with one_transaction(self.execute, self.con):
             yield
-            self.execute("commit", doing="the lake's commit")
-        except BaseException:
-            with contextlib.suppress(duckdb.Error):
-                self.con.execute("rollback")
-            raise
 
 
 class LakePool:

@@ -1,6 +1,7 @@
 """
 The net effect of a write by key: the last row of each key, with the cells that it left out filled in.
 
+It is not the fold of `lake.fold`: that one reads segments of captured changes, this one the rows of a query.
 `folded_rows` creates a temporary table from an upsert's parts if they cannot be applied directly: because of
 repeated keys, deletes, truncates, or cells that were not sent because they did not change.  The driver runs it inside
 the transaction of the write (`table_write`).

@@ -24,7 +24,7 @@ class CaptureSettings:
     publication: str
     position: int
     directory: str
-    """Where the stage is, and the files by which driver and capture speak: see `notes`."""
+    """Where the stage is, and the files by which driver and capture speak: see `state_files`."""
     first_ord: int = 0
     """The number of the first change, if not the position: larger than those of earlier captures whose changes still wait."""
     lake: str = ""
