@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from aqueduck.model.errors import ProtocolError
 from aqueduck.model.schema import Column, TableSchema
-from aqueduck.postgres.decode.decoder import Commit, Decoder, Rows, Run, Truncate
+from aqueduck.postgres.decode.decoder import Commit, Decoder, Rows, Run, Truncate, commit_after, last_commit
 from aqueduck.postgres.decode.stream_tables import GivenTables
 from tests import pgoutput_encoder as encode
 from tests.pgoutput_encoder import UNCHANGED, EncodedTable
@@ -358,3 +358,17 @@ def test_a_mutated_stream_only_ever_raises_protocol_error(data: st.DataObject) -
         if isinstance(run, Rows):
             assert isinstance(run.batch, pa.RecordBatch)
             run.batch.validate()
+
+
+@pytest.mark.parametrize(
+    ("step", "chosen"),
+    [(None, [4]), (0, [0, 1, 2, 3, 4]), (1, [0, 2, 3, 4]), (4, [2, 4]), (5, [3, 4]), (100, [4])],
+)
+def test_commits_are_told_after_so_many_rows_and_at_the_end(step: int | None, chosen: list[int]) -> None:
+    """Whoever cuts at commits gets one as soon as there are `step` rows, and always the last."""
+    choice = last_commit if step is None else commit_after(step)
+    rows = np.array(
+        [12, 12, 14, 15, 15]
+    )  # before the end of each of five transactions, the first of which begins at 10
+    assert list(choice(rows, 10)) == chosen
+    assert list(choice(rows[:0], 10)) == []
