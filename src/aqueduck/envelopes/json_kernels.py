@@ -2,9 +2,8 @@
 Write changes as JSON text: numba kernels over the cells of a segment.
 
 `render()` runs a small *program* for each row: literals, the row's position and time, and images (sets
-of columns).  What the programs say, that is how an event looks, is decided in `json_events`; here are
-only bytes, and the values among them are written by `json_values`.  Nothing remembers anything, and text that its
-type does not write is reported by column, never shown.
+of columns).  `json_events` builds the programs, which define the form of an event.  `json_values` writes
+single values.  The kernels have no state.  Text that is not valid for its type is reported by column and never shown.
 """
 
 from __future__ import annotations
@@ -46,17 +45,17 @@ __all__ = [
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
-ARRAY = 16  # added to the kind of the elements
+ARRAY = 16  # added to the JSON kind of the elements
 
 # steps of a program
 LITERAL, LSN, LSN_NUMBER, TIME_MS, TIME_US, XID, SEQ, IMAGE, FIELDS = range(9)
 
-# what a cell is, besides its text
+# the state of a cell, besides its text
 VALUE, NULL, ABSENT = range(3)
 
 _UNCHANGED = np.frombuffer(b'"__unchanged_toast__":[', np.uint8)
 
-# The longest that a byte of text can become: \u00xx.
+# The most bytes that one byte of text can become: \u00xx.
 _GROWTH = 6
 _CELL_EXTRA = 8  # a comma, quotes, `null`
 _STEP_EXTRA = 40  # a position or a time
@@ -64,14 +63,14 @@ _STEP_EXTRA = 40  # a position or a time
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The steps for each variant of a row, and what they refer to."""
+    """The steps for each variant of a row, and the data that they refer to."""
 
     steps: Ints  # (code, argument)
     variant_from: Ints
     variant_to: Ints
     literals: Bytes
     literal_at: Ints
-    sets: Ints  # columns of all sets, one after the other
+    sets: Ints  # columns of all sets, concatenated
     set_at: Ints
     names: Bytes  # "name": of each column
     name_at: Ints
@@ -80,10 +79,10 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """The cells of some rows, and what else a program asks about a row."""
+    """The cells of some rows, and the other values that a program needs of a row."""
 
     text: Bytes
-    at: Ints  # [column, row]: where in `text`; one more entry than rows
+    at: Ints  # [column, row]: offset in `text`; one more entry than rows
     states: Bytes  # [column, row]: VALUE, NULL or ABSENT
     variant: npt.NDArray[np.int8]
     lsn: Ints
@@ -98,19 +97,19 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Lines, one after the other; `ends` says where each one ends."""
+    """Concatenated lines; `ends` has the end of each."""
 
     text: Bytes
     ends: Ints
     bad_column: int = -1
-    """The column whose text is not what its type writes, or -1."""
+    """The column whose text is not valid for its type, or -1."""
     space: Bytes | None = None
-    """What `text` is a part of."""
+    """The buffer of which `text` is a part."""
 
 
 @njit(cache=True, nogil=True)
 def _clean(text, start, stop):
-    """Whether nothing in a column has to be escaped."""
+    """Whether no text of a column needs an escape."""
     column = text[start:stop]
     found = 0
     for i in range(column.size):
@@ -123,7 +122,7 @@ def _clean(text, start, stop):
 def _fields(
     columns, first, stop, row, names, name_at, kinds, clean, text, at, states, out, place, scratch
 ):  # fmt: skip
-    """The columns of one image with a comma after each; returns (place, bad column or -1)."""
+    """Write the columns of one image with a comma after each; returns (end, invalid column or -1)."""
     absent = 0
     for k in range(first, stop):
         c = columns[k]
@@ -169,7 +168,7 @@ def _render(
     for c in range(kinds.size):
         clean[c] = _clean(text, at[c, 0], at[c, rows])
     place = 0
-    known_time, known_at, known_end = np.int64(-1), 0, 0  # most rows have the time of the row before
+    known_time, known_at, known_end = np.int64(-1), 0, 0  # most rows have the same time as the previous one
     for i in range(rows):
         for s in range(variant_from[variant[i]], variant_to[variant[i]]):
             code = steps[s, 0]
@@ -215,7 +214,7 @@ def _render(
 
 
 def render(program: Program, cells: Cells, space: Bytes | None = None) -> Rendered:
-    """Run the program for every row; into `space` if it is large enough, which spares the system a lot of paging."""
+    """Run the program for every row; write into `space` if it is large enough, which avoids page faults."""
     rows = cells.rows
     widest = int(np.max(program.variant_to - program.variant_from))
     fixed = widest * _STEP_EXTRA + program.literals.size + 2 * program.names.size + 64
@@ -243,7 +242,7 @@ def _gather(text, starts, stops, order, out, ends):
 
 
 def merge_lines(pieces: list[tuple[Rendered, Ints]]) -> tuple[Rendered, Ints]:
-    """Lines of several tables in the order of their changes; also that order, as indexes into all of them."""
+    """Merge lines of several tables in the order of their changes; also returns that order as indexes."""
     order = np.argsort(np.concatenate([ords for _, ords in pieces]), kind="stable")
     if len(pieces) == 1:
         return pieces[0][0], order

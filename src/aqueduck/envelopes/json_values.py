@@ -1,8 +1,8 @@
 """
-JSON values from PostgreSQL's text, one cell at a time: numba kernels for `json_kernels`.
+Convert PostgreSQL's text to JSON values, one cell at a time: numba kernels for `json_kernels`.
 
-Each writes at a place of a buffer that is large enough and returns the place behind, or -1 if the text is not what the
-type writes.
+Each function writes at an offset of a buffer that is large enough.  It returns the offset behind the value, or -1 if the
+text is not valid for the type.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
     "write_scalar",
 ]
 
-# how a cell's text becomes a JSON value
+# JSON kinds: how a cell's text is converted
 TEXT, INTEGER, FLOAT, NUMERIC, BOOL, BYTES, JSON = range(7)
 
 _HEX = np.frombuffer(b"0123456789ABCDEF", np.uint8)
@@ -70,7 +70,7 @@ def write_hex(value, out, at):
 
 @njit(cache=True, nogil=True)
 def _quoted(source, start, stop, clean, out, at):
-    """A JSON string."""
+    """Write a JSON string."""
     out[at] = 34
     at += 1
     if clean:
@@ -121,7 +121,7 @@ def _nibble(c):
 
 @njit(cache=True, nogil=True)
 def _base64(source, start, stop, out, at):
-    """Hexadecimal bytea text as base64 in quotes; -1 if it is not that."""
+    """Write hexadecimal bytea text as quoted base64; -1 if the text is not hexadecimal."""
     n = stop - start
     if n < 2 or n % 2 != 0 or source[start] != 92 or source[start + 1] != 120:
         return -1
@@ -175,14 +175,14 @@ def _integer(source, start, stop, out, at):
 
 @njit(cache=True, nogil=True)
 def _named(source, start, stop):
-    """Whether a number is one of NaN, Infinity and -Infinity, by its first letter."""
+    """Whether a number is NaN, Infinity or -Infinity, by its first letter."""
     first = start + 1 if start < stop and source[start] == 45 else start
     return first < stop and (source[first] == 78 or source[first] == 73)
 
 
 @njit(cache=True, nogil=True)
 def _is_decimal(source, start, stop):
-    """Digits, a point, an exponent: what a JSON number may look like."""
+    """Whether the text is a JSON number: digits, optionally a point and an exponent."""
     p = start + 1 if start < stop and source[start] == 45 else start
     begin = p
     while p < stop and 48 <= source[p] <= 57:
@@ -210,7 +210,7 @@ def _is_decimal(source, start, stop):
 
 @njit(cache=True, nogil=True)
 def _json(source, start, stop, out, at):
-    """JSON as it is, on one line: a line break inside it can only stand between tokens."""
+    """Write JSON unchanged except for line breaks, which can only be between tokens."""
     depth = 0
     inside = False
     escaped = False
@@ -251,7 +251,7 @@ def _json(source, start, stop, out, at):
 
 @njit(cache=True, nogil=True)
 def write_scalar(kind, source, start, stop, clean, out, at):
-    """One value; -1 if its text is not what the type writes."""
+    """Write one value; -1 if its text is not valid for the type."""
     if kind == TEXT:
         return _quoted(source, start, stop, clean, out, at)
     if kind == INTEGER:
@@ -292,9 +292,9 @@ def _is_null_word(source, start, stop):
 
 @njit(cache=True, nogil=True)
 def write_array(kind, source, start, stop, out, at, scratch):
-    """An array literal as a JSON array; one of several dimensions stays text."""
+    """Write an array literal as a JSON array; a multidimensional array stays text."""
     p = start
-    if p < stop and source[p] == 91:  # [2:4]={…}: bounds that are not the usual ones
+    if p < stop and source[p] == 91:  # [2:4]={…}: explicit bounds
         while p < stop and source[p] != 61:
             p += 1
         p += 1

@@ -1,9 +1,9 @@
 """
 Lake sessions: the DuckDB engine and its extensions, errors, quoting, files and storage.
 
-There are two kinds of session for two kinds of work.  `catalog.LakeSession` serves the one lake that a process writes
-all day: it has an engine of its own, threads share it under a lock, and it sets the limits of inlining.  `pool.PooledLake`
-serves any of many lakes: one engine attaches up to `max_open` of them, which takes 30 ms per lake, while a
+There are two kinds of session.  `catalog.LakeSession` is for the one lake that a process writes
+permanently: it has its own engine, threads share it under a lock, and it sets the limits of inlining.  `pool.PooledLake`
+is for any of many lakes: one engine attaches up to `max_open` of them, which takes 30 ms per lake, while a
 separate engine takes 250 ms and more memory; a session belongs to one thread.  Both attach with `catalog.attach` and write
 with `engine.one_transaction`.
 """

@@ -1,9 +1,9 @@
 """
-`spark.readStream.format("postgres_cdc")`: the changes of PostgreSQL tables in anyone's own query.
+`spark.readStream.format("postgres_cdc")`: the changes of PostgreSQL tables in a user's own query.
 
-`CdcReader` is a `SlotReader` that goes by Spark's checkpoint: an offset names a position, and what lies between two of
-them can be read again as long as Spark has not committed it.  Only then is it confirmed to the server.  Its tasks turn
-staged segments into Arrow batches (`lake.fold.change_rows`).  The options are in docs/spark.md.
+`CdcReader` is a `SlotReader` that follows Spark's checkpoint.  An offset names a position.  The changes between two
+offsets can be read again until Spark commits the batch, and only then are they confirmed to the server.  Tasks
+convert staged segments to Arrow batches (`lake.fold.change_rows`).  docs/spark.md lists the options.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def _table_struct(options: CdcOptions) -> StructType:
     taken = {field.name.lower() for field in fields} & set(TABLE_META.names)
     if taken:
         raise SchemaChangeError(
-            f"the column {min(taken)} has a name that {FORMAT} gives to a column of its own",
-            hint="leave out the option table and read the rows as JSON",
+            f"the column {min(taken)} has the name of a column that {FORMAT} adds",
+            hint="remove the option table and read the rows as JSON",
             table=table.qualified,
         )
     return StructType([*fields, *struct_of(TABLE_META).fields])
@@ -95,18 +95,18 @@ def _table_struct(options: CdcOptions) -> StructType:
 
 @dataclass
 class PiecePartition(InputPartition):
-    """What one task reads."""
+    """The piece that one task reads."""
 
     piece: str
     first: int
     end: int
     whole: bool
-    """Whether all changes of the piece lie between `first` and `end`."""
+    """Whether all changes of the piece are between `first` and `end`."""
     database: str
 
 
 class CdcReader(SlotReader["CdcStage"]):
-    """Planner half: capture and offsets.  Task half: `read`."""
+    """In the planner: capture and offsets.  In a task: `read`."""
 
     def __init__(self, options: CdcOptions, schema: StructType) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class CdcReader(SlotReader["CdcStage"]):
         self._directory = ""
 
     def __getstate__(self) -> dict[str, Any]:
-        """What travels is for tasks, and these read files: they have no use for the connection string."""
+        """The state for tasks, which read files and do not need the connection string."""
         return {**self.__dict__, "_options": replace(self._options, dsn=SecretText(""))}
 
     # -- offsets
@@ -135,7 +135,7 @@ class CdcReader(SlotReader["CdcStage"]):
         }
 
     def _resume(self, offset: dict[str, Any]) -> int:
-        """The position of an offset; with the first one that Spark names, we know where to begin."""
+        """The position of an offset; the first offset that Spark passes defines where to begin."""
         position = parse_lsn(offset["lsn"])
         if self._source is None:
             from aqueduck.postgres.capture.cdc_prepare import resume_cdc
@@ -185,21 +185,21 @@ class CdcReader(SlotReader["CdcStage"]):
         return self._offset(end)
 
     def _watch(self) -> None:
-        """What the stream does not tell: tables that were not published for a while, and where the slot is."""
+        """Check what the stream does not show: tables that were unpublished for a while, and the slot's position."""
         from aqueduck.postgres.capture.cdc_prepare import look_again
 
         if self._source is None or time.monotonic() - self._watched_at < WATCH_SECONDS:
             return
-        with contextlib.suppress(ConnectionLostError, SourceUnreachableError):  # the stream tells of these
+        with contextlib.suppress(ConnectionLostError, SourceUnreachableError):  # the stream reports these
             o = self._options
             self._source = look_again(o.dsn, o.slot, o.publication, self._source)
         self._watched_at = time.monotonic()
 
     def _end(self, after: int, limit: ReadLimit, target: int | None) -> int | None:
-        """Where the next batch ends; `after` itself if the run is over, None if it is not known yet."""
+        """The end of the next batch; `after` itself if the run is over, None if it is not known yet."""
         stage, capture = self._started()
         capture.check()
-        covered = self._covered()  # asked before the stage is: what is covered is in the stage
+        covered = self._covered()  # read before the stage, so that the stage has everything up to it
         best = self._within(after, limit)
         if target is None:
             if best == after and stage.has_ready(after):
@@ -211,7 +211,7 @@ class CdcReader(SlotReader["CdcStage"]):
             return covered if idle and covered > after and not stage.has_ready(after) else None
         if covered >= target:
             stage.cut()
-            # Without changes up to the target the offset moves too: nothing else lets the server forget them.
+            # Move the offset even if there are no changes up to the target, so that the server can free its WAL.
             best = self._within(after, limit)
             return max(after, target if best == after else min(best, target))
         if best > after and (stage.full or not isinstance(limit, ReadAllAvailable)):
@@ -289,7 +289,7 @@ class CdcReader(SlotReader["CdcStage"]):
         if upto < first:
             raise SlotLostError(
                 f"the slot begins at {lsn_text(first)}, after a batch that is to be read again",
-                hint="begin anew with another checkpointLocation",
+                hint="restart the query with another checkpointLocation",
             )
         self._await(upto)
         faults.point("capture.staged")
@@ -303,7 +303,7 @@ class CdcReader(SlotReader["CdcStage"]):
         return [PiecePartition(piece, first, upto, whole, database) for piece in plan_pieces(segments)]
 
     def _await(self, upto: int) -> None:
-        """Have everything up to a position in the stage: it is not, where Spark repeats a batch after a restart."""
+        """Wait until the stage has everything up to a position; it may not when Spark repeats a batch after a restart."""
         stage, capture = self._started()
         with stage.changed:
             stage.needed = max(stage.needed, upto)
@@ -313,7 +313,7 @@ class CdcReader(SlotReader["CdcStage"]):
                 stage.changed.wait(0.1)
 
     def _refuse_new_columns(self, segments: Sequence[SegmentRef]) -> None:
-        """A column that came after the query began is not in its schema: its values would be lost silently."""
+        """Raise if a column was added after the query began: its values would be lost silently, as the schema lacks it."""
         if self._options.table is None or self._source is None:
             return
         known = {c.name for t in self._source.tables for c in t.columns} | self._dropped
@@ -325,12 +325,12 @@ class CdcReader(SlotReader["CdcStage"]):
                 if new - self._dropped:
                     raise SchemaChangeError(
                         f"the table has a new column {min(new - self._dropped)}",
-                        hint="start the query again with the same checkpoint: it then has the column",
+                        hint="restart the query with the same checkpoint; its schema then has the column",
                         table=table.qualified,
                     )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a task."""
+        """In a task: read the piece."""
         from aqueduck.lake.fold.change_rows import CommitRange, change_rows, table_rows
         from aqueduck.spark.formats.spark_types import arrow_of, duckdb_types
 
@@ -358,7 +358,7 @@ class CdcReader(SlotReader["CdcStage"]):
 
 
 def _tag(source: CdcSource, slot: str) -> str:
-    """Names the stages of one slot of one server."""
+    """A name for the stages of one slot of one server."""
     place = json.dumps([source.system_identifier, source.database, slot])
     return f"{slot}-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
 

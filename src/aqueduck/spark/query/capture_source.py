@@ -1,10 +1,10 @@
 """
-The streaming data source of `sync`: a slot as fold tasks, which the Spark tasks that read them turn into files.
+The streaming data source of `sync`: presents a slot as fold tasks, which Spark tasks fold into files as they read them.
 
-`CaptureReader` is a `SlotReader`.  A row of the stream is a fold task and its outcome: the files that were made of it, or why
-it is left to the driver; the changes themselves never cross the JVM.
+`CaptureReader` is a `SlotReader`.  A row of the stream is a fold task with its outcome: its files, or the reason why
+it is left to the driver.  The changes themselves never pass through the JVM.
 
-Only what every process needs is imported at the top: the capture and the lake come in where they run.
+The module imports only what every process needs at the top; the capture and the lake are imported where they run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SCHEMA = "position bigint, time_us bigint, task string, outcome string"
 
 
 class CaptureSource(DataSource):
-    """`spark.readStream.format("aqueduck_capture")`; its options are two files that the service writes."""
+    """`spark.readStream.format("aqueduck_capture")`; its options name what the service wrote for the query."""
 
     @classmethod
     def name(cls) -> str:
@@ -58,7 +58,7 @@ class FoldPartition(InputPartition):
 
 
 class CaptureReader(SlotReader["Stage"]):
-    """Planner half: capture and fold tasks.  Task half: `read`."""
+    """In the planner: capture and fold tasks.  In a Spark task: `read`."""
 
     def __init__(self, settings_file: str, writer: str) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class CaptureReader(SlotReader["Stage"]):
         return self._settings
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A task gets no settings: they have the connection string."""
+        """Tasks do not get the settings, because these contain the connection string."""
         return CaptureReader, (self._settings_file, self._writer)
 
     def start_capture(self) -> tuple[Stage, Capture]:
@@ -108,13 +108,13 @@ class CaptureReader(SlotReader["Stage"]):
         ]
 
     def _keeping(self, segments: Sequence[SegmentRef]) -> set[int]:
-        """Tables whose changes count although a truncate follows."""
+        """Tables whose changes are kept even if a truncate follows."""
         if not any(segment.kind == "truncate" for segment in segments):
             return set()
         return {oid for oid, mode in read_modes(Path(self._settings.tables_path)).items() if mode.keeps}
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        """In a Spark task: large fold tasks become files in the lake's data path, small ones are left to the driver."""
+        """In a Spark task: fold large fold tasks into files below the lake's data path; leave small ones to the driver."""
         assert isinstance(partition, FoldPartition)
         for text in partition.tasks:
             yield (partition.position, partition.time_us, text, self._outcome(FoldTask.from_json(text)))

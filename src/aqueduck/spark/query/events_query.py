@@ -3,8 +3,8 @@ The streaming query of an events flow: capture → JSON parts → sink.
 
     aqueduck_events (planner: capture, tasks: JSON) ──parts──▶ foreachBatch (driver: sink, then bookmark)
 
-Each start begins at the bookmark, which is the only truth about progress.  How the query is watched is in
-`watched_query`.
+Each start begins at the bookmark, which alone defines the progress.  `watched_query` starts, watches and stops
+the query.
 """
 
 from __future__ import annotations

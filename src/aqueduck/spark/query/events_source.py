@@ -1,8 +1,8 @@
 """
-The streaming data source of `events`: a slot as parts of JSON lines, written by the tasks that read them.
+The streaming data source of `events`: presents a slot as parts of JSON lines, which tasks write as they read them.
 
-`EventsReader` is a `SlotReader`.  A row of the stream names the part that a task made of a piece; the events themselves
-never cross the JVM.
+`EventsReader` is a `SlotReader`.  A row of the stream names the part that a task wrote for a piece.  The events
+themselves never pass through the JVM.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BUSY = Busy(4 << 20, 1.0)
 
 
 class EventsSource(DataSource):
-    """`spark.readStream.format("aqueduck_events")`; its options are what the service writes."""
+    """`spark.readStream.format("aqueduck_events")`; its options name what the service wrote for the query."""
 
     @classmethod
     def name(cls) -> str:
@@ -56,7 +56,7 @@ class PiecePartition(InputPartition):
 
 
 class EventsReader(SlotReader["EventsStage"]):
-    """Planner half: capture and pieces.  Task half: `read`."""
+    """In the planner: capture and pieces.  In a task: `read`."""
 
     def __init__(self, settings_file: str, writer: str) -> None:
         super().__init__(BUSY)
@@ -103,7 +103,7 @@ class EventsReader(SlotReader["EventsStage"]):
         return [PiecePartition(position, time_us, n, piece) for n, piece in enumerate(pieces)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        """In a task."""
+        """In a task: write the piece's part."""
         from aqueduck.spark.query.part_writer import PartWriter
 
         assert isinstance(partition, PiecePartition)

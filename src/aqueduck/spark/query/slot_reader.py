@@ -1,11 +1,11 @@
 """
-What every streaming source on a slot has in common: the capture in Spark's planner process, and offsets.
+The common part of the streaming sources on a slot: the capture in Spark's planner process, and offsets.
 
-A `SlotReader` lives in the planner process for as long as its query runs.  It starts the capture and answers Spark: how
-far may the next batch go, and what is durable.  What a batch's partitions are, and what its tasks make of them, is
-up to `capture_source`, `events_source` and `cdc_source`.
+A `SlotReader` lives in the planner process while its query runs.  It starts the capture, gives Spark the offset at
+which the next batch ends, and takes the offset that is durable.  `capture_source`, `events_source` and `cdc_source`
+define the partitions of a batch and how tasks read them.
 
-Only what every process needs is imported at the top: the capture comes in where it runs.
+The module imports only what every process needs at the top; the capture is imported where it runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["IDLE_SECONDS", "Busy", "SlotReader"]
 
-IDLE_SECONDS = 0.2  # how long a question for the latest offset may wait for an answer
+IDLE_SECONDS = 0.2  # the longest time that `latestOffset` waits for changes
 
 S = TypeVar("S", bound="Stage")
 
@@ -37,7 +37,7 @@ quiet_planning()  # every worker that plans imports this module
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """From how many waiting bytes on batches are larger, and how long apart they are then."""
+    """Under high load, that is with at least `bytes` waiting, batches are `seconds` apart and therefore larger."""
 
     bytes: int
     seconds: float
@@ -47,7 +47,7 @@ class SlotReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[S]
     """
     Offsets are positions at which whole transactions end.
 
-    With `busy`, batches come no more often than that once so many bytes wait: every batch has its price.
+    With `busy`, batches start less often under high load, because each batch has a fixed cost.
     """
 
     def __init__(self, busy: Busy | None = None) -> None:
@@ -59,11 +59,11 @@ class SlotReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[S]
     @property
     @abc.abstractmethod
     def capture_settings(self) -> CaptureSettings:
-        """Read where it is needed: Spark makes readers that it never asks anything."""
+        """Read on demand, because Spark creates readers that it never uses."""
 
     @abc.abstractmethod
     def start_capture(self) -> tuple[S, Capture]:
-        """Make the stage and start the capture."""
+        """Create the stage and start the capture."""
 
     def _started(self) -> tuple[S, Capture]:
         if self._running is None:
@@ -109,14 +109,14 @@ class SlotReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[S]
         return time.monotonic() >= self._flush_at(after)
 
     def _flush_at(self, after: int) -> float:
-        """When a batch is due: soon where little happens, later where much does."""
+        """The time at which a batch is due: soon under low load, later under high load."""
         seconds = self.capture_settings.flush_interval_seconds
         if self._busy is not None and self._started()[0].ready_bytes(after) > self._busy.bytes:
             seconds = max(seconds, self._busy.seconds)
         return self._flushed_at + seconds
 
     def _is_over(self, after: int, deadline: float) -> bool:
-        """Whether there is nothing to hand out now; for a single run, nothing before its target."""
+        """Whether to return without a batch now; for a single run, whether nothing is left before its target."""
         stage, capture = self._started()
         if stage.limit is not None:
             return True
@@ -134,7 +134,7 @@ class SlotReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[S]
         return 0.1
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark's word that a batch is durable: one of two routes, see `Stage.release`."""
+        """Called by Spark when a batch is durable; one of two routes, see `Stage.release`."""
         faults.point("capture.before_confirm")
         stage, _ = self._started()
         stage.release(int(end["position"]))

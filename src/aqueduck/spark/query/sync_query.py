@@ -3,8 +3,8 @@ The streaming query of a group: capture → fold → commit.
 
     aqueduck_capture (planner: capture, tasks: fold) ──fold tasks──▶ foreachBatch (driver: one lake transaction)
 
-Each start begins at the lake's position, which is the only truth about progress.  How the query is watched is
-in `watched_query`.
+Each start begins at the lake's position, which alone defines the progress.  `watched_query` starts, watches and stops
+the query.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SyncQuery(WatchedQuery):
         self._writer = writer
         self._commit = commit
         self.fold_seconds = 0.0
-        """How long the job of the last batch took."""
+        """Duration of the last batch's job."""
 
     def start(self, settings: CaptureSettings, *, once: bool = False) -> None:
         """Start at `settings.position`; with `once`, end when everything committed by now is in the lake."""

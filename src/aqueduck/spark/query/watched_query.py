@@ -1,8 +1,8 @@
 """
-A streaming query of ours and how it is watched: start, stop between two batches, and what ended it.
+Start a streaming query, watch it, stop it between two batches, and report its error.
 
-`sync_query` and `events_query` say what is read and what becomes of a batch.  Spark's checkpoint is scratch: each start
-begins a new one, at the position that its settings name.
+`sync_query` and `events_query` define the source and what to do with a batch.  Spark's checkpoint is scratch: each start
+begins a new one at the position in its settings.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["WatchedQuery"]
 
 class WatchedQuery:
     """
-    One query on one slot; it can be started again after a failure.
+    One query on one slot; it can be restarted after a failure.
 
-    `collect` returns what the tasks made of a batch of `source`; `finish` makes it durable.
+    `collect` runs the job of a batch of `source` and returns the output of its tasks; `finish` makes it durable.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class WatchedQuery:
         return self._run_dir / "capture-settings.json"
 
     def _start(self, writer: str, *, once: bool) -> None:
-        """Start with the settings that are in their file."""
+        """Start with the settings in their file."""
         self._spark.dataSource.register(self._source)
         checkpoint = self._run_dir / "checkpoint"
         shutil.rmtree(checkpoint, ignore_errors=True)
@@ -69,10 +69,10 @@ class WatchedQuery:
         self._query = stream.start()
 
     def _on_batch(self, batch: DataFrame, _batch_id: int) -> None:
-        """Runs the batch's one Spark job, then makes durable what its tasks made."""
+        """Run the batch's Spark job, then commit the output of its tasks."""
         with self._committing:
             if self._stopping:
-                # Returning would tell Spark, and through it the slot, that this batch is durable.
+                # Returning would make Spark, and then the slot, treat this batch as durable.
                 raise AqueduckError("stopped before this batch was committed")
             rows = self._collect(batch)
             if not rows:
@@ -89,7 +89,7 @@ class WatchedQuery:
         return self._query is not None and self._query.isActive
 
     def check(self) -> None:
-        """Raise what ended the query, if it failed."""
+        """Raise the query's error, if it failed."""
         if self._query is None or self._query.isActive:
             return
         failure = self._query.exception()
@@ -97,7 +97,7 @@ class WatchedQuery:
             raise self._failure or _failure(failure)
 
     def wait(self, seconds: int) -> bool:
-        """Whether the query ended within `seconds`."""
+        """Wait up to `seconds`; returns whether the query ended."""
         assert self._query is not None
         try:
             return bool(self._query.awaitTermination(seconds))
@@ -105,7 +105,7 @@ class WatchedQuery:
             return True
 
     def stop(self) -> None:
-        """Let a commit that is under way finish, then end the query."""
+        """Let a running commit finish, then stop the query."""
         if self._query is None:
             return
         took = self._committing.acquire(timeout=20)
@@ -121,7 +121,7 @@ class WatchedQuery:
 
 
 def _failure(exc: BaseException) -> AqueduckError:
-    """Errors cross Spark as text; ours start with their code."""
+    """Recover our error from Spark's text, in which it starts with its code."""
     return AqueduckError.from_text(str(exc)) or SparkQueryError(
         f"the streaming query failed: {_first_line(str(exc))}"
     )
