@@ -92,7 +92,7 @@ def test_an_unknown_key_is_refused_by_name(db: Database, run: Cli) -> None:
 def test_an_option_of_another_flow_is_refused(run: Cli) -> None:
     """Nothing that was asked for is left out in silence."""
     code, error = run.fails("verify", "-c", run.config("host=127.0.0.1"), "--destination", "acme")
-    assert (code, "--destination is for the file of a fan-out" in error) == (2, True)
+    assert (code, "--destination is only for the file of a fan-out" in error) == (2, True)
 
 
 def test_a_bug_is_one_line_too(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +307,7 @@ def test_tables_groups_and_settings_are_managed_and_shown(db: Database, run: Cli
     config = run.config(db.dsn, "public.t")
     assert "prepared" in json.loads(run("init", "-c", config, "--json")[1])
     assert run("tables", "add", "public.later", "--group", "test", "-c", config)[1] == (
-        "public.later will be copied and followed\n"
+        "public.later will be copied and replicated\n"
     )
     listed = json.loads(run("tables", "list", "-c", config, "--json")[1])
     assert [(row["source"], row["created_by_file"]) for row in listed] == [
@@ -316,7 +316,7 @@ def test_tables_groups_and_settings_are_managed_and_shown(db: Database, run: Cli
     ]
     for command, words in (
         (("tables", "list"), ("public.later", "main.later", "SQL")),
-        (("status",), ("public.t", "PENDING", "no service runs")),
+        (("status",), ("public.t", "PENDING", "no service is running")),
         (("groups", "list"), ("aqueduck_test", "keeps")),
         (("settings", "list"), ("flush_interval_ms", "1000")),
     ):

@@ -99,7 +99,7 @@ def test_status_shows_errors_in_full_and_names_with_brackets() -> None:
     text = printed(show_status, [row], now=NOW)
     assert "public.[red] (again in 30 s): [lake.write] disk full. Fix: make room" in text
     assert "(disabled)" in text
-    assert "no service runs" in text
+    assert "no service is running" in text
 
 
 def test_groups_show_the_wal_that_they_keep() -> None:

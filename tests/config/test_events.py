@@ -142,7 +142,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"state": {"type": "file"}}, r"state\.config\.path: is missing"),
     ({"state": {"type": "postgres", "config": {"table": "a.b.c"}}}, r"state\.config\.table"),
     ({"envelope": "round"}, "envelope: must be 'default', 'flat' or 'debezium'"),
-    ({"envelope": "flat", "source": {"envelope": "flat"}}, "envelope stands twice"),
+    ({"envelope": "flat", "source": {"envelope": "flat"}}, "envelope is set twice"),
     ({"version": 2}, "version: must be 1"),
     ({"sinks": {}}, r"sinks: unknown key \(did you mean sink\?\)"),
 ]  # fmt: skip

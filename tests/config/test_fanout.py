@@ -162,8 +162,8 @@ def test_routing_values_may_be_written_without_quotes(value: object, text: str) 
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        (destination({}, {}), "the id a stands 2 times"),
-        (destination({}, {"id": "b"}), "the routing_value a stands 2 times"),
+        (destination({}, {}), "the id a appears 2 times"),
+        (destination({}, {"id": "b"}), "the routing_value a appears 2 times"),
         (destination({"id": ""}), "destinations[0].id"),
         (destination({"routing_value": ""}), "destinations[0].routing_value"),
         (destination({"routing_value": None}), "destinations[0].routing_value"),
@@ -172,7 +172,7 @@ def test_routing_values_may_be_written_without_quotes(value: object, text: str) 
         (destination({"catalog_env": "X"}), "exactly one of"),
         (smallest("routing", field=""), "routing.field"),
         (smallest("routing", key_columns="id"), "routing.key_columns"),
-        (smallest("routing", key_columns=["id", "ID"]), "stands 2 times"),
+        (smallest("routing", key_columns=["id", "ID"]), "appears 2 times"),
         (smallest("routing", seed_mode="magic"), "routing.seed_mode"),
         (smallest("poll", interval_seconds=0), "poll.interval_seconds"),
         (smallest("poll", interval_seconds="often"), "poll.interval_seconds"),

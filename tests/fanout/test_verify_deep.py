@@ -92,7 +92,9 @@ def test_rows_of_values_that_nobody_has_are_counted_and_not_judged(fan: Fan) -> 
     damage(fan, "one", "insert into lake.t values (1000, 'mine', 1, null)")
     found = deeply(fan)["one"]
     assert found.verdict == "identical"
-    assert found.note == "not compared: 1 rows of routing values that nobody has"
+    assert (
+        found.note == "not compared: 1 rows with routing values that neither the source nor a destination has"
+    )
 
 
 def test_two_destinations_may_share_a_table(tmp_path: Path) -> None:
@@ -165,7 +167,7 @@ def test_an_append_only_destination_must_have_what_the_source_has(fan: Fan, tmp_
         log.poll()
         found = deeply(log, **NO_KEYS)["one"]
         assert found.verdict == "identical"
-        assert found.note == "append-only: 1 rows that the source changed or removed stay as they came"
+        assert found.note == "append-only: 1 rows that the source updated or deleted stay unchanged"
         damage(log, "one", "delete from lake.t where id = 4")
         found = deeply(log, **NO_KEYS)["one"]
         assert (found.verdict, found.differing) == ("different", 1)

@@ -1,7 +1,8 @@
 """
-The console script, also as `python -m aqueduck.cli`.
+The console script, also run as `python -m aqueduck.cli`.
 
-Loading the command line takes a moment, in which an interrupt would be a traceback: here it is the end, as later.
+Importing the command line takes a moment. An interrupt in that moment ends the program quietly, as it does
+later, instead of with a traceback.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
-The command line: parses, calls, prints.  What a command does is in the module it calls.
+The command line: parses arguments, calls the code that does the work, prints the result.
 
-Commands that come in families are beside it: `registry_cli` (tables, groups, settings) and `events_cli` (tail, slots).
-Every error is one line on stderr and an exit code: 2 for configuration, 1 for the rest; also with `--json`, which is
-about what stdout has.
+Families of commands have their own modules: `registry_commands` (tables, groups, settings) and
+`events_commands` (tail, slots). Every error is one line on stderr and an exit code: 2 for configuration, 1
+for everything else. `--json` changes only stdout.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def _common(
 
 @app.command()
 def demo(
-    seconds: Annotated[float, typer.Option(min=1, help="How long the shop is busy.")] = 20.0,
+    seconds: Annotated[float, typer.Option(min=1, help="How long the shop makes changes.")] = 20.0,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the server's and the lake's files.")] = False,
 ) -> None:
-    """Watch a small shop flow from an embedded PostgreSQL into a lake."""
+    """Watch the changes of a small shop flow from an embedded PostgreSQL into a lake."""
     from aqueduck.lab.demo import run_demo
 
     raise typer.Exit(run_demo(seconds=seconds, keep=keep))
@@ -65,13 +65,15 @@ def demo(
 
 Adopt = Annotated[
     bool,
-    typer.Option("--adopt", help="Take over slots, publications and lake tables that Aqueduck did not make."),
+    typer.Option(
+        "--adopt", help="Take over slots, publications and lake tables that Aqueduck did not create."
+    ),
 ]
 
 
 @app.command()
 def init(config: ConfigFile, adopt: Adopt = False, as_json: Json = False) -> None:
-    """Create publication, slot and lake, or the lakes of a fan-out; changes nothing that is already right."""
+    """Create publication, slot and lake, or the lakes of a fan-out; leave alone what is already right."""
     from aqueduck.cli.show import print_json
     from aqueduck.config.events import load_events
     from aqueduck.config.sync import load_config
@@ -96,7 +98,7 @@ def init(config: ConfigFile, adopt: Adopt = False, as_json: Json = False) -> Non
 
 @app.command()
 def check(config: ConfigFile, as_json: Json = False) -> None:
-    """Test what the file needs and print the statement that fixes what is missing."""
+    """Test what the file requires and print the statement that fixes each problem."""
     from aqueduck.cli.show import print_json, show_checks
     from aqueduck.config.events import load_events
     from aqueduck.config.sync import load_config
@@ -124,16 +126,19 @@ def check(config: ConfigFile, as_json: Json = False) -> None:
 def run(
     config: ConfigFile,
     once: Annotated[
-        bool, typer.Option("--once", help="Catch up with what is committed now, then exit.")
+        bool, typer.Option("--once", help="Process everything committed so far, then exit.")
     ] = False,
     trust_slot: Annotated[
         bool,
-        typer.Option("--trust-slot", help="Nobody touched the slot, although state_dir was lost."),
+        typer.Option(
+            "--trust-slot",
+            help="Trust the slot although state_dir was lost; use it only if nothing else moved the slot.",
+        ),
     ] = False,
     adopt: Adopt = False,
     log_format: Log = "console",
 ) -> None:
-    """Run the service until it is stopped; the file's keys say which flow it is."""
+    """Run the service until it is stopped; the keys of the file determine the flow."""
     from aqueduck.cli.logs import configure_logs
     from aqueduck.config.events import load_events
 
@@ -156,7 +161,7 @@ def run(
 
 @app.command()
 def status(config: ConfigFile, as_json: Json = False) -> None:
-    """Show every table, every destination, or the place of an events flow: state, position, rows, errors."""
+    """Show every table, every destination, or the position of an events flow: state, position, rows, errors."""
     from aqueduck.config.events import load_events
 
     if file_is_fanout(config):
@@ -179,29 +184,31 @@ def status(config: ConfigFile, as_json: Json = False) -> None:
 @app.command()
 def verify(
     config: ConfigFile,
-    table: Annotated[list[str] | None, typer.Option(help="Only this table; may be given again.")] = None,
+    table: Annotated[list[str] | None, typer.Option(help="Only this table; repeatable.")] = None,
     destination: Annotated[
-        list[str] | None, typer.Option(help="Of a fan-out, only this destination; may be given again.")
+        list[str] | None, typer.Option(help="Only this destination of a fan-out; repeatable.")
     ] = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the lake to catch up.")] = 60.0,
-    no_spark: Annotated[bool, typer.Option("--no-spark", help="Read in this process: small tables.")] = False,
+    no_spark: Annotated[
+        bool, typer.Option("--no-spark", help="Compare in this process, without Spark; for small tables.")
+    ] = False,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Every row by itself, also those that nobody should have.")
+        bool, typer.Option("--deep", help="Compare every row, and find rows that belong to no destination.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Compare source and lake, by table or destination; exits 1 on a difference, 3 if one was not compared."""
+    """Compare source and lake by table or destination; exits with 1 on a difference, 3 if one was not compared."""
     from aqueduck.cli import show
 
     if file_is_fanout(config):
         if table:
             raise ConfigError(
-                "--table is for files with groups; this one is a fan-out", hint="use --destination"
+                "--table is for files with groups; this file is a fan-out", hint="use --destination"
             )
         _verify_fanout(config, destination or (), as_json, deep=deep)
         return
     if destination:
-        raise ConfigError("--destination is for the file of a fan-out", hint="use --table")
+        raise ConfigError("--destination is only for the file of a fan-out", hint="use --table")
     from aqueduck.config.sync import load_config
     from aqueduck.spark.session.session import build_session
     from aqueduck.sync.verify import verify_tables
@@ -247,7 +254,7 @@ def _verify_fanout(config: Path, only: Sequence[str], as_json: bool, *, deep: bo
 
 @app.command()
 def maintain(config: ConfigFile, as_json: Json = False, log_format: Log = "console") -> None:
-    """Merge small files, rewrite those with removed rows, expire lake snapshots, remove what nobody needs."""
+    """Merge small files, rewrite files with deleted rows, expire lake snapshots, remove unused files."""
     from aqueduck.cli.logs import configure_logs
     from aqueduck.cli.show import print_json, show_maintenance
     from aqueduck.model.errors import MaintenanceError
@@ -274,7 +281,9 @@ def asof(
     lsn: Annotated[str | None, typer.Option(help="A position of the source, such as 0/1A2B3C4.")] = None,
     time: Annotated[
         str | None,
-        typer.Option(help="A time of the source, such as 2026-05-01T12:00:00Z; UTC if it says none."),
+        typer.Option(
+            help="A commit time of the source, such as 2026-05-01T12:00:00Z; UTC if it has no time zone."
+        ),
     ] = None,
     group: Annotated[str | None, typer.Option(help="The group, if the file has several.")] = None,
     as_json: Json = False,
@@ -295,19 +304,21 @@ def bench(
         str, typer.Argument(help="drain, mixed, big, copy, freshness, events, fanout or tenants.")
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
-    rows: Annotated[int | None, typer.Option(min=1, help="Fewer or more rows than the standard run.")] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Number of rows, instead of the standard number.")
+    ] = None,
     capture: Annotated[
         str | None, typer.Option(help="stream, poll or auto, for drain, mixed, big and events.")
     ] = None,
 ) -> None:
-    """Measure against PostgreSQL's own limit in the same run."""
+    """Measure throughput against PostgreSQL's own limit in the same run."""
     from aqueduck.lab.bench import run_bench
 
     run_bench(name, as_json=as_json, rows=rows, capture=capture)
 
 
 def _flush() -> None:
-    """What cannot be written is said here, not by the interpreter when it ends."""
+    """Report a write error on stdout here, before the interpreter reports it at exit."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -1,4 +1,4 @@
-"""The commands of change events: `tail` and `slots`.  What they do is in the modules that they call."""
+"""The commands for change events: `tail` and `slots`. The modules they call do the work."""
 
 from __future__ import annotations
 
@@ -30,19 +30,22 @@ def tail(
     dsn: Dsn,
     table: Annotated[
         list[str] | None,
-        typer.Option("--table", help="A table to follow; may be given again. By default all."),
+        typer.Option("--table", help="A table to follow; repeatable. By default all tables."),
     ] = None,
     begin: Annotated[str, typer.Option("--from", help="now, slot (with --slot), or an LSN.")] = "now",
-    slot: Annotated[str | None, typer.Option(help="A slot that still has the changes to begin with.")] = None,
+    slot: Annotated[
+        str | None, typer.Option(help="A slot that still retains the changes to start from.")
+    ] = None,
     publication: Annotated[
-        str | None, typer.Option(help="A publication that exists; by default one for this command alone.")
+        str | None,
+        typer.Option(help="An existing publication; by default the command creates a temporary one."),
     ] = None,
     format_: Annotated[
         Literal["json", "flat", "pretty"], typer.Option("--format", help="How changes are printed.")
     ] = "json",
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many changes.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Stop after this many changes.")] = None,
 ) -> None:
-    """Print changes as they happen; a temporary slot, and nothing is left behind."""
+    """Print changes as they happen, through a temporary slot; leaves nothing behind."""
     from aqueduck.events.tail import TailOptions, run_tail
 
     run_tail(TailOptions(dsn, tuple(table or ()), begin, slot, publication, format_, count))
@@ -50,7 +53,7 @@ def tail(
 
 @slots_app.command("list")
 def slots_list(dsn: Dsn, as_json: Json = False) -> None:
-    """Show the server's slots and the WAL that each one keeps."""
+    """Show the server's slots and the WAL that each one retains."""
     from aqueduck.cli.show import print_json
     from aqueduck.model.schema import lsn_text
     from aqueduck.postgres.publications.slots import list_slots
@@ -85,11 +88,12 @@ def slots_create(
     name: SlotName,
     dsn: Dsn,
     plugin: Annotated[
-        Literal["pgoutput", "test_decoding"], typer.Option(help="What decodes WAL on the server.")
+        Literal["pgoutput", "test_decoding"],
+        typer.Option(help="The output plugin that decodes WAL on the server."),
     ] = "pgoutput",
     as_json: Json = False,
 ) -> None:
-    """Create a permanent slot; one that exists for the same plugin is left as it is."""
+    """Create a permanent slot; an existing slot with the same plugin is left unchanged."""
     from aqueduck.cli.show import print_json
     from aqueduck.model.schema import lsn_text
     from aqueduck.postgres.publications.slots import create_slot
@@ -106,7 +110,7 @@ def slots_create(
 
 @slots_app.command("drop")
 def slots_drop(name: SlotName, dsn: Dsn, as_json: Json = False) -> None:
-    """Drop a slot; an absent one is fine, one that is being read is not."""
+    """Drop a slot; a missing slot is not an error, an active slot is."""
     from aqueduck.cli.show import print_json
     from aqueduck.postgres.publications.slots import drop_slot
     from aqueduck.postgres.session.connection import connect
@@ -114,11 +118,11 @@ def slots_drop(name: SlotName, dsn: Dsn, as_json: Json = False) -> None:
     _check_name(name)
     with connect(dsn) as conn:
         drop_slot(conn, name)
-    print_json({"name": name, "dropped": True}) if as_json else print(f"slot {name} is gone")
+    print_json({"name": name, "dropped": True}) if as_json else print(f"slot {name} is dropped")
 
 
 def _check_name(name: str) -> None:
-    """The server would cut a name that is too long, and mean another slot."""
+    """Refuse a name that is too long: the server would truncate it to the name of another slot."""
     from aqueduck.config.sections import slot_name
     from aqueduck.model.errors import ConfigError
 

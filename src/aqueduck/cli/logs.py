@@ -1,8 +1,9 @@
 """
-How log lines look: for people on a console, or as JSON for machines, always on standard error.
+The format of log lines: for people on a console, or as JSON for machines; always on standard error.
 
-An event is a few lowercase words with keys and values; what the libraries log as warnings goes the same way.
-Of an exception its kind and place are shown: its message and its frames may hold cell values and connection strings.
+An event is a few lowercase words with keys and values. Warnings that libraries log have the same format. Of
+an exception, only the type and the place are logged: its message and its frames may hold cell values and
+connection strings.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LogFormat = Literal["console", "json"]
 
 
 def configure_logs(how: LogFormat = "console", *, stream: TextIO | None = None) -> None:
-    """For the whole process; called once, by the command."""
+    """Configure logging for the whole process; the command calls this once."""
     out = stream or sys.stderr
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,

@@ -1,4 +1,4 @@
-"""What the commands of the command line share: the options that several of them have, and where they print."""
+"""Options that several commands share, and the consoles they print to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ __all__ = ["ConfigFile", "Json", "Log", "out"]
 
 
 def _make_printable() -> None:
-    """A stream that is closed takes anything, and one of a small character set what it cannot show as a question mark."""
+    """
+    Make a stream safe to print to: a closed stream accepts and drops everything; a stream with a small
+    character set prints `?` for characters it lacks.
+    """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:

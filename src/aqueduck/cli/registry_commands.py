@@ -1,7 +1,8 @@
 """
 The commands of the registry: `tables`, `groups` and `settings`.
 
-Each calls the function of the same meaning that people may call with SQL (`postgres.registry.registry`); the service acts on it.
+Each command calls the registry function of the same name (`postgres.registry.registry`), which can also be
+called with SQL. The service acts on the result.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from aqueduck.cli.options import ConfigFile, Json, out
 __all__ = ["add_registry_commands", "show_rows"]
 
 tables_app = typer.Typer(
-    no_args_is_help=True, help="Add, remove, move or copy tables again; the service acts at once."
+    no_args_is_help=True, help="Add, remove, move or re-copy tables; the service acts at once."
 )
 groups_app = typer.Typer(no_args_is_help=True, help="Groups: list, create, drop, enable, disable.")
 settings_app = typer.Typer(no_args_is_help=True, help="Settings of all groups, of a group or of a table.")
@@ -36,7 +37,7 @@ def add_registry_commands(app: typer.Typer) -> None:
 
 @tables_app.command("list")
 def tables_list(config: ConfigFile, as_json: Json = False) -> None:
-    """Show what is wanted of each table."""
+    """Show the registered configuration of each table."""
     show_rows(config, "tables", as_json)
 
 
@@ -45,44 +46,48 @@ def tables_add(
     table: TableArgument,
     config: ConfigFile,
     target: Annotated[
-        str | None, typer.Option(help="The lake table; by default main and the same name.")
+        str | None, typer.Option(help="The lake table; by default the same name in the schema main.")
     ] = None,
     group: Annotated[str, typer.Option(help="The group.")] = "default",
     mode: Annotated[str, typer.Option(help="upsert, append, history or soft_delete.")] = "upsert",
     source_column: Annotated[
-        str | None, typer.Option(help="Column that tells the rows of several sources of one target apart.")
+        str | None,
+        typer.Option(help="The target's column that says from which of several sources a row comes."),
     ] = None,
     source_value: Annotated[
-        str | None, typer.Option(help="What this source has there; by default its name.")
+        str | None, typer.Option(help="This source's value in that column; by default its name.")
     ] = None,
-    no_copy: Annotated[bool, typer.Option("--no-copy", help="Only changes from now on.")] = False,
+    no_copy: Annotated[bool, typer.Option("--no-copy", help="Replicate only changes from now on.")] = False,
     adopt: Annotated[
         bool, typer.Option("--adopt", help="Take over a lake table that Aqueduck did not make.")
     ] = False,
     columns: Annotated[
-        str | None, typer.Option(help="Only these columns, with commas between.", metavar="A,B")
+        str | None, typer.Option(help="Only these columns, separated by commas.", metavar="A,B")
     ] = None,
     exclude: Annotated[
-        str | None, typer.Option(help="All columns but these, with commas between.", metavar="A,B")
+        str | None, typer.Option(help="All columns except these, separated by commas.", metavar="A,B")
     ] = None,
     rename: Annotated[
-        list[str] | None, typer.Option(help="Another name in the lake.", metavar="COLUMN=NAME")
+        list[str] | None, typer.Option(help="Rename a column in the lake; repeatable.", metavar="COLUMN=NAME")
     ] = None,
     mask: Annotated[
-        list[str] | None, typer.Option(help="hash, redact or constant:VALUE.", metavar="COLUMN=MASK")
+        list[str] | None,
+        typer.Option(
+            help="Mask a column: hash, redact or constant:VALUE; repeatable.", metavar="COLUMN=MASK"
+        ),
     ] = None,
     where: Annotated[
-        str | None, typer.Option(help="Only rows for which this is true.", metavar="CONDITION")
+        str | None, typer.Option(help="Only rows for which this condition is true.", metavar="CONDITION")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Add a table to a group; its rows are copied beside the stream."""
+    """Add a table to a group; its rows are copied while the stream of the other tables continues."""
     import json
 
     from aqueduck.config.table_options import read_options
 
     options = json.dumps(read_options(table, columns, exclude, rename or (), mask or (), where, mode))
-    said = f"{table} will be {'followed' if no_copy else 'copied and followed'}"
+    said = f"{table} will be {'replicated' if no_copy else 'copied and replicated'}"
     wanted = {
         "source": table,
         "target": target,
@@ -104,14 +109,14 @@ def tables_remove(
     drop_target: Annotated[bool, typer.Option("--drop-target", help="Drop the lake table as well.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Take a table out of its group; the lake table stays unless told otherwise."""
-    said = f"{table} is no longer followed"
+    """Remove a table from its group; the lake table is kept unless --drop-target is given."""
+    said = f"{table} is no longer replicated"
     _call(config, as_json, said, "remove_table", source=table, drop_target=drop_target)
 
 
 @tables_app.command("resync")
 def tables_resync(table: TableArgument, config: ConfigFile, as_json: Json = False) -> None:
-    """Copy a table again; changes meanwhile are kept."""
+    """Copy a table again; changes that arrive during the copy are kept."""
     _call(config, as_json, f"{table} will be copied again", "resync_table", source=table)
 
 
@@ -119,7 +124,7 @@ def tables_resync(table: TableArgument, config: ConfigFile, as_json: Json = Fals
 def tables_move(
     table: TableArgument, group: GroupArgument, config: ConfigFile, as_json: Json = False
 ) -> None:
-    """Move a table to another group, which goes on where the old one is."""
+    """Move a table to another group, which continues from the old group's position."""
     said = f"{table} moves to the group {group}"
     _call(config, as_json, said, "move_table", source=table, group_name=group)
 
@@ -144,14 +149,16 @@ def groups_drop(group: GroupArgument, config: ConfigFile, as_json: Json = False)
 
 @groups_app.command("enable")
 def groups_enable(group: GroupArgument, config: ConfigFile, as_json: Json = False) -> None:
-    """Run a group again; it catches up from where it was."""
+    """Enable a group again; it catches up from its last position."""
     _call(config, as_json, f"the group {group} runs again", "enable_group", name=group)
 
 
 @groups_app.command("disable")
 def groups_disable(group: GroupArgument, config: ConfigFile, as_json: Json = False) -> None:
-    """Stop a group; the server keeps its WAL until it is enabled."""
-    _call(config, as_json, f"the group {group} stops; the server keeps its WAL", "disable_group", name=group)
+    """Disable a group; the server retains its WAL until it is enabled."""
+    _call(
+        config, as_json, f"the group {group} stops; the server retains its WAL", "disable_group", name=group
+    )
 
 
 SettingName = Annotated[str, typer.Argument(help="The setting, such as flush_interval_ms.", metavar="NAME")]
@@ -161,7 +168,7 @@ ForTable = Annotated[str | None, typer.Option("--table", help="For this table on
 
 @settings_app.command("list")
 def settings_list(config: ConfigFile, as_json: Json = False) -> None:
-    """Show all settings with their values for all groups."""
+    """Show all settings with their global values."""
     show_rows(config, "list_settings", as_json)
 
 
@@ -173,27 +180,27 @@ def settings_get(
     table: ForTable = None,
     as_json: Json = False,
 ) -> None:
-    """Print the value that holds, for all groups, a group or a table."""
+    """Print the effective value, globally, for a group or for a table."""
     _call(config, as_json, "{}", "get_setting", name=name, group_name=group, source=table)
 
 
 @settings_app.command("set")
 def settings_set(
     name: SettingName,
-    value: Annotated[str | None, typer.Argument(help="Its value; without, it is taken back.")] = None,
+    value: Annotated[str | None, typer.Argument(help="The value; omit it to reset the setting.")] = None,
     *,
     config: ConfigFile,
     group: ForGroup = None,
     table: ForTable = None,
     as_json: Json = False,
 ) -> None:
-    """Set a value, for all groups, a group or a table."""
-    said = f"{name} is {value}" if value is not None else f"{name} is no longer set here"
+    """Set or reset a value, globally, for a group or for a table."""
+    said = f"{name} is {value}" if value is not None else f"{name} is reset"
     _call(config, as_json, said, "set_setting", name=name, value=value, group_name=group, source=table)
 
 
 def show_rows(config: Path, function: str, as_json: bool) -> None:
-    """Print what a function of the registry tells, as a table or as JSON."""
+    """Print the rows that a registry function returns, as a table or as JSON."""
     from aqueduck.cli import show
     from aqueduck.config.sync import load_config
     from aqueduck.postgres.registry.registry import rows_of
@@ -214,7 +221,7 @@ def show_rows(config: Path, function: str, as_json: bool) -> None:
 
 
 def _call(config: Path, as_json: bool, said: str, function: str, **arguments: Any) -> None:
-    """Call a function of the registry; `said` is for people, with {} for what it returned."""
+    """Call a function of the registry; `said` is the message for people, with {} for the function's result."""
     from aqueduck.cli.show import print_json
     from aqueduck.config.sync import load_config
     from aqueduck.postgres.registry.registry import call

@@ -1,8 +1,8 @@
 """
 What the commands print: tables for people, JSON for programs.
 
-Rows come from the registry's functions (docs/sql-api.md), verdicts from `verify`, findings from
-`check`.  Nothing is asked or done here; `cli` parses, calls, and hands the outcome over.
+The rows come from the registry's functions (docs/sql-api.md), the verdicts from `verify` and the findings
+from `check`. This module only formats; `commands` parses arguments and calls the work.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 Row = Mapping[str, Any]
 
 NOT_COMPARED = 3
-"""The exit code of `verify` when nothing differs, but not everything was compared."""
+"""The exit code of `verify` when it found no difference but could not compare everything."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _STATES = {
     "PENDING": "yellow",
@@ -63,12 +63,12 @@ _VERDICTS = {"identical": "green", "different": "bold red", "not compared": "yel
 
 
 def print_json(value: Any) -> None:
-    """One line."""
+    """Print a value as one line of JSON."""
     print(json.dumps(value, default=str))
 
 
 def size(bytes_: float | None) -> str:
-    """A number of bytes as people say it."""
+    """A number of bytes with a unit, for people."""
     if bytes_ is None:
         return "–"
     value, unit = float(bytes_), 0
@@ -78,7 +78,7 @@ def size(bytes_: float | None) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """A time as people say it: the two largest units."""
+    """A duration for people: its two largest units."""
     if seconds is None:
         return "–"
     if seconds < 60:
@@ -106,7 +106,7 @@ def _number(value: Any) -> str:
 
 
 def show_status(out: Console, rows: Sequence[Row], *, now: datetime | None = None) -> None:
-    """Tables with their states, and below them what is wrong."""
+    """Tables with their states, followed by their problems."""
     now = now or datetime.now(UTC)
     details = [_details(row) for row in rows]
     columns = ("group", "table", "state", "since", ">rows", ">behind", ">last change")
@@ -138,7 +138,7 @@ def show_status(out: Console, rows: Sequence[Row], *, now: datetime | None = Non
             out.print(f"[bold red]{escape(row['source'])}[/]{again}: ", end="")
             out.print(row["error_message"], markup=False, highlight=False)
     if rows and not any(row["running"] for row in rows):
-        out.print("[yellow]no service runs: what is shown is how the last one left it[/]")
+        out.print("[yellow]no service is running: this is the state that the last one left[/]")
 
 
 def _state(row: Row) -> str:
@@ -147,14 +147,14 @@ def _state(row: Row) -> str:
 
 
 def _arrow(row: Row) -> str:
-    """The lake table is named where it is not the obvious one, or has rows of others too."""
+    """Show the lake table where its name is not the default, or where it also holds rows of other sources."""
     source, target, own = row["source"], row["target"], _own_rows(row)
     plain = target == f"main.{source.partition('.')[2]}" and not own
     return source if plain else f"{source} → {target}{own}"
 
 
 def _own_rows(row: Row) -> str:
-    """Which rows of a target that several sources fill are this one's."""
+    """The condition that selects this source's rows in a target that several sources fill."""
     return "" if row["source_column"] is None else f" ({row['source_column']} = {row['source_value']})"
 
 
@@ -192,7 +192,7 @@ def show_destinations(out: Console, rows: Sequence[Row]) -> None:
 
 
 def _verified(row: Row) -> str:
-    """What the service's last comparison said, and when; an older service said nothing."""
+    """The last verdict of the service's own comparison and its time; an older service wrote none."""
     verdict, at = row.get("verdict", "never"), row.get("verified_at")
     if verdict == "never":
         return "never"
@@ -202,7 +202,7 @@ def _verified(row: Row) -> str:
 
 
 def show_events(out: Console, row: Row) -> None:
-    """The place of an events flow."""
+    """The position of an events flow."""
     table = _table("slot", "runs", "sink", "bookmark", "commit time", ">events", ">behind", ">WAL kept")
     table.add_row(
         escape(row["slot_name"]),
@@ -222,7 +222,7 @@ def show_events(out: Console, row: Row) -> None:
 
 
 def show_groups(out: Console, rows: Sequence[Row]) -> None:
-    """Groups with their slots, and below them what to know."""
+    """Groups with their slots, followed by notes about them."""
     table = _table(
         "group", "runs", ">tables", ">errored", "slot", "publication", ">WAL kept", ">staged", ">restarts"
     )
@@ -254,7 +254,7 @@ def show_groups(out: Console, rows: Sequence[Row]) -> None:
 
 
 def show_tables(out: Console, rows: Sequence[Row]) -> None:
-    """What is wanted of each table."""
+    """The registered configuration of each table."""
     table = _table("group", "source", "target", "mode", "copy", "state", "from", "settings")
     for row in rows:
         table.add_row(
@@ -271,7 +271,7 @@ def show_tables(out: Console, rows: Sequence[Row]) -> None:
 
 
 def show_settings(out: Console, rows: Sequence[Row]) -> None:
-    """Values that hold for all groups; those that somebody set are marked."""
+    """Global values; those that differ from the default are marked."""
     table = _table("setting", ">value", ">default", "levels", "meaning")
     for row in rows:
         own = row["value"] != row["default_value"]
@@ -292,7 +292,7 @@ def _table(*columns: str) -> Table:
 
 
 def show_checks(out: Console, results: Sequence[CheckResult]) -> None:
-    """A line for each requirement, and the statement that repairs it."""
+    """One line for each requirement, with the statement that fixes it."""
     for r in results:
         mark = "[red]FAIL[/]" if not r.ok else "[yellow]note[/]" if r.fix else "[green]ok  [/]"
         out.print(f"{mark} {escape(r.name)}: ", end="")
@@ -305,7 +305,7 @@ def show_checks(out: Console, results: Sequence[CheckResult]) -> None:
 
 
 def show_verdicts(out: Console, results: Sequence[TableComparison]) -> None:
-    """A line for each table, and below them the first keys that differ."""
+    """One line for each table, followed by the first keys that differ."""
     table = _table("table", ">source rows", ">lake rows", "verdict", "position", "note")
     for r in results:
         compared = r.verdict != "not compared"
@@ -328,7 +328,7 @@ def show_verdicts(out: Console, results: Sequence[TableComparison]) -> None:
 
 
 def show_destination_verdicts(out: Console, results: Sequence[DestinationComparison]) -> None:
-    """A line for each destination; of many, only those that are not identical."""
+    """One line for each destination; if there are many, only those that are not identical."""
     shown = [r for r in results if r.verdict != "identical"] if len(results) > DESTINATIONS_SHOWN else results
     table = _table("destination", ">source rows", ">rows", "verdict", ">lake snapshot", "note")
     for r in shown:
@@ -362,7 +362,7 @@ def raise_verdict(results: Sequence[TableComparison]) -> None:
 
 @contextlib.contextmanager
 def verify_progress(errors: Console) -> Iterator[Told]:
-    """A bar for each table, on a terminal; nothing elsewhere."""
+    """A progress bar for each table on a terminal; nothing elsewhere."""
     columns = (TextColumn("{task.fields[table]}"), BarColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
         bars: dict[str, TaskID] = {}
@@ -376,7 +376,7 @@ def verify_progress(errors: Console) -> Iterator[Told]:
 
 
 def show_maintenance(console: Console, reports: Sequence[Row]) -> None:
-    """What was done about each table, before and after, and about the lake's past."""
+    """What maintenance did to each table, before and after, and to the lake's snapshots."""
     for report in reports:
         table = Table("table", "rows flushed", "files", "size", "delete files", "merged", "rewritten")
         for column in table.columns[1:]:
@@ -400,7 +400,7 @@ def show_maintenance(console: Console, reports: Sequence[Row]) -> None:
             highlight=False,
             markup=False,
         )
-        rest = "" if report["complete"] else "; not everything: the next run goes on"
+        rest = "" if report["complete"] else "; not finished: the next run continues"
         console.print(
             f"{span(report['seconds'])}, commits waited at most {span(report['longest_hold_seconds'])}{rest}",
             highlight=False,
@@ -408,11 +408,11 @@ def show_maintenance(console: Console, reports: Sequence[Row]) -> None:
 
 
 def show_snapshot(out: Console, state: SourceState) -> None:
-    """One lake snapshot by source time, and how to read it."""
+    """One lake snapshot, its source time, and how to read it."""
     when = "" if state.source_time is None else f", committed at {state.source_time.isoformat()}"
     out.print(f"snapshot [bold]{state.snapshot}[/]: the source up to {state.lsn}{when}", highlight=False)
     if not state.reached:
-        out.print("[yellow]the lake may not have everything up to there yet[/]")
+        out.print("[yellow]the lake may not have all changes up to that point yet[/]")
     out.print(
         f"read it with: select … from lake.main.TABLE at (version => {state.snapshot})", highlight=False
     )

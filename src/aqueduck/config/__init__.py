@@ -1,1 +1,1 @@
-"""The files that people write, as models: one module a flow, and what the flows share."""
+"""Models of the configuration files: one module per flow, and the sections that flows share."""

@@ -1,8 +1,8 @@
 """
-Connection strings that a configuration file or an option does not hold itself: in a variable, or in a file of their own.
+Connection strings that are kept outside the configuration file, in an environment variable or in a file.
 
-Both are read once, when the configuration is.  A `NamedSecret` knows where it was read, so that a Spark task on another
-machine reads it there itself.  No error shows what they hold.
+Both are read once, together with the configuration. A `NamedSecret` knows its variable or file, so that a
+Spark task on another machine can read it there. No error shows the secret.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ Kind = Literal["env", "file"]
 
 
 class NamedSecret(SecretText):
-    """A text of a variable or a file: without a directory to keep it in, only the name of that is pickled."""
+    """
+    A secret text from a variable or a file. Without a directory for secrets, only the name of the variable or
+    file is pickled.
+    """
 
     __slots__ = ("_kind", "_name")
     _kind: Kind
@@ -36,7 +39,7 @@ class NamedSecret(SecretText):
 
 
 def named_secret(kind: Kind, name: str, where: str) -> NamedSecret:
-    """What the variable or the file holds now; `where` is what an error says."""
+    """The current value of the variable or the file; `where` names the place in error messages."""
     text = read_variable(os.environ, name, where) if kind == "env" else _secret_of_file(name, where)
     secret = NamedSecret(text)
     secret._kind, secret._name = kind, name
@@ -58,7 +61,10 @@ def _read_in_task(kind: Kind, name: str) -> NamedSecret:
 def with_secret(
     values: dict[str, Any], key: str, base_dir: Path, env: Mapping[str, str], where: str
 ) -> dict[str, Any]:
-    """A section with its `key` from the variable `<key>_env` or the file `<key>_file`, read now; errors show neither text."""
+    """
+    The section with its `key` read from the variable `<key>_env` or the file `<key>_file`; errors show
+    neither value.
+    """
     given = [k for k in (key, f"{key}_env", f"{key}_file") if values.get(k) is not None]
     if len(given) > 1:
         raise ConfigError(f"{where}: has both {' and '.join(given)}", hint="keep one of them")
@@ -67,8 +73,8 @@ def with_secret(
     source = values[given[0]]
     if given[0].endswith("_file"):
         return {**values, key: _secret_of_file(absolute(source, base_dir), f"{where}.{given[0]}")}
-    if not VARIABLE.fullmatch(source):  # it may be the secret itself: never show it
-        hint = f"name the variable there, or use the key {key} for the text"
+    if not VARIABLE.fullmatch(source):  # the value may be the secret itself: never show it
+        hint = f"write the name of a variable, or use the key {key} for the text"
         raise ConfigError(f"{where}.{given[0]}: must be the name of an environment variable", hint=hint)
     if not env.get(source):
         hint = f"export {source}='host=… dbname=… user=…'" if key == "dsn" else f"export {source}=…"
@@ -79,11 +85,11 @@ def with_secret(
 def _secret_of_file(path: str, where: str) -> str:
     try:
         text = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as exc:  # the key may hold the secret itself: no path is shown
-        what = system_reason(exc) if isinstance(exc, OSError) else "it is no text in UTF-8"
+    except (OSError, ValueError) as exc:  # the key may hold the secret itself: show no path
+        what = system_reason(exc) if isinstance(exc, OSError) else "it is not UTF-8 text"
         raise ConfigError(
             f"{where}: the file cannot be read: {what}", hint="name a file that this user can read"
         ) from None
     if not text:
-        raise ConfigError(f"{where}: the file is empty", hint="put the text into it")
+        raise ConfigError(f"{where}: the file is empty", hint="write the text into it")
     return text

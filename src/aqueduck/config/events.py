@@ -1,9 +1,9 @@
 """
-The configuration of the flow `events`: a source, a sink, a state, as users of JSON CDC tools write them.
+The configuration of the flow `events`: source, sink and state, with the keys of other JSON CDC tools.
 
-`parse_events` is pure, `load_events` adds the file and the environment.  The keys and words of `source` and
-`state` are those of such tools, so that their files run unchanged; every mistake is a `ConfigError` that
-names the key.  The sections are in `events_sections`; the flow `sync` is in `config`, what all of them share in `sections`.
+`parse_events` is pure; `load_events` adds the file and the environment. The keys and values of `source` and
+`state` match those tools, so that their files work unchanged. Every mistake is a `ConfigError` that names the
+key. The sections are in `events_sections`; sections shared by all flows are in `sections`.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ _TYPES: Mapping[str, Mapping[str, type[Section]]] = {
 
 
 class _Typed(Section):
-    """A `type`, and a `config` whose keys depend on it."""
+    """A section with a `type` and a `config` whose keys depend on the type."""
 
     type: str
     config: dict[str, Any] = Field(default_factory=dict, repr=False)
 
 
 class _Document(Section):
-    """The outer keys of a file."""
+    """The top-level keys of a file."""
 
     version: Literal[1] = 1
     name: Text | None = None
@@ -121,7 +121,7 @@ _SECTIONS: Sections = {
 
 
 class EventsConfig(Section):
-    """A whole file of the flow `events`, its paths absolute."""
+    """A whole file of the flow `events`, with absolute paths."""
 
     source: PostgresCdcConfig
     sink: SinkConfig
@@ -129,9 +129,9 @@ class EventsConfig(Section):
     envelope: Envelope
     spark: SparkConfig
     server: ServerConfig | None
-    """Without one, the page is where it is by default, if nobody else is there."""
+    """If missing, the page uses the default port, provided that the port is free."""
     state_dir: str
-    """Where stage, checkpoint and notes are, in a directory of the slot's name."""
+    """Stage, checkpoint and state files are in a subdirectory with the slot's name."""
     flush_interval_ms: int
     segment_bytes: int
     stage_bytes_max: int
@@ -139,17 +139,17 @@ class EventsConfig(Section):
 
 
 def is_events(values: Mapping[str, Any]) -> bool:
-    """Whether a file is of the flow `events`: it has a sink, or a source with a type."""
+    """Whether a file belongs to the flow `events`: it has a sink, or a source with a type."""
     source = values.get("source")
     return "sink" in values or (isinstance(source, dict) and "type" in source)
 
 
 def load_events(path: str | os.PathLike[str]) -> EventsConfig | None:
-    """The file at `path` if it is of the flow `events`; None for another flow, or if it cannot be read."""
+    """The file at `path` if it belongs to the flow `events`; None for another flow or an unreadable file."""
     try:
         text = read_file(path)
     except ConfigError:
-        return None  # whoever reads it next says why
+        return None  # the next reader of the file reports the problem
     if not is_events(read_yaml(text, str(path))):
         return None
     return parse_events(text, base_dir=Path(path).absolute().parent, env=os.environ, name=str(path))
@@ -167,7 +167,9 @@ def parse_events(text: str, *, base_dir: Path, env: Mapping[str, str], name: str
         hint = "leave state out; of a state of type file only the directory is used"
         raise ConfigError(f"{name}: a sink of type {document.sink.type} keeps the bookmark itself", hint=hint)
     if document.envelope and source.envelope:
-        raise ConfigError(f"{name}: envelope stands twice, also under source.config", hint="keep one of them")
+        raise ConfigError(
+            f"{name}: envelope is set twice, here and under source.config", hint="keep one of them"
+        )
     state_dir = document.state_dir or (state.path if isinstance(state, FileStateConfig) else ".aqueduck")
     values = {key: getattr(document, key) for key in ("spark", "flush_interval_ms", *_SIZES)}
     return EventsConfig(
@@ -185,7 +187,7 @@ _SIZES = ("segment_bytes", "stage_bytes_max", "batch_bytes_max")
 
 
 def setting_names() -> list[str]:
-    """Every key, as a path such as `sink.jsonl.path`."""
+    """Every key as a path such as `sink.jsonl.path`."""
     names = [key for key in _Document.model_fields if key not in _TYPES]
     names += [
         f"{part}.{kind}.{key}"
@@ -197,7 +199,7 @@ def setting_names() -> list[str]:
 
 
 _IN_FILES = ("connection_url", "catalog")
-"""Keys whose text can be in a file."""
+"""Keys whose value can be read from a file."""
 
 
 def _section(part: str, typed: _Typed, base_dir: Path, env: Mapping[str, str], name: str) -> Any:
@@ -224,7 +226,7 @@ def _validated(section: type[Section], values: Any, prefix: tuple[str, ...], nam
 def _with_environment(
     where: str, values: dict[str, Any], env: Mapping[str, str], name: str
 ) -> dict[str, Any]:
-    """Put the values of the variables that keys ending in `_env` name into the keys without it."""
+    """Resolve keys ending in `_env`: the key without the ending gets the value of the variable."""
     found = dict(values)
     for key, given in values.items():
         if not key.endswith("_env"):

@@ -1,7 +1,7 @@
 """
-The sections of an events file: its source, its sinks, its states, each with the keys that it takes.
+The sections of an events file: source, sinks and states, with their keys.
 
-How a file is read is in `events_config`, which is also where others import these from.
+`config.events` reads the file and re-exports these sections for other modules.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class TlsConfig(Section):
-    """How the connection is encrypted; without it, as the connection string says."""
+    """How the connection is encrypted; if missing, the connection string decides."""
 
     mode: Literal["disable", "require", "verify_ca", "verify_full"]
     ca_path: str | None = None
@@ -68,12 +68,12 @@ class PostgresCdcConfig(Section):
     max_messages: int | None = Field(default=None, gt=0)
     max_staged_records: int | None = Field(default=None, gt=0)
     status_update_interval: float = Field(default=10.0, ge=1)
-    """The server hears from us each second in any case."""
+    """The server receives a status update every second in any case."""
     tcp_keepalive: int = Field(default=10, ge=0)
     silence_timeout_seconds: float = Field(default=30.0, ge=1, le=3600)
     slot_acquire_retries: int = Field(default=10, ge=0)
     on_unpublished: Literal["stop", "continue"] = "stop"
-    """When the publication was dropped and made again, or tables were out of it for a while."""
+    """What to do after the publication was re-created, or tables were missing from it for a while."""
 
     @model_validator(mode="before")
     @classmethod
@@ -108,7 +108,7 @@ class PostgresCdcConfig(Section):
 
 
 class JsonlSinkConfig(Section):
-    """JSON lines in a file, or in files that are rotated."""
+    """Writes JSON lines to a file, with optional rotation."""
 
     path: Text
     rotate_bytes: Bytes | None = None
@@ -120,24 +120,24 @@ class JsonlSinkConfig(Section):
 
 
 class StdoutSinkConfig(Section):
-    """JSON lines on standard output."""
+    """Writes JSON lines to standard output."""
 
 
 class HttpSinkConfig(Section):
-    """A webhook that takes batches of events."""
+    """Sends batches of events to a webhook."""
 
     url: Text = Field(repr=False)
     url_env: str | None = None
     headers: dict[str, str] = Field(default_factory=dict, repr=False)
     headers_env: dict[str, str] = Field(default_factory=dict)
-    """Headers whose value is in an environment variable."""
+    """Headers whose values are read from environment variables."""
     signature_secret: Text | None = Field(default=None, repr=False)
     signature_secret_env: str | None = None
     ca_path: str | None = None
-    """Authorities that may have signed the receiver's certificate, in place of the system's."""
+    """Certificate authorities that verify the receiver, instead of the system's."""
     client_cert: str | None = None
     client_key: str | None = None
-    """By default in the file of `client_cert`, too."""
+    """By default read from the file `client_cert`."""
     batch_size: int = Field(default=100, ge=1, le=500)
     timeout: Seconds = 10.0
     retries: int = Field(default=5, ge=0)
@@ -173,7 +173,7 @@ def _option(value: Any) -> Any:
 
 
 class KafkaSinkConfig(Section):
-    """A Kafka topic."""
+    """Writes to a Kafka topic."""
 
     brokers: Text
     topic: Text
@@ -186,39 +186,39 @@ class KafkaSinkConfig(Section):
 
 
 class PostgresSinkConfig(Section):
-    """A table of a PostgreSQL database, which keeps the bookmark too."""
+    """Writes to a table of a PostgreSQL database, which also stores the bookmark."""
 
     connection_url: str | None = Field(default=None, repr=False)
-    """By default the source's."""
+    """By default the source database."""
     connection_url_env: str | None = None
     connection_url_file: str | None = None
     table: PostgresTable
 
 
 class DuckLakeSinkConfig(LakeConfig):
-    """A table of a DuckLake, which keeps the bookmark too."""
+    """Writes to a table of a DuckLake, which also stores the bookmark."""
 
     table: LakeTable
 
 
 class FileStateConfig(Section):
-    """The bookmark in a file of a directory."""
+    """Stores the bookmark in a file of a directory."""
 
     path: Text
 
 
 class PostgresStateConfig(Section):
-    """The bookmark in a PostgreSQL table."""
+    """Stores the bookmark in a PostgreSQL table."""
 
     connection_url: str | None = Field(default=None, repr=False)
-    """By default the source's."""
+    """By default the source database."""
     connection_url_env: str | None = None
     connection_url_file: str | None = None
     table: PostgresTable = "aqueduck_bookmarks"
 
 
 class LakeStateConfig(LakeConfig):
-    """The bookmark in a table of a DuckLake."""
+    """Stores the bookmark in a table of a DuckLake."""
 
 
 SinkConfig = (

@@ -1,9 +1,9 @@
 """
 The configuration of the flow `fanout`: its keys, defaults and rules.
 
-The keys are those that users of DuckLake fan-out know; docs/fanout.md has them all.  `parse_fanout`
-is pure: it takes text and an environment and gives a `FanoutConfig` whose lakes are complete, with
-every variable read.  What a file is for is told by its keys: `is_fanout`.
+docs/fanout.md describes all keys. `parse_fanout` is pure: from a text and an environment it returns a
+`FanoutConfig` with complete lakes and all variables read. `is_fanout` recognizes a file of this flow by its
+keys.
 """
 
 from __future__ import annotations
@@ -56,12 +56,15 @@ __all__ = [
 ]
 
 PLACEHOLDER = "{value}"
-"""What stands for a routing value in patterns."""
+"""The placeholder for a routing value in patterns."""
 _HINT = "see docs/fanout.md for every key"
 _UPPER = re.compile("[A-Z]")
 
 Naming = Literal["now", "before", "apart"]
-"""How a pattern names the lake of a value: as for a new one, as an earlier version did, or apart from one that is called alike."""
+"""
+How a pattern names the lake of a value: as for a new value, as an earlier version did, or distinct from a
+lake of the same name.
+"""
 
 
 class SourceLakeConfig(LakeKeys):
@@ -75,11 +78,11 @@ class SourceLakeConfig(LakeKeys):
 
 
 class RoutingConfig(Section):
-    """Which column decides, and by which columns rows are matched."""
+    """The column that routes rows, and the key columns that identify them."""
 
     field: Text
     key_columns: tuple[Text, ...] = ()
-    """Empty: append-only, rows are never changed or removed at the destinations."""
+    """If empty, destinations are append-only: rows are never updated or deleted there."""
     seed_mode: Literal["scan", "cdc_replay"] = "scan"
 
     @field_validator("key_columns", mode="before")
@@ -95,7 +98,7 @@ class RoutingConfig(Section):
 
 
 class DestinationConfig(LakeKeys):
-    """One lake, and the rows that belong to it."""
+    """One lake and the rows that belong to it."""
 
     id: Text
     routing_value: PlainText
@@ -106,18 +109,21 @@ class DestinationConfig(LakeKeys):
     @classmethod
     def _is_not_null(cls, value: Any) -> Any:
         if value is None:
-            raise ValueError("must be a value; rows without one belong to no destination")
+            raise ValueError("must not be empty; rows without a routing value belong to no destination")
         return value
 
 
 def _path_part(value: str) -> str:
-    """Any text as one part of a path: what is not a plain letter, digit, - or _ is written as its bytes."""
+    """
+    A text as one part of a path: characters other than plain letters, digits, - and _ are written as their
+    bytes.
+    """
     kept = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_"
     return "".join(chr(b) if b in kept else f"%{b:02X}" for b in value.encode("utf-8", "surrogatepass"))
 
 
 class DynamicConfig(LakeKeys):
-    """A pattern for destinations that are made when their value is seen first; `{value}` stands for it."""
+    """A pattern for destinations that are created when their value first appears; `{value}` is the placeholder."""
 
     id: Text = PLACEHOLDER
     table: Text | None = None
@@ -135,13 +141,14 @@ class DynamicConfig(LakeKeys):
         return self
 
     def destination(self, value: str, naming: Naming = "now") -> DestinationConfig:
-        """The destination of a routing value that the file does not list; see `Naming`."""
+        """The destination of a routing value that is not listed in the file; see `Naming`."""
         safe = _path_part(value)
         digest = hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()
-        # Names of files have at most 255 bytes, those of PostgreSQL 63; a longer one would be cut, and two lakes become one.
+        # File names have at most 255 bytes, PostgreSQL names 63; truncated names would turn two lakes into
+        # one.
         part = safe if naming == "before" or len(safe) <= 200 else f"{safe[:120]}-{digest[:40]}"
         schema = safe if len(safe) <= 40 else digest[:40]
-        # DuckLake takes schemas whose names differ in case only for one.
+        # DuckLake accepts only one of several schemas whose names differ only in case.
         if naming == "apart" or (naming == "now" and schema == safe and _UPPER.search(value)):
             schema = f"{safe.lower()[:23]}-{digest[:16]}"
         return DestinationConfig(
@@ -159,7 +166,10 @@ class DynamicConfig(LakeKeys):
 
 
 class DestinationsAllowConfig(Section):
-    """What rows of `destinations_table` may name; what is left out follows from the file's own destinations."""
+    """
+    Places that rows of `destinations_table` may name; missing keys are derived from the file's own
+    destinations.
+    """
 
     catalogs: tuple[Text, ...] | None = None
     data_paths: tuple[DataPath, ...] | None = None
@@ -171,13 +181,13 @@ class DestinationsAllowConfig(Section):
 
 
 class DefaultsConfig(Section):
-    """What all destinations have in common."""
+    """Settings that all destinations share."""
 
     properties: Properties = Field(default_factory=dict, repr=False)
 
 
 class PollConfig(Section):
-    """How often the source is asked for something new, and how much one cycle may read."""
+    """How often the source is polled, and how much one cycle may read."""
 
     interval_seconds: float = Field(default=5.0, gt=0, le=86_400)
     max_snapshots: int = Field(default=1000, ge=1)
@@ -190,7 +200,7 @@ class PoolConfig(Section):
 
 
 class PartitionConfig(Section):
-    """Which destinations this instance serves."""
+    """The destinations that this instance serves."""
 
     mode: Literal["all", "explicit", "hash"] = "all"
     include: tuple[Text, ...] = ()
@@ -210,20 +220,20 @@ class PartitionConfig(Section):
 
 
 class InstanceConfig(Section):
-    """One process among others that share the work."""
+    """One of the processes that share the work."""
 
     id: Text = "aqueduck-0"
     partition: PartitionConfig = PartitionConfig()
 
 
 class FanoutServerConfig(ServerConfig):
-    """The server's section; users of DuckLake fan-out know the port."""
+    """The `server` section; its port is that of other DuckLake fan-out tools."""
 
     port: int = Field(default=8000, ge=0, le=65535)
 
 
 class FanoutVerifyConfig(VerifyConfig):
-    """It reads lakes only, and no database that others work with: on."""
+    """On by default: a comparison reads only lakes, not a database under load."""
 
     interval: Interval = 86_400.0
     on_difference: Literal["reseed", "report"] = "reseed"
@@ -236,7 +246,7 @@ class FanoutConfig(Section):
     routing: RoutingConfig
     destinations: tuple[DestinationConfig, ...] = ()
     destinations_table: Text | None = None
-    """A table of the source lake whose rows are destinations, with columns named like their keys."""
+    """A table of the source lake whose rows define destinations; its columns are named like their keys."""
     destinations_allow: DestinationsAllowConfig = DestinationsAllowConfig()
     dynamic: DynamicConfig | None = None
     defaults: DefaultsConfig = DefaultsConfig()
@@ -246,7 +256,7 @@ class FanoutConfig(Section):
     instance: InstanceConfig = InstanceConfig()
     spark: SparkConfig = SparkConfig()
     maintenance: MaintenanceConfig = MaintenanceConfig()
-    """Of the destinations' lakes."""
+    """Maintenance of the destinations' lakes."""
     verify: FanoutVerifyConfig = FanoutVerifyConfig()
     state_dir: Text = ".aqueduck"
 
@@ -261,30 +271,35 @@ class FanoutConfig(Section):
         refuse_repeated("id", (d.id for d in self.destinations))
         refuse_repeated("routing_value", (d.routing_value for d in self.destinations))
         if self.maintenance.readers:
-            raise ValueError("maintenance.readers is for files of sync: it names those that read its lake")
+            raise ValueError(
+                "maintenance.readers is only for files of sync: it lists the readers of that lake"
+            )
         unknown = set(self.instance.partition.include) - {d.id for d in self.destinations}
         if unknown and not found_later:
             raise ValueError(f"instance.partition.include: no destination has the id {min(unknown)}")
         return self
 
     def _refuse_rows_from_nowhere(self) -> None:
-        """The people who write the table must not choose hosts, paths and variables alone."""
+        """
+        Require limits for `destinations_table`: its authors must not choose hosts, paths and variables
+        freely.
+        """
         allow, listed = self.destinations_allow, self.destinations_table is not None
         if allow.is_given and not listed:
-            raise ValueError("destinations_allow is for destinations_table")
+            raise ValueError("destinations_allow needs destinations_table")
         if listed and not (allow.is_given or self.destinations or self.dynamic):
             raise ValueError(
                 "destinations_table needs destinations_allow with catalogs or env, and data_paths, because the"
-                " file has no destinations of its own that say where lakes may be"
+                " file lists no destinations that show where lakes may be"
             )
 
     def place_of(
         self, destination: DestinationConfig, env: Mapping[str, str], where: str | None = None
     ) -> LakePlace:
         """
-        Where the destination's lake is; `where` is for the error.
+        The location of the destination's lake; `where` names the place in error messages.
 
-        One that says nothing about credentials and is in the source's object store uses the source's.
+        A destination without credentials in the source's object store uses the source's credentials.
         """
         properties = {**self.defaults.properties, **destination.properties}
         source = self.source.properties
@@ -300,23 +315,23 @@ class FanoutConfig(Section):
         )
 
     def address_of(self, destination: DestinationConfig, env: Mapping[str, str]) -> str:
-        """The same text for the same table of the same lake."""
+        """A text that is equal for the same table of the same lake."""
         return f"{lake_address(destination, env)} {self.target_of(destination).folded}"
 
     def lake_of(self, lake: LakeKeys, env: Mapping[str, str]) -> str:
-        """The same text for what DuckLake takes for the same lake."""
+        """A text that is equal for lakes that DuckLake treats as the same."""
         return lake_address(_folded(lake), env)
 
     def claim_of(self, destination: DestinationConfig, env: Mapping[str, str]) -> str:
-        """The same text for what DuckLake takes for the same table: case does not tell two schemas of catalogs apart."""
+        """A text that is equal for tables that DuckLake treats as the same: it ignores the case of catalog schemas."""
         return f"{self.lake_of(destination, env)} {self.target_of(destination).folded}"
 
     def source_claim(self, env: Mapping[str, str]) -> str:
-        """That of the table that is read."""
+        """The `claim_of` text of the source table."""
         return f"{self.lake_of(self.source, env)} {self.source.table_name.folded}"
 
     def source_address(self, env: Mapping[str, str]) -> str:
-        """That of the table that is read."""
+        """The `address_of` text of the source table."""
         return f"{lake_address(self.source, env)} {self.source.table_name.folded}"
 
 
@@ -326,9 +341,10 @@ def _folded(lake: LakeKeys) -> LakeKeys:
 
 def refuse_shared(taken: dict[str, str], destination_id: str, address: str) -> None:
     """
-    Raise if the destination's table is in `taken`, by address; otherwise it is from now on.
+    Raise if the destination's table is already in `taken`, by address; otherwise add it.
 
-    Two that write one table would remove each other's rows wherever their keys meet, and its columns.
+    Two destinations that write one table would delete each other's rows where their keys meet, and change its
+    columns.
     """
     if address in taken:
         raise ConfigError(
@@ -359,12 +375,15 @@ _SECTIONS: Sections = {
 
 
 def is_fanout(values: Mapping[str, Any]) -> bool:
-    """Whether the keys of a file are those of this flow."""
+    """Whether the keys of a file belong to this flow."""
     return not {"routing", "destinations", "destinations_table"}.isdisjoint(values)
 
 
 def assigned(partition: PartitionConfig, destination_id: str) -> bool:
-    """Whether this instance serves a destination: the same answer everywhere, one instance for each."""
+    """
+    Whether this instance serves a destination. Every instance computes the same answer; each destination has
+    exactly one.
+    """
     match partition.mode:
         case "all":
             return True
@@ -376,7 +395,7 @@ def assigned(partition: PartitionConfig, destination_id: str) -> bool:
 
 
 def file_is_fanout(path: Path) -> bool:
-    """Whether the file at `path` is one of this flow; one that cannot be read is not."""
+    """Whether the file at `path` belongs to this flow; False if it cannot be read."""
     try:
         return is_fanout(read_yaml(read_file(path), str(path)))
     except ConfigError:
@@ -384,14 +403,14 @@ def file_is_fanout(path: Path) -> bool:
 
 
 def load_fanout(path: str | os.PathLike[str]) -> FanoutConfig:
-    """Read the file at `path`, with the environment of this process."""
+    """Read the file at `path` with the environment of this process."""
     return parse_fanout(
         read_file(path), base_dir=Path(path).absolute().parent, env=os.environ, name=str(path)
     )
 
 
 def parse_fanout(text: str, *, base_dir: Path, env: Mapping[str, str], name: str = "config") -> FanoutConfig:
-    """Turn the text of a file into a configuration; variables that it names must be set."""
+    """Parse the text of a configuration file; the variables that it names must be set."""
     values = read_yaml(text, name)
     try:
         config = FanoutConfig.model_validate(values)
@@ -405,7 +424,7 @@ def parse_fanout(text: str, *, base_dir: Path, env: Mapping[str, str], name: str
 
 
 def _check_places(config: FanoutConfig, env: Mapping[str, str]) -> None:
-    """Names of tables are names, variables are set, and no two write the same table."""
+    """Check that table names are valid, variables are set, and no two destinations write the same table."""
     resolve(config.source, {}, env)
     taken = {config.source_claim(env): "the source"}
     for destination in config.destinations:

@@ -1,9 +1,10 @@
 """
-Which destinations a fan-out has: those of the file, of a table's rows, and those that the pattern makes of values.
+The destinations of a fan-out: those of the file, of a table's rows, and those that the pattern creates for
+values.
 
-Nobody gets what another has: an id, a routing value or a table.  The file comes first, then rows in their order,
-then values; who comes too late is left out with a reason.  Pure: rows and values are given, and so is how the
-routing column writes a value.
+Ids, routing values and tables are unique. The file takes precedence, then the rows in their order, then the
+values; a destination that conflicts with an earlier one is left out with a reason. Pure: the caller passes
+the rows, the values, and the function that formats a value like the routing column.
 """
 
 from __future__ import annotations
@@ -35,29 +36,32 @@ LISTED_KEYS = frozenset(DestinationConfig.model_fields) - {"properties", "catalo
 _HINT = "see docs/fanout.md for every key"
 
 Canonical = Callable[[Sequence[str]], list[str | None]]
-"""Writes values as the routing column does; None for those that are none of its type."""
+"""Formats a value like the routing column; None for a value that is not of the column's type."""
 
 
 class Places(Protocol):
-    """Where rows of a table may lead; `lake.allowed_places` looks at the host for it."""
+    """The places that rows of a table may name; `lake.allowed_places` checks them against the host."""
 
     def refuse(self, row: DestinationConfig) -> None:
         """Raise if the file does not allow the place that a row names."""
 
     def take(self, name: str, value: str | None, place: LakeKeys, lake: str, *, is_row: bool) -> None:
-        """A lake that rows must leave alone, by its address."""
+        """Reserve a lake, by its address: rows may not name it."""
 
     def refuse_taken(self, row: DestinationConfig, value: str, lake: str) -> None:
-        """Raise if the row wants what was taken."""
+        """Raise if the row names a reserved lake."""
 
 
 Made = frozenset[tuple[str, str]]
-"""Routing values that have a destination by the pattern, and where it was made, as text."""
+"""Routing values with a destination from the pattern, and its lake, as text."""
 NOTHING_MADE = Made()
 
 
 def made_of(config: FanoutConfig, destinations: Iterable[DestinationConfig], env: Mapping[str, str]) -> Made:
-    """What to remember of destinations that the pattern makes, so that they are found when their rows are gone."""
+    """
+    The record of destinations that the pattern created, kept so that they are found after their rows are
+    gone.
+    """
     source = config.source_address(env)
     return frozenset(
         (d.routing_value, json.dumps([source, d.id, config.address_of(d, env)])) for d in destinations
@@ -65,7 +69,7 @@ def made_of(config: FanoutConfig, destinations: Iterable[DestinationConfig], env
 
 
 def values_of(config: FanoutConfig, made: Made, env: Mapping[str, str]) -> list[str]:
-    """Of what is remembered, the values whose destination the pattern would make where it was made."""
+    """The recorded values for which the pattern would create the same destination again."""
     pattern = config.dynamic
     if pattern is None:
         return []
@@ -75,7 +79,7 @@ def values_of(config: FanoutConfig, made: Made, env: Mapping[str, str]) -> list[
 def _made_before(
     config: FanoutConfig, value: str, made: Made, env: Mapping[str, str]
 ) -> list[DestinationConfig]:
-    """The destination of a value where the pattern made it; nothing if it did not, or the pattern was another one."""
+    """The destination of a value as the pattern created it; None if it did not, or if the pattern has changed."""
     assert config.dynamic is not None
     ways: tuple[Naming, ...] = ("now", "before", "apart")
     named = [config.dynamic.destination(value, naming) for naming in ways]
@@ -83,30 +87,30 @@ def _made_before(
 
 
 class Roster:
-    """All destinations, whichever instance serves them, and why others are left out."""
+    """All destinations of all instances, and why others were left out."""
 
     def __init__(
         self, config: FanoutConfig, env: Mapping[str, str], canonical: Canonical, made: Made = NOTHING_MADE
     ) -> None:
         self.destinations: list[DestinationConfig] = []
         self.left_out: dict[str, str] = {}
-        """The problem, by id."""
+        """The problem of each destination that was left out, by id."""
         self._config, self._env, self._canonical, self._made = config, env, canonical, made
         self._ids: set[str] = set()
         self._values: set[str] = set()
-        """As the routing column writes them; also those that were left out."""
+        """Formatted like the routing column; includes the values of destinations that were left out."""
         self._tables = {config.source_claim(env): "the source"}
         self._addresses = {config.source_address(env)}
         for each, value in self._with_values(config.destinations):
             self._take(each, value or each.routing_value)
 
     def add_rows(self, rows: Iterable[Mapping[str, str]], places: Places) -> None:
-        """Take in the rows of a table; a wrong one, or one that the file does not allow, is left out."""
+        """Add the rows of a table; leave out invalid rows and those that the file does not allow."""
         self._take_places(places)
         for each, value in self._with_values(self._described(rows, places)):
             try:
                 if value is None:
-                    raise ConfigError("routing_value is none of the routing column's type")
+                    raise ConfigError("routing_value is not of the routing column's type")
                 if assigned(self._config.instance.partition, each.id):
                     self._config.place_of(each, self._env)
                 lake = self._config.lake_of(each, self._env)
@@ -127,7 +131,7 @@ class Roster:
             places.take(f"the destination {each.id}", value, each, lake, is_row=False)
 
     def add_values(self, values: Sequence[str]) -> list[DestinationConfig]:
-        """Let the pattern make destinations of values that nobody has; those that are new."""
+        """Create destinations with the pattern for values that have none; returns the new ones."""
         pattern = self._config.dynamic
         before = len(self.destinations)
         if pattern is not None and values:
@@ -137,7 +141,10 @@ class Roster:
         return self.destinations[before:]
 
     def _take_named(self, value: str, written: str, pattern: DynamicConfig) -> None:
-        """The destination of a value where it was made before; else a new one, apart from a lake that differs in case only."""
+        """
+        The earlier destination of a value; otherwise a new one, with a name distinct from lakes that differ
+        only in case.
+        """
         each = pattern.destination(value)
         address = self._config.address_of(each, self._env)
         claimed = self._config.claim_of(each, self._env) in self._tables
@@ -177,11 +184,14 @@ class Roster:
         return found
 
     def _take(self, each: DestinationConfig, value: str) -> None:
-        """The destination, with the value as the routing column writes it; raises if it wants what another has."""
+        """
+        The destination with its value formatted like the routing column; raises if its id, value or table is
+        taken.
+        """
         if each.id in self._ids:
             raise ConfigError(
-                "another destination has the same id, and stays; the rows of this one are left out",
-                hint="give each an id of its own; dynamic.id may have a prefix, such as tenant-{value}",
+                "another destination already has this id; the rows of this one are left out",
+                hint="give each destination a unique id; dynamic.id may have a prefix, such as tenant-{value}",
             )
         if value in self._values:
             raise ConfigError("another destination has the same routing_value")
@@ -193,8 +203,8 @@ class Roster:
 
 
 def _refuse_relative(each: DestinationConfig) -> None:
-    """A row of a table is in no directory."""
+    """Refuse relative paths: a table's row has no directory that they could refer to."""
     file = each.catalog is not None and not each.catalog.startswith(("postgres:", "postgresql:"))
     paths = [each.data_path, *([(each.catalog or "").removeprefix("sqlite:")] if file else [])]
     if not all(Path(path).is_absolute() or "://" in path for path in paths):
-        raise ValueError("data_path and catalog need absolute paths in a table")
+        raise ValueError("data_path and catalog must be absolute paths in a table")

@@ -1,9 +1,9 @@
 """
-How a lake is named in a configuration file, and where it is once every variable has been read.
+How a configuration file names a lake, and the lake's location once all variables are read.
 
-`LakeKeys` are the keys that the source and all destinations of a fan-out share; `resolve` makes a `LakePlace` of
-them, the only thing that workers need to attach the lake.  Credentials come through variables and files only.  `lake_address` tells
-one lake from another, however it is written.
+`LakeKeys` has the keys that the source and all destinations of a fan-out share. `resolve` turns them into a
+`LakePlace`, which is all that workers need to attach the lake. Credentials come from variables and files only.
+`lake_address` identifies a lake regardless of how the file writes it.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ PlainText = Annotated[Text, BeforeValidator(plain_text)]
 
 
 class LakePlace(Section):
-    """Where a lake is and how to get in; everything that a worker needs to attach it."""
+    """The location of a lake and its credentials: everything that a worker needs to attach it."""
 
     catalog: Secret = Field(repr=False)
     data_path: str
-    """Empty: the one that the catalog knows, for readers."""
+    """If empty, a reader uses the path stored in the catalog."""
     metadata_schema: str | None = None
-    """The schema of a PostgreSQL database that holds the catalog; many lakes can share a database."""
+    """The schema of the PostgreSQL database that holds the catalog; one database can hold many catalogs."""
     properties: tuple[tuple[str, Secret], ...] = Field(default=(), repr=False)
-    """Settings of the object store, such as `s3_endpoint`, secrets included."""
+    """Settings of the object store, such as `s3_endpoint`, including secrets."""
 
 
 class LakeKeys(Section):
@@ -57,7 +57,7 @@ class LakeKeys(Section):
     metadata_schema: Text | None = None
     data_path: DataPath
     name: Text | None = None
-    """What users call the catalog; for people only."""
+    """The name that users give the catalog; only for display."""
     properties: Properties = Field(default_factory=dict, repr=False)
 
     @model_validator(mode="after")
@@ -82,7 +82,7 @@ def resolve(
     env: Mapping[str, str],
     where: str = "source",
 ) -> LakePlace:
-    """The lake with everything that variables hold."""
+    """The lake's location with the values of all variables."""
     found = read_properties({**defaults, **lake.properties}, env, f"{where}: properties.")
     if lake.postgres_uri_env is not None:
         catalog = _as_postgres(read_variable(env, lake.postgres_uri_env, f"{where}: postgres_uri_env"))
@@ -103,7 +103,7 @@ def resolve(
 
 def lake_address(lake: LakeKeys, env: Mapping[str, str]) -> str:
     """
-    The same text for the same lake, without credentials.
+    A text without credentials that is equal for the same lake.
 
     A catalog in a variable or a file that is not here, because another instance uses it, is told by the name of that.
     """
@@ -145,7 +145,7 @@ def _as_postgres(uri: str) -> str:
 
 
 def _connection_settings(catalog: str) -> dict[str, str]:
-    """What a connection string says; what is none says nothing but itself."""
+    """The settings in a connection string; an unparsable string is its own only setting."""
     text = catalog if "://" in catalog[:13] else catalog.partition(":")[2]
     if uri := _URI.fullmatch(text):
         user, host, port, database, more = (part or "" for part in uri.groups())

@@ -1,9 +1,9 @@
 """
-How an object store is named in a configuration file: properties, credentials through variables only.
+How a configuration file names an object store: properties, with credentials through variables only.
 
-The keys are `s3_endpoint`, `s3_region`, `s3_url_style`, `s3_use_ssl`, and for each credential the name of a variable:
-`s3_access_key_id_env`, `s3_secret_access_key_env`, `s3_session_token_env`.  `read_properties` reads the variables.
-What DuckDB and pyarrow make of the result is in `lake.session.object_stores`.
+The keys are `s3_endpoint`, `s3_region`, `s3_url_style`, `s3_use_ssl`, and for each credential the name of a
+variable: `s3_access_key_id_env`, `s3_secret_access_key_env`, `s3_session_token_env`. `read_properties` reads
+the variables. `lake.session.object_stores` passes the result to DuckDB and pyarrow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SECRET = re.compile(r"(access_key|secret|token|password)", re.IGNORECASE)
 
 
 def plain_text(value: Any) -> Any:
-    """What YAML reads as a number, a boolean or a date, as the text that stands in the file."""
+    """The text of a value in the file that YAML parses as a number, a boolean or a date."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, datetime.date):
@@ -48,12 +48,12 @@ def _variable_name(value: str) -> str:
 Properties = Annotated[
     dict[str, Annotated[str, BeforeValidator(plain_text)]], AfterValidator(_refuse_secrets)
 ]
-"""Of an object store; its credentials are all named by variables."""
+"""Properties of an object store; all credentials are named by variables."""
 VariableName = Annotated[str, AfterValidator(_variable_name)]
 
 
 def read_properties(properties: Mapping[str, str], env: Mapping[str, str], where: str) -> dict[str, str]:
-    """The properties with the values of their variables in place; `where` is what an error says before the key."""
+    """The properties with the values of their variables; `where` precedes the key in error messages."""
     return {
         key.removesuffix("_env"): read_variable(env, value, f"{where}{key}")
         if key.endswith("_env")

@@ -1,9 +1,9 @@
 """
-Texts with credentials, such as connection strings, which cross Spark only as references.
+Texts with credentials, such as connection strings, which pass through Spark only as references.
 
-What tasks need (closures, partitions, plans) lies in Spark's blocks, on its disks and in its event logs.  A `SecretText` is
-pickled as a place in a file for our user alone, in the directory that `keep_secrets` names; a task that gets one reads it
-there.
+Spark stores closures, partitions and plans of tasks in its blocks, on its disks and in its event logs. A
+`SecretText` is therefore pickled as a reference to a file that only our user may read, in the directory given
+to `keep_secrets`; the task reads the file.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from aqueduck.model.errors import ConfigError, system_reason
 __all__ = ["SECRETS_VARIABLE", "SecretText", "keep_secrets"]
 
 SECRETS_VARIABLE = "AQUEDUCK_SECRETS"
-"""Names the directory to our child processes, some of which Spark starts."""
+"""Passes the directory to child processes, some of which Spark starts."""
 
 
 class SecretText(str):
-    """A text that is not shown and does not travel; without a directory to keep it in, it is pickled as it is."""
+    """A text that is neither shown nor pickled; without a directory for secrets it is pickled as it is."""
 
     __slots__ = ()
 
@@ -41,7 +41,7 @@ class SecretText(str):
 
 
 def keep_secrets(directory: Path) -> None:
-    """From now on secrets of this process and its children are in a directory that only our user may enter."""
+    """Keep secrets of this process and its children in a directory that only our user may enter."""
     os.environ[SECRETS_VARIABLE] = str(directory)
 
 
@@ -57,7 +57,7 @@ def _place(path: str, text: str) -> tuple[str, int, int]:
     data = text.encode()
     file = os.open(path, os.O_WRONLY | os.O_APPEND)
     try:
-        os.write(file, data)  # at the end, whatever other threads write
+        os.write(file, data)  # appended: other threads write to the same file
         return path, os.lseek(file, 0, os.SEEK_CUR) - len(data), len(data)
     finally:
         os.close(file)
@@ -71,7 +71,7 @@ def _read(path: str, start: int, size: int) -> SecretText:
             return SecretText(file.read(size).decode())
     except OSError as exc:
         hint = (
-            "state_dir must be on storage that driver and executors share, and they must run as the same user"
+            "state_dir must be on storage that driver and executors share, and both must run as the same user"
         )
         raise ConfigError(
             f"a task cannot read the service's secrets: {system_reason(exc)}", hint=hint

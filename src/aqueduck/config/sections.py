@@ -1,8 +1,8 @@
 """
-What the configuration files of all flows share: sections, reading YAML, paths, and words for mistakes.
+What the configuration files of all flows share: sections, YAML reading, paths, and the wording of mistakes.
 
-The keys themselves are in `config` (sync), `fanout_config` and `events_sections`.  A mistake is told by the path of its key;
-of an unknown one, what is known there is told too, which is what `Sections` is for.
+The keys themselves are in `config.sync`, `config.fanout` and `config.events_sections`. A mistake names the
+path of its key; for an unknown key it also names the known ones, which it finds through `Sections`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ _UNIT_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def _interval(value: Any) -> float | None:
-    """Seconds; YAML reads a bare `off` as false."""
+    """A duration in seconds; YAML parses a bare `off` as false."""
     if value in (None, "off") or value is False:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
@@ -107,33 +107,33 @@ def _interval(value: Any) -> float | None:
 
 
 def _secret(value: Any, validated: ValidatorFunctionWrapHandler) -> SecretText:
-    """One that is a secret already keeps what it knows of its origin."""
+    """Wrap a text; one that is already a secret keeps its origin."""
     text = validated(value)
     return value if isinstance(value, SecretText) else SecretText(text)
 
 
 Text = Annotated[str, Field(min_length=1)]
 Secret = Annotated[str, Field(min_length=1), WrapValidator(_secret)]
-"""With credentials in it."""
+"""A text that contains credentials."""
 Interval = Annotated[float | None, BeforeValidator(_interval)]
-"""A time as people write it, in seconds; None if it is off."""
+"""A duration in people's notation, in seconds; None if it is off."""
 DataPath = Annotated[str, Field(min_length=1), AfterValidator(_data_path)]
 Bytes = Annotated[ByteSize, Field(gt=0)]
 SlotName = Annotated[str, AfterValidator(slot_name)]
 PostgresTable = Annotated[str, AfterValidator(_postgres_table)]
-"""The name of a table as `TableName` writes it; without a schema it is one of `public`."""
+"""The name of a table, normalized by `TableName`; the default schema is `public`."""
 LakeTable = Annotated[str, AfterValidator(_lake_table)]
-"""The same for a table of a lake: one of `main`, its case kept."""
+"""The name of a lake table; the default schema is `main`, and its case is kept."""
 
 
 class Section(BaseModel):
-    """A part of a file: fixed once read, and no keys that we do not know."""
+    """A section of a file: immutable once read, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 Sections = Mapping[tuple[str, ...], type[Section]]
-"""The sections of a file by their path of keys."""
+"""The sections of a file, by key path."""
 
 
 # -- reading
@@ -152,16 +152,16 @@ def read_file(path: str | os.PathLike[str]) -> str:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """A loader that refuses a key which stands twice in one mapping."""
+    """A loader that refuses duplicate keys in a mapping."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(problem="a key is no text", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem="a key is not text", problem_mark=key.start_mark)
         keys = Counter(key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge")
         for key, count in keys.items():
             if count > 1:
-                raise yaml.MarkedYAMLError(problem=f"key {key!r} stands twice", problem_mark=node.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"duplicate key {key!r}", problem_mark=node.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -175,7 +175,7 @@ def read_yaml(text: str, name: str) -> dict[str, Any]:
         raise ConfigError(f"{name} is not valid YAML") from None
     if not isinstance(values, dict):
         raise ConfigError(
-            f"{name} must hold keys such as source, lake and groups",
+            f"{name} must contain keys such as source, lake and groups",
             hint="see docs/configuration.md for every key",
         )
     return values
@@ -189,7 +189,7 @@ def absolute(path: str, base_dir: Path) -> str:
 
 
 def absolute_data_path(path: str, base_dir: Path) -> str:
-    """Also of an object store, which is no path."""
+    """The absolute data path; a URL of an object store is returned unchanged."""
     return path if "://" in path else absolute(path, base_dir)
 
 
@@ -202,31 +202,31 @@ def absolute_catalog(catalog: str, base_dir: Path) -> str:
 # -- mistakes
 
 _WORDS = {
-    "tuple_type": "must be a list, one entry a line after a dash",
-    "dict_type": "must hold keys",
+    "tuple_type": "must be a list, one entry per line after a dash",
+    "dict_type": "must contain keys",
     "string_type": "must be text: put it in quotes",
     "string_too_short": "must not be empty",
     **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
 }
-"""Of pydantic's kinds of mistakes, what its own words for them say only to programmers."""
+"""Wording for those kinds of pydantic's mistakes whose own text suits only programmers."""
 
 
 def refuse_repeated(what: str, names: Iterable[str], where: str = "") -> None:
     for name, count in Counter(names).items():
         if count > 1:
-            raise ValueError(f"the {what} {name} stands {count} times{where}")
+            raise ValueError(f"the {what} {name} appears {count} times{where}")
 
 
 def describe_problems(exc: ValidationError, sections: Sections, *, prefix: tuple[str, ...] = ()) -> str:
-    """What is wrong, in the words of the file; `prefix` is where in it the values were."""
+    """Describe mistakes in terms of the file; `prefix` is the path of the values in it."""
     problems = exc.errors(include_url=False, include_input=False)
     return "; ".join(describe({**p, "loc": (*prefix, *p["loc"])}, sections) for p in problems)
 
 
 def describe(problem: ErrorDetails, sections: Sections) -> str:
-    """One problem in the words of the file: the key's path, and what is wrong with it."""
+    """One mistake in terms of the file: the key's path and the problem."""
     location = problem["loc"]
     match problem["type"]:
         case "missing" if location == ("source", "dsn"):
@@ -240,7 +240,7 @@ def describe(problem: ErrorDetails, sections: Sections) -> str:
         case "value_error":
             text = str(problem["ctx"]["error"])
         case "model_type":
-            text = "must hold keys" + _example(location, sections)
+            text = "must contain keys" + _example(location, sections)
         case kind if kind in _WORDS:
             text = _WORDS[kind]
         case _:
@@ -266,7 +266,7 @@ def _example(location: tuple[int | str, ...], sections: Sections) -> str:
 
 
 def _known(path: Iterable[int | str], sections: Sections) -> list[str]:
-    """The keys of the section at a path; none if it is no section."""
+    """The keys of the section at a path; empty if there is no such section."""
     section = sections.get(tuple(part for part in path if isinstance(part, str)))
     return [key_of(section, field) for field in section.model_fields] if section else []
 

@@ -17,12 +17,12 @@ TokenScope = Literal["read", "operate"]
 
 
 class TokenConfig(Section):
-    """One token of the HTTP server; the token itself is never in here."""
+    """One token of the HTTP server; it never holds the token itself."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,63}$")]
-    """Known by it in the log."""
+    """The name of the token in the log."""
     scope: TokenScope = "read"
-    """`operate` permits changes, too."""
+    """`operate` also permits changes."""
     token_env: VariableName | None = None
     token_file: Text | None = None
 
@@ -40,11 +40,11 @@ class ServerConfig(Section):
     host: Text = "127.0.0.1"
     port: int = Field(default=8642, ge=0, le=65535)
     token_env: VariableName | None = None
-    """Name of the variable that holds the token; the token itself is never in here."""
+    """The name of the variable that holds the token; never the token itself."""
     token_file: Text | None = None
-    """The file that holds it instead; it is read again when it changes."""
+    """A file that holds the token instead; it is re-read when it changes."""
     tokens: tuple[TokenConfig, ...] = ()
-    """More tokens, such as one for Prometheus that may only read."""
+    """More tokens, such as a read-only one for Prometheus."""
     tls_cert: Text | None = None
     tls_key: Text | None = None
     stall_seconds: int = Field(default=120, ge=1, le=86_400)

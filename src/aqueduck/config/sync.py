@@ -1,9 +1,9 @@
 """
 The configuration of the flow `sync`: its keys, defaults and rules.
 
-`parse_config` is pure; `load_config` adds the one file and the process environment.
-Every mistake is a `ConfigError` that names the key.  Whether servers can be reached,
-tables exist and paths can be written is for `app` to check.
+`parse_config` is pure; `load_config` adds the file and the process environment. Every mistake is a
+`ConfigError` that names the key. `sync.check` verifies that servers can be reached, tables exist and paths
+can be written.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _HINT = "see docs/configuration.md for every key"
 
 
 def _spark_value(value: Any) -> Any:
-    """Spark settings are text: accept what YAML reads as a boolean or a number."""
+    """Accept what YAML parses as a boolean or a number; Spark settings are text."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int | float) else value
@@ -89,10 +89,10 @@ class SourceConfig(Section):
     """The PostgreSQL database to read."""
 
     dsn: Secret = Field(repr=False)
-    """The connection string, also where the file names a variable with `dsn_env` instead."""
+    """The connection string, also if it was read from the variable that `dsn_env` names."""
     dsn_env: str | None = None
     dsn_file: str | None = None
-    """A file whose text is the connection string."""
+    """A file that contains the connection string."""
     silence_timeout_seconds: float = Field(default=30.0, ge=1, le=3600)
 
 
@@ -103,13 +103,13 @@ class LakeConfig(Section):
     """The DuckLake to write."""
 
     catalog: Secret = Field(repr=False)
-    """`postgres:…`, `sqlite:PATH`, or the path of a DuckDB file; also where a variable or a file has it."""
+    """`postgres:…`, `sqlite:PATH`, or the path of a DuckDB file; also if it was read from a variable or a file."""
     catalog_env: str | None = None
     catalog_file: str | None = None
     data_path: DataPath
     inline_rows: int = Field(default=1000, ge=0, le=1_000_000)
     properties: Properties = Field(default_factory=dict)
-    """Of the object store where `data_path` is one; credentials are names of variables."""
+    """Settings of the object store if `data_path` is in one; credentials are given as names of variables."""
 
     @field_validator("catalog")
     @classmethod
@@ -117,19 +117,19 @@ class LakeConfig(Section):
         scheme = SCHEME.match(value)
         if scheme and scheme[1] not in ("postgres", "postgresql", "sqlite"):
             raise ValueError("must be postgres:…, sqlite:PATH or the path of a DuckDB file")
-        if not scheme and _PASSWORD.search(value):  # as a path, it would be shown
-            raise ValueError("must begin with postgres: where it is a connection string")
+        if not scheme and _PASSWORD.search(value):  # reported as a path, it would be shown
+            raise ValueError("must begin with postgres: if it is a connection string")
         return value
 
 
 class ConstantMask(Section):
-    """The same value for every row."""
+    """Replaces the column with the same value in every row."""
 
     constant: Annotated[str, BeforeValidator(_spark_value)]
 
 
 def _mask(value: Any) -> Any:
-    """One mistake for one value, not one for each form that it might have had."""
+    """Report one mistake for a bad value, not one for each form of mask."""
     constant = value.get("constant") if isinstance(value, dict) and len(value) == 1 else None
     if (
         value in ("hash", "redact")
@@ -141,19 +141,22 @@ def _mask(value: Any) -> Any:
 
 
 class TableConfig(Section):
-    """One source table and where it goes; names are kept as `TableName` writes them."""
+    """One source table and its target; `TableName` normalizes the names."""
 
     source: PostgresTable
     target: LakeTable = ""
     """By default the source's name in the schema `main`."""
     mode: Literal["upsert", "append", "history", "soft_delete"] = "upsert"
     source_column: Text | None = None
-    """A column of the target that tells the rows of its sources apart; then several tables may have the same target."""
+    """
+    A column of the target that identifies the source of a row; with it, several tables may have the same
+    target.
+    """
     source_value: str | None = None
-    """What this source has there; by default its name."""
+    """This source's value in that column; by default its name."""
     initial_copy: bool = Field(default=True, alias="copy")
     columns: tuple[Text, ...] = ()
-    """Only these; all of them if it is empty."""
+    """Only these columns; all if empty."""
     exclude: tuple[Text, ...] = ()
     rename: dict[Text, Text] = Field(default_factory=dict)
     mask: dict[Text, Annotated[Literal["hash", "redact"] | ConstantMask, BeforeValidator(_mask)]] = Field(
@@ -161,17 +164,17 @@ class TableConfig(Section):
     )
     where: str = ""
     adopt: bool = False
-    """Whether a table of the lake that we did not make may be taken for the target, with all of its rows."""
+    """Whether an existing lake table that Aqueduck did not create, with all its rows, may become the target."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """What is not left at its default of columns, names, masks and row filter, as the file has it."""
+        """Columns, names, masks and row filter as the file has them, without defaults."""
         given = self.model_dump(mode="json", include=_TABLE_OPTIONS)
         return {name: value for name, value in given.items() if value}
 
     @property
     def projection(self) -> Projection | None:
-        """The same as values; None if the table goes into the lake as it is."""
+        """The options as values; None if the table is replicated unchanged."""
         if not self.options:
             return None
         masks = tuple(
@@ -221,7 +224,7 @@ class TableConfig(Section):
 
     @property
     def table_mode(self) -> TableMode:
-        """The mode with all that belongs to it."""
+        """The mode with all its options."""
         value = self.source_table.qualified if self.source_value is None else self.source_value
         return TableMode(self.mode, self.source_column, value if self.source_column is not None else None)
 
@@ -237,7 +240,7 @@ class TableConfig(Section):
 
 
 class GroupConfig(Section):
-    """Tables that share a slot, a publication and a streaming query, and commit together."""
+    """Tables that share a slot, a publication and a streaming query, and are committed together."""
 
     name: str
     capture: Literal["stream", "poll", "auto"] = "stream"
@@ -262,14 +265,14 @@ class GroupConfig(Section):
     heartbeat_interval_ms: int = Field(default=0, ge=0, le=3_600_000)
     publication_by: Literal["aqueduck", "user"] = "aqueduck"
     slot_name: SlotName = ""
-    """By default `aqueduck_` and the group's name."""
+    """By default `aqueduck_` followed by the group's name."""
     publication: str = Field(default="", min_length=1, max_length=63)
-    """By default `aqueduck_` and the group's name."""
+    """By default `aqueduck_` followed by the group's name."""
     tables: tuple[TableConfig, ...] = ()
 
     @property
     def users_publication(self) -> str:
-        """The publication, if it is not ours to change; else nothing."""
+        """The publication if the user manages it; otherwise None."""
         return self.publication if self.publication_by == "user" else ""
 
     @model_validator(mode="before")
@@ -297,7 +300,7 @@ class GroupConfig(Section):
 
 
 class SparkConfig(Section):
-    """Where Spark runs, and settings that are passed on to it."""
+    """Where Spark runs, and settings that are passed to it."""
 
     master: str = "local[*]"
     conf: dict[str, SparkValue] = Field(default_factory=dict)
@@ -311,38 +314,38 @@ class SparkConfig(Section):
 
 
 class MaintenanceConfig(Section):
-    """What keeps a lake's files few and its past short; see docs/maintenance.md."""
+    """Limits the number of the lake's files and the age of its snapshots; see docs/maintenance.md."""
 
     enabled: bool = True
-    """Whether the service does it by itself; `aqueduck maintain` does it in any case."""
+    """Whether the service runs maintenance; `aqueduck maintain` always does."""
     interval_seconds: float = Field(default=600.0, ge=1, le=86_400)
     budget_seconds: float = Field(default=30.0, gt=0, le=86_400)
     delete_share: float = Field(default=0.3, gt=0, le=1)
-    """A file is rewritten when this share of its rows is gone."""
+    """A file is rewritten when this share of its rows is deleted."""
     retention_hours: float | None = Field(default=None, gt=0)
-    """Lake snapshots that are older are forgotten; without it, none is."""
+    """Lake snapshots older than this expire; without a value, none expire."""
     readers: tuple[Text, ...] = ()
-    """Files of fan-outs that read this lake: what they have not read yet is kept."""
+    """Files of fan-outs that read this lake; changes they have not read yet are kept."""
     grace_hours: float = Field(default=1.0, ge=0)
-    """How long files that no lake snapshot has any more are left for queries that still read them."""
+    """How long files without a lake snapshot are kept for queries that still read them."""
     orphan_hours: float = Field(default=24.0, ge=1)
-    """How old a file has to be that no catalog knows."""
+    """The minimum age at which a file that is in no catalog is deleted."""
 
 
 class VerifyConfig(Section):
-    """When the service compares what it wrote with what it read; see docs/verify.md."""
+    """When the service compares source and lake; see docs/verify.md."""
 
     interval: Interval = None
-    """How often every table or destination is compared; off: only `aqueduck verify` does it."""
+    """How often every table or destination is compared; off: only `aqueduck verify` compares."""
     deep: bool = True
     share: float = Field(default=0.1, gt=0, le=1)
-    """At most this share of the time goes into it, on one core; the rest is rest."""
+    """The maximum share of time spent comparing, on one core; the service pauses for the rest."""
     pause_lag_seconds: float = Field(default=30.0, gt=0)
-    """Nothing is compared while the flow is further behind than this."""
+    """Comparisons pause while the flow lags by more than this."""
 
 
 class TracingConfig(Section):
-    """Where OpenTelemetry traces of batches go."""
+    """Where OpenTelemetry traces of batches are sent."""
 
     otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://\S+$")
     """The base address of an OTLP receiver over HTTP, such as http://127.0.0.1:4318."""
@@ -362,7 +365,7 @@ class SyncConfig(Section):
     tracing: TracingConfig = TracingConfig()
     state_dir: Text = ".aqueduck"
     mask_salt_env: VariableName | None = None
-    """Name of the variable that holds the salt of masks by hash; the salt itself is never in here."""
+    """The name of the variable that holds the salt of masks by hash; never the salt itself."""
 
     @model_validator(mode="after")
     def _has_groups_and_nothing_twice(self) -> SyncConfig:
@@ -393,13 +396,13 @@ _SECTIONS: Sections = {
 
 
 def load_config(path: str | os.PathLike[str]) -> SyncConfig:
-    """Read the file at `path`, with the environment of this process."""
+    """Read the file at `path` with the environment of this process."""
     text = read_file(path)
     return parse_config(text, base_dir=Path(path).absolute().parent, env=os.environ, name=str(path))
 
 
 def parse_config(text: str, *, base_dir: Path, env: Mapping[str, str], name: str = "config") -> SyncConfig:
-    """Turn the text of a file into a configuration, its relative paths resolved against `base_dir`."""
+    """Parse the text of a configuration file; relative paths are resolved against `base_dir`."""
     values = read_yaml(text, name)
     try:
         config = SyncConfig.model_validate(_with_secrets(values, base_dir, env, name))
@@ -410,7 +413,7 @@ def parse_config(text: str, *, base_dir: Path, env: Mapping[str, str], name: str
 
 
 def setting_names() -> list[str]:
-    """Every key, as a path such as `groups.tables.source`."""
+    """Every key as a path such as `groups.tables.source`."""
     return sorted(
         ".".join((*path, key_of(section, field)))
         for path, section in _SECTIONS.items()
@@ -421,7 +424,7 @@ def setting_names() -> list[str]:
 def _with_secrets(
     values: dict[str, Any], base_dir: Path, env: Mapping[str, str], name: str
 ) -> dict[str, Any]:
-    """Put what variables and files hold into `source.dsn` and `lake.catalog`."""
+    """Read `source.dsn` and `lake.catalog` from the variables and files that hold them."""
     found = dict(values)
     for section, key in (("source", "dsn"), ("lake", "catalog")):
         if isinstance(found.get(section), dict):
@@ -447,10 +450,10 @@ def _with_absolute_paths(config: SyncConfig, base_dir: Path) -> SyncConfig:
 
 
 def _refuse_shared_targets(tables: Iterable[TableConfig]) -> None:
-    """Several sources may fill one target if a column tells their rows apart, and all have the same mode."""
+    """Refuse a shared target unless a column identifies the source and all sources have the same mode."""
     targets: dict[str, list[TableConfig]] = {}
     for table in tables:
-        # DuckDB does not tell names apart by case.
+        # DuckDB ignores the case of names.
         targets.setdefault(table.target_table.qualified.lower(), []).append(table)
     for name, sharing in targets.items():
         modes = [table.table_mode for table in sharing]
@@ -458,11 +461,13 @@ def _refuse_shared_targets(tables: Iterable[TableConfig]) -> None:
             continue
         if any(mode.source_column is None for mode in modes):
             raise ValueError(
-                f"the target table {name} stands {len(sharing)} times under groups: give each a source_column,"
-                " or a target of its own"
+                f"the target table {name} appears {len(sharing)} times under groups: give each source a source_column,"
+                " or its own target"
             )
         if len({(mode.name, mode.source_column) for mode in modes}) > 1:
-            raise ValueError(f"the sources of the target table {name} need the same mode and source_column")
+            raise ValueError(
+                f"the sources of the target table {name} must have the same mode and source_column"
+            )
         refuse_repeated(
             f"source_value of the target {name}", (str(mode.source_value) for mode in modes), " under groups"
         )

@@ -1,7 +1,7 @@
 """
-A table's options as people write them on a command line, turned into what the file has: docs/columns.md.
+A table's command-line options in the form of the configuration file: docs/columns.md.
 
-Pure; the rules are those of `config.sync.TableConfig`, and what they mean is in `projection`.
+Pure; the rules are those of `config.sync.TableConfig`, and `model.columns.projection` applies the options.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def read_options(
     where: str | None,
     mode: str = "upsert",
 ) -> dict[str, Any]:
-    """Options as the file has them; refused in the same words."""
+    """Options in the form of the file; mistakes are refused with the same messages."""
     given: dict[str, Any] = {
         "columns": _names(columns),
         "exclude": _names(exclude),

@@ -1,4 +1,4 @@
-"""The preflight of an events flow: what `check` does for `sync`, without touching the stream."""
+"""The preflight of an events flow, like `check` for `sync`; it does not touch the stream."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = ["run_event_checks"]
 
 
 def run_event_checks(config: EventsConfig) -> list[CheckResult]:
-    """Check everything that can be checked; what depends on a failed connection is left out."""
+    """Run every check that can be run; checks that depend on a failed connection are skipped."""
     results = list(_source_checks(config))
     results.append(result_of("state", _check_state, config))
     results.append(result_of("sink", _check_sink, config))
@@ -79,7 +79,7 @@ def _check_slot(conn: Connection, server: ServerInfo, config: EventsConfig, dsn:
     source = config.source
     note = Path(config.state_dir) / source.slot_name / "confirmed"
     bookmark = None
-    with contextlib.suppress(CatalogUnreachableError):  # its own line says so
+    with contextlib.suppress(CatalogUnreachableError):  # another check reports that
         bookmark = load_bookmark(config, dsn)
     info = refuse_lost(conn, dsn, source, server, bookmark, note)
     if source.slot_type == "temporary":
@@ -101,7 +101,7 @@ def _check_state(config: EventsConfig) -> str:
 
 
 def _check_lake(lake: LakeConfig) -> str | None:
-    """What there is to say about a lake that does not exist yet."""
+    """Findings about a lake that does not exist yet."""
     check_data_path(lake)
     catalog = check_catalog(lake)
     return f"the catalog {catalog}" if catalog.endswith("can be created") else None
@@ -121,12 +121,12 @@ def _check_sink(config: EventsConfig) -> str:
     if isinstance(sink, DuckLakeSinkConfig):
         return _check_lake(sink) or check_events_lake(sink, table_of(sink))
     if isinstance(sink, HttpSinkConfig):
-        return "webhook"  # asking it would be a delivery
+        return "webhook"  # a request would be a delivery
     return "kafka" if isinstance(sink, KafkaSinkConfig) else "standard output"
 
 
 def _writable(directory: Path, key: str) -> str:
-    """Whether files can be made in a directory, or the directory itself can."""
+    """Whether files can be created in a directory, or the directory itself can be created."""
     existing = next(d for d in (directory, *directory.parents) if d.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise SinkPathError(f"{key} cannot be written", hint=f"let this user write in {existing}")

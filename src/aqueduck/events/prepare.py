@@ -1,7 +1,7 @@
 """
-Make the source of an events flow ready: publication, slot, and the position to begin at.
+Prepare the source of an events flow: publication, slot, and the position to start from.
 
-Nothing but the slot is ever created.  A slot that no longer has what comes after the bookmark is refused before
+Only the slot is ever created. A slot that no longer has the changes after the bookmark is refused before
 anything is written.
 """
 
@@ -26,25 +26,25 @@ from aqueduck.state_files.files import Confirmation, note_confirmation, read_con
 
 __all__ = ["PreparedSource", "check_slot_position", "prepare_source", "refuse_another_past", "refuse_lost"]
 
-_AGAIN = "remove the bookmark to begin anew with what the slot has; changes before that are gone"
+_AGAIN = "remove the bookmark to start from what the slot retains; earlier changes are lost"
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedSource:
-    """What the query needs to know of the source."""
+    """What the query needs to know about the source."""
 
     database: str
     system_identifier: str
     timeline: int
     position: int
     tables: tuple[TableSchema, ...]
-    """What the publication has now; tables that come later are learnt from the stream."""
+    """The tables in the publication now; the stream announces later ones."""
 
 
 def prepare_source(
     source: PostgresCdcConfig, dsn: str, bookmark: Bookmark | None, note: Path, *, trust_slot: bool = False
 ) -> PreparedSource:
-    """Refuse what cannot work, create the slot if it may be, and say where to begin."""
+    """Refuse what cannot work, create the slot if allowed, and return the start position."""
     with connect(dsn) as conn:
         server = read_server(conn)
         require_logical_wal(server)
@@ -66,7 +66,7 @@ def _first_position(source: PostgresCdcConfig, begin: int) -> int:
 
 
 def _note_trusted(info: SlotInfo | None, bookmark: Bookmark | None, note: Path) -> None:
-    """Where the slot stands is as good as noted by ourselves: the capture looks at it again."""
+    """Record the slot's position as if we had written it ourselves; the capture checks the slot against it."""
     stands = None if info is None else info.confirmed_flush_lsn
     if bookmark is not None and stands is not None and stands > bookmark.position:
         note_confirmation(note, Confirmation(stands, bookmark.position))
@@ -82,7 +82,10 @@ def refuse_lost(
     *,
     trust_slot: bool = False,
 ) -> SlotInfo | None:
-    """Raise if the slot cannot be read from the bookmark on; `note` is what we were told of it.  The slot, if there is one."""
+    """
+    Raise if the slot cannot be read from the bookmark on; `note` is the recorded state of the slot. Returns
+    the slot if it exists.
+    """
     if bookmark is not None and bookmark.system_identifier != server.system_identifier:
         raise BookmarkError(
             "the bookmark belongs to another PostgreSQL cluster", hint=f"point to that cluster, or {_AGAIN}"
@@ -103,7 +106,10 @@ def refuse_another_past(
     bookmark: Bookmark | None,
     note: Path,
 ) -> None:
-    """Raise if the bookmark's position is none of this server's past; `note` says how far the slot was."""
+    """
+    Raise if the bookmark's position is not in this server's history; `note` has the slot's last recorded
+    position.
+    """
     if bookmark is not None:
         known = KnownPast(bookmark.position, bookmark.timeline, read_slot(note), "the bookmark", _AGAIN)
         refuse_another_history(conn, dsn, known, server, info)
@@ -116,7 +122,7 @@ def check_slot_position(
     bookmark: Bookmark | None,
     noted: Confirmation | None,
 ) -> None:
-    """Raise if reading the slot from the bookmark on would leave events out."""
+    """Raise if reading the slot from the bookmark on would skip events."""
     name = source.slot_name
     if info is None:
         if bookmark is not None:
@@ -131,13 +137,13 @@ def check_slot_position(
     stands = info.confirmed_flush_lsn
     if bookmark is None or stands is None or stands <= bookmark.position:
         return
-    at = f"the slot {name} stands at {lsn_text(stands)}, beyond the bookmark's {lsn_text(bookmark.position)}"
+    at = f"the slot {name} is at {lsn_text(stands)}, beyond the bookmark's {lsn_text(bookmark.position)}"
     if noted is not None and noted.is_ahead_of(durable=bookmark.position):
         raise SlotLostError(
-            f"{at}, which was at {lsn_text(noted.durable)} before: it is an older one", hint=_AGAIN
+            f"{at}, which was at {lsn_text(noted.durable)} before: the bookmark is an older copy", hint=_AGAIN
         )
     if noted is None or not noted.covers(stands, durable=bookmark.position):
         raise SlotLostError(
-            f"{at}: it was re-created or moved by another",
-            hint=f"{_AGAIN}; if nobody touched it and only state_dir was lost: aqueduck run --trust-slot",
+            f"{at}: it was re-created or moved by another program",
+            hint=f"{_AGAIN}; if only state_dir was lost and nothing else used the slot: aqueduck run --trust-slot",
         )

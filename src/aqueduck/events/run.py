@@ -1,4 +1,4 @@
-"""Running an events flow: until told to stop or until caught up, with the signals, and the page beside it."""
+"""Running an events flow until it is stopped or has caught up: signals, and the page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 
 def init_events(config: EventsConfig) -> str:
-    """`aqueduck init` for the flow `events`: the slot and the first bookmark; a line for people."""
+    """`aqueduck init` for the flow `events`: create the slot and the first bookmark; returns a line for people."""
     service = EventsService(config)
     try:
         service.prepare()
@@ -36,7 +36,10 @@ def init_events(config: EventsConfig) -> str:
 def run_events(
     config: EventsConfig, *, once: bool, trust_slot: bool = False, with_spark: bool = True
 ) -> None:
-    """`aqueduck run` for the flow `events`: until SIGTERM, ctrl-C or a limit, or with `once` until caught up."""
+    """
+    `aqueduck run` for the flow `events`: until SIGTERM, ctrl-C or a limit; with `once` until it has caught
+    up.
+    """
     stopping = threading.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda *_: stopping.set())
@@ -61,7 +64,10 @@ def run_events(
 
 @contextlib.contextmanager
 def _served(service: EventsService) -> Iterator[None]:
-    """The page beside the flow.  Files of such tools know nothing of it: two of them may run on one machine as before."""
+    """
+    Serve the page beside the flow. Files of other CDC tools do not set a port, so two flows on one machine
+    must not fail over it.
+    """
     given = service.config.server
     with contextlib.ExitStack() as stack:
         try:
@@ -70,6 +76,6 @@ def _served(service: EventsService) -> Iterator[None]:
             if given is not None:
                 raise
             log.warning(
-                "no page, probes and metrics", reason=exc.message, hint="set server.port, 0 takes a free one"
+                "no page, probes and metrics", reason=exc.message, hint="set server.port; 0 picks a free port"
             )
         yield

@@ -1,9 +1,9 @@
 """
-The service of the events flow: prepares the slot, recovers the bookmark, runs the query, delivers.
+The service of the events flow: prepares the slot, restores the bookmark, runs the query, delivers.
 
-`EventsService` is the same object for `aqueduck run`, the tests and the bench.  A failure that may pass by itself restarts
-the query from the bookmark, with backoff; any other ends the service with its error.  What is needed of the server is in
-`prepare_events`, sinks and stores are made in `events_wiring`, `events_run` runs it.
+`EventsService` is the same object in `aqueduck run`, the tests and the bench. A transient failure restarts
+the query from the bookmark, with backoff; any other failure ends the service with its error. `events.prepare`
+checks the server, `events.wiring` creates sinks and bookmark stores, `events.run` runs the service.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ class EventsService:
         self._spark: Any = None
         self._saving = threading.Lock()
         self._in_doubt = False
-        """Whether the sink may have what the bookmark does not know of: until a recovery, neither moves."""
+        """Whether the sink may hold events that the bookmark does not cover; until a recovery, neither advances."""
         self._ending = threading.Event()
 
     # -- starting
 
     def prepare(self, *, trust_slot: bool = False) -> None:
-        """Everything that can be refused is refused here, before Spark starts."""
+        """Refuse everything that can be refused before Spark starts."""
         self._lock = GroupLocks(self.dsn)
         self._lock.take(lock_name(self.config))
         private_directory(self.directory)
@@ -102,12 +102,12 @@ class EventsService:
         self._recover(trust_slot=trust_slot)
 
     def _pause(self, seconds: float) -> None:
-        """What a sink does between two tries; whoever stops us does not wait for it."""
+        """Wait between two attempts of a sink; a stop request ends the wait."""
         if self._ending.wait(seconds):
-            raise SinkUnreachableError("stopped while the sink was tried again")
+            raise SinkUnreachableError("stopped while the sink was being retried")
 
     def _recover(self, *, trust_slot: bool = False) -> None:
-        """The bookmark, the sink as the bookmark knows it, and a slot that still has what comes next."""
+        """Load the bookmark, restore the sink to it, and check that the slot still has the changes after it."""
         assert self._bookmarks is not None
         assert self._sink is not None
         known = self._bookmarks.load()
@@ -120,7 +120,8 @@ class EventsService:
         self._sink.recover(known)
         position = self._source.position
         time_us, events = (known.time_us, known.events) if known is not None else (None, 0)
-        # Saved before the first event is written: without it, a crash would leave events that nobody knows of.
+        # Save the bookmark before the first event is written: otherwise a crash would leave events that no
+        # bookmark covers.
         self._save(self._bookmark_at(position, time_us, events))
 
     def _bookmark_at(self, position: int, time_us: int | None, events: int) -> Bookmark:
@@ -210,24 +211,24 @@ class EventsService:
 
     @property
     def bookmark(self) -> Bookmark | None:
-        """As it was saved last; None before the flow is prepared."""
+        """The bookmark as last saved; None before the flow is prepared."""
         return self._bookmark
 
     @property
     def position(self) -> int:
-        """Everything before it is in the sink."""
+        """The sink has everything before this position."""
         assert self._bookmark is not None
         return self._bookmark.position
 
     def _deliver(self, parts: Sequence[EventPart], position: int, time_us: int) -> None:
-        """Called by the query for each batch: the sink first, then the bookmark, then the slot."""
+        """Deliver one batch, called by the query: first the sink, then the bookmark, then the slot."""
         assert self._sink is not None
         began = time.monotonic()
         events = sum(part.events for part in parts)
         with self._saving:
             assert self._bookmark is not None
             if self._in_doubt:
-                raise SinkWriteError("the sink has to be recovered before it takes more")
+                raise SinkWriteError("the sink must be recovered before it accepts more events")
             self._in_doubt = True
             self._sink.write(parts, position)
             faults.point("sink.flushed")
@@ -253,12 +254,12 @@ class EventsService:
         )
 
     def check(self) -> None:
-        """Raise what ended the query, if anything did."""
+        """Raise the error that ended the query, if any."""
         if self._query is not None:
             self._query.check()
 
     def supervise(self, stopping: threading.Event) -> None:
-        """Keep the query running until told to stop, or until the limits of the run are reached."""
+        """Keep the query running until the service is stopped or a limit of the run is reached."""
         runs = True
         while not stopping.wait(0.1):
             self.status.moved_at = time.time()
@@ -280,7 +281,10 @@ class EventsService:
 
     @contextlib.contextmanager
     def _no_second_try(self) -> Iterator[None]:
-        """A temporary slot goes with whatever fails: going on would leave out what it had, without a word."""
+        """
+        Refuse to retry with a temporary slot: the failure dropped the slot, and continuing would silently
+        skip its events.
+        """
         try:
             yield
         except AqueduckError as exc:
@@ -288,25 +292,28 @@ class EventsService:
             if source.slot_type != "temporary" or exc.retry is not Retry.AUTO:
                 raise
             raise SlotLostError(
-                f"the temporary slot {source.slot_name} went with a failure, and events since {lsn_text(self.position)}"
-                f" with it: [{exc.code}] {exc.message}",
-                hint="start again, at the present; slot_type: permanent keeps what was not delivered",
+                f"the temporary slot {source.slot_name} was dropped by a failure, and events since {lsn_text(self.position)}"
+                f" were lost: [{exc.code}] {exc.message}",
+                hint="start again from the present; slot_type: permanent keeps undelivered events",
             ) from exc
 
     def _look_after(self) -> bool:
-        """What is due while the query runs; whether the run is over."""
+        """Do what is due while the query runs; returns whether the run is over."""
         assert self._query is not None
         ended = not self._query.active
         self.check()
         if ended:
-            raise SparkQueryError("the streaming query ended, although nobody stopped it")
+            raise SparkQueryError("the streaming query ended although it was not stopped")
         self._check_lock()
         self._watch_source()
         done = self._is_done()
         return self._tick(final=done) and done
 
     def _check_lock(self) -> None:
-        """Without the lock another service may have begun: nothing is written before we have it again."""
+        """
+        Check the lock: without it another service may have started, so nothing is written until we hold it
+        again.
+        """
         assert self._lock is not None
         if time.monotonic() - self._lock_seen_at >= LOCK_SECONDS:
             self._lock.check()
@@ -323,7 +330,7 @@ class EventsService:
             log.warning("the source's catalog cannot be read", error=str(exc))
 
     def _restart(self) -> bool:
-        """From the bookmark; false while a delivery of before still goes on."""
+        """Restart from the bookmark; False while an earlier delivery is still running."""
         assert self._query is not None
         assert self._lock is not None
         self._query.stop()
@@ -362,9 +369,9 @@ class EventsService:
 
     def _tick(self, *, final: bool = False) -> bool:
         """
-        A file may have to be rotated although nothing happens, and is when a run ends by itself.
+        Rotate a file that is due, even without new events or when a run ends.
 
-        False while a batch is delivered, or has to be delivered again.
+        False while a batch is being delivered or must be delivered again.
         """
         assert self._sink is not None
         if not self._saving.acquire(blocking=final):
@@ -380,7 +387,7 @@ class EventsService:
             self._saving.release()
 
     def run_once(self, stopping: threading.Event) -> None:
-        """Until the query has caught up and ended, or we are told to stop."""
+        """Run until the query has caught up and ended, or the service is stopped."""
         assert self._query is not None
         with self._no_second_try():
             while not self._query.wait(1):
@@ -393,7 +400,7 @@ class EventsService:
             self._watch.look(self._source.timeline)
 
     def stop(self) -> None:
-        """Finish the delivery that is under way, then end."""
+        """Finish the current delivery, then end."""
         self._ending.set()
         if self._query is not None:
             self._query.stop()
@@ -409,8 +416,8 @@ class EventsService:
                 connection.close()
         self._bookmarks = self._lock = None
 
-    # -- for those who look
+    # -- for observers
 
     def report(self) -> dict[str, Any]:
-        """What the capture last reported."""
+        """The capture's last report."""
         return read_report(self.directory / "capture.json")

@@ -40,12 +40,12 @@ if TYPE_CHECKING:  # the service starts the server that shows it
 __all__ = ["FLOW", "EventsStatus", "events_status", "flow_dir", "lock_name", "note_error", "sink_text"]
 
 FLOW = "events"
-"""The name of the flow on the page, in the API and in metrics."""
+"""The flow's name on the page, in the API and in metrics."""
 
 
 @dataclass(slots=True)
 class EventsStatus:
-    """A flow since the service started."""
+    """The state of a flow since the service started."""
 
     state: GroupState = "starting"
     events: int = 0
@@ -53,25 +53,25 @@ class EventsStatus:
     batches: int = 0
     restarts: int = 0
     freshness_seconds: float | None = None
-    """Source commit to the sink's word, of the last batch's last transaction."""
+    """Time from source commit to the sink's acknowledgement, of the last transaction of the last batch."""
     last_delivery_at: datetime | None = None
     last_error: str | None = None
     moved_at: float = field(default_factory=time.time)
-    """When the service last looked after its query."""
+    """When the service last checked its query."""
 
 
 def flow_dir(config: EventsConfig) -> Path:
-    """Where a flow has its stage, checkpoint and notes."""
+    """The directory of a flow's stage, checkpoint and state files."""
     return Path(config.state_dir) / config.source.slot_name
 
 
 def lock_name(config: EventsConfig) -> str:
-    """What a service of the flow holds for as long as it runs."""
+    """The lock that a service of the flow holds while it runs."""
     return f"{FLOW} {config.source.slot_name}"
 
 
 def sink_text(config: EventsConfig) -> str:
-    """The sink for people, without anything that might be a secret."""
+    """A description of the sink for people, without secrets."""
     sink = config.sink
     if isinstance(sink, JsonlSinkConfig):
         return f"jsonl {sink.path}"
@@ -85,7 +85,7 @@ def sink_text(config: EventsConfig) -> str:
 
 
 def note_error(directory: Path, error: AqueduckError) -> None:
-    """Leave the error for `aqueduck status`, which is there when the service is gone, too."""
+    """Write the error to a file, where `aqueduck status` finds it even after the service has ended."""
     if directory.is_dir():
         at = datetime.now(UTC).isoformat(timespec="seconds")
         write_note(directory / "last-error.json", json.dumps({"at": at, "error": str(error)}))
@@ -101,7 +101,7 @@ def events_status(config: EventsConfig) -> dict[str, Any]:
             group_runs(conn, lock_name(config)),
         )
     bookmark = load_bookmark(config, dsn)
-    # While nothing is pending the slot is confirmed beyond the bookmark.
+    # While nothing is pending, the slot is confirmed beyond the bookmark.
     reached = max(bookmark.position if bookmark else 0, (slot.confirmed_flush_lsn or 0) if slot else 0)
     last = read_report(flow_dir(config) / "last-error.json")
     time_us = None if bookmark is None else bookmark.time_us

@@ -1,8 +1,8 @@
 """
 `aqueduck tail`: print changes as they happen, and leave nothing behind.
 
-A temporary slot, which ends with its connection, and a publication of the tables that is dropped at the end; one that a
-killed tail left is dropped by the next.  No Spark is started.
+It uses a temporary slot, which ends with its connection, and a publication that is dropped at the end. If a
+tail was killed, the next one drops its publication. Spark is not started.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Format = Literal["json", "flat", "pretty"]
 
 @dataclass(frozen=True, slots=True)
 class TailOptions:
-    """What the command line says."""
+    """The command's options."""
 
     dsn: str
     tables: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ def run_tail(options: TailOptions) -> None:
 
 
 class _Printer:
-    """Writes lines as they are, or for people."""
+    """Prints lines unchanged, or formatted for people."""
 
     def __init__(self, options: TailOptions, stopping: threading.Event) -> None:
         self.envelope: Envelope = "flat" if options.format == "flat" else "default"
@@ -141,7 +141,7 @@ def _directory() -> Iterator[Path]:
 def _published(
     conn: psycopg.Connection[Any], options: TailOptions, name: str
 ) -> Iterator[tuple[str, tuple[TableSchema, ...]]]:
-    """The publication to read: the one that is named, or one for this tail alone."""
+    """The publication to read: the one named in the options, or a temporary one."""
     if options.publication is not None:
         yield options.publication, published_tables(conn, options.publication)
         return
@@ -151,7 +151,7 @@ def _published(
             hint="name it with --publication",
         )
     tables = _described(conn, options.tables)
-    lock_group(conn, name)  # until the slot is there, only this says that somebody uses the publication
+    lock_group(conn, name)  # until the slot exists, only this lock shows that the publication is in use
     try:
         with translate_errors(f"create the publication {name}", conn=conn):
             conn.execute(create_publication_sql(name, tables).encode())
@@ -161,7 +161,7 @@ def _published(
 
 
 def _described(conn: psycopg.Connection[Any], names: Sequence[str]) -> tuple[TableSchema, ...]:
-    """The tables that were asked for; without any, all that can be published without harm."""
+    """The requested tables; without a request, all tables that can be published safely."""
     if names:
         tables = tuple(describe_table(conn, name, need_key=False) for name in names)
         for table in tables:
@@ -178,10 +178,10 @@ def _described(conn: psycopg.Connection[Any], names: Sequence[str]) -> tuple[Tab
         except NoKeyError:
             left_out.append(table.qualified)
     if left_out:
-        # Publishing them would make the application's own updates fail.
+        # Publishing them would make the application's updates fail.
         print(f"aqueduck: left out, without a replica identity: {', '.join(left_out)}", file=sys.stderr)
     if not found:
-        raise PublicationError("there is no table to follow", hint="create one with a primary key")
+        raise PublicationError("there is no table to tail", hint="create one with a primary key")
     return tuple(found)
 
 
@@ -219,7 +219,7 @@ def _settings(
 
 
 def _check_begin(options: TailOptions) -> None:
-    """Refuse what is no place to begin at, before anything else is said about it."""
+    """Refuse an invalid start position before any other error is reported."""
     if options.begin == "slot" and options.slot is None:
         raise ConfigError(
             "--from slot needs the name of a slot", hint="add --slot NAME; see: aqueduck slots list"
@@ -232,7 +232,7 @@ def _check_begin(options: TailOptions) -> None:
 
 
 def _begin(conn: psycopg.Connection[Any], options: TailOptions) -> tuple[int, str | None]:
-    """The position to begin at, and the slot that still has the WAL from there."""
+    """The start position, and the slot that still has the WAL from there."""
     if options.begin == "now":
         return read_server(conn).current_lsn, None
     slot = options.slot
@@ -259,7 +259,10 @@ def _begin(conn: psycopg.Connection[Any], options: TailOptions) -> tuple[int, st
 
 
 def _drop_left_over(conn: psycopg.Connection[Any]) -> None:
-    """Publications of tails that were killed: their slots are gone, and so are the connections that locked their names."""
+    """
+    Drop the publications of killed tails: their slots are gone, and so are the connections that locked their
+    names.
+    """
     with translate_errors("look for publications that a tail left", conn=conn):
         rows = conn.execute(
             "select pubname::text from pg_publication where starts_with(pubname::text, %s) and pg_has_role(pubowner, 'usage')"

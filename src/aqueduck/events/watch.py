@@ -1,9 +1,10 @@
 """
-Watch the source of an events flow for what its stream does not tell.
+Watch the source of an events flow for events that its stream does not report.
 
-PostgreSQL 18 reads on with a warning in its log where a publication is missing, and no version tells of tables that were out of
-one for a while.  `EventsWatch.look` compares the catalog with the note `publication`, at each start and every few seconds; it also
-notes how far the slot is (`postgres.session.history`).
+If a publication is missing, PostgreSQL 18 only logs a warning and continues; no version reports tables that
+were temporarily out of a publication. `EventsWatch.look` compares the catalog with the state file
+`publication` at each start and every few seconds; it also records the slot's position
+(`postgres.session.history`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ log = structlog.get_logger()
 
 
 class EventsWatch:
-    """Looks at one publication and one slot; the notes are in the flow's directory."""
+    """Watches one publication and one slot; its state files are in the flow's directory."""
 
     def __init__(self, source: PostgresCdcConfig, dsn: str, directory: Path) -> None:
         self._source = source
@@ -36,12 +37,15 @@ class EventsWatch:
         self._slot: SlotMark | None = None
 
     def begin_anew(self) -> None:
-        """There is no bookmark: what was published before does not matter."""
+        """Forget earlier publications: without a bookmark they do not matter."""
         for note in (self._note, self._slot_note):
             note.unlink(missing_ok=True)
 
     def look(self, timeline: int) -> None:
-        """Raises `UnpublishedError` for changes that were not sent, unless the flow is to go on without them."""
+        """
+        Raises `UnpublishedError` for changes that were not sent, unless the flow is configured to continue
+        without them.
+        """
         name, before = self._source.publication_name, read_report(self._note)
         with connect(self._dsn) as conn:
             self._note_slot(slot_mark(conn, self._source.slot_name, timeline))
@@ -58,7 +62,10 @@ class EventsWatch:
             write_note(self._note, json.dumps({**before, **now}), sync=True)
 
     def _note_slot(self, now: SlotMark | None) -> None:
-        """Noted is what was there at the last look already: it is on the server's disk, and survives a crash."""
+        """
+        Record the position seen at the previous look: the server has it on disk by now, so it survives a
+        crash.
+        """
         if self._slot is not None and now is not None and self._slot.timeline == now.timeline:
             note_slot(self._slot_note, self._slot)
         self._slot = now
@@ -66,6 +73,6 @@ class EventsWatch:
     @property
     def _way_out(self) -> str:
         return (
-            f"bring what reads the events up to date, then remove the file {self._note} and start again;"
+            f"bring the consumers of the events up to date, then remove the file {self._note} and start again;"
             " or set on_unpublished: continue"
         )

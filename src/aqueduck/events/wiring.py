@@ -1,4 +1,4 @@
-"""From the configuration of an events flow to its objects: connection string, sink, bookmark store."""
+"""Create the objects of an events flow from its configuration: connection string, sink, bookmark store."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["load_bookmark", "open_flow", "own_tables", "source_dsn", "table_of"]
 
 
 def source_dsn(source: PostgresCdcConfig) -> str:
-    """The connection string with what the other keys say about TLS and keepalives."""
+    """The connection string with the TLS and keepalive settings of the other keys."""
     given = connection_parameters(source.connection_url)
     keywords: dict[str, str | int] = {}
     if source.tls is not None:
@@ -55,7 +55,7 @@ def source_dsn(source: PostgresCdcConfig) -> str:
 def open_flow(
     config: EventsConfig, dsn: str, pause: Callable[[float], None] = time.sleep
 ) -> tuple[Sink, BookmarkStore]:
-    """The sink that the file asks for, which pauses between tries as it is told, and the store of its bookmark."""
+    """The sink that the file names, with `pause` as its wait between attempts, and the store of its bookmark."""
     slot, sink, state = config.source.slot_name, config.sink, config.state
     if isinstance(sink, PostgresSinkConfig | DuckLakeSinkConfig):
         table = _open_table(sink, slot, dsn)
@@ -71,7 +71,7 @@ def open_flow(
 
 
 def load_bookmark(config: EventsConfig, dsn: str) -> Bookmark | None:
-    """The bookmark as it is stored; nothing is made where there is none."""
+    """The stored bookmark; nothing is created if there is none."""
     slot, sink, state = config.source.slot_name, config.sink, config.state
     if isinstance(sink, DuckLakeSinkConfig):
         return read_lake_bookmark(sink, slot)
@@ -106,19 +106,19 @@ def _open_sink(
             return JsonlSink(path)
         return RotatedJsonlSink(path, rotate_bytes=sink.rotate_bytes, rotate_seconds=sink.rotate_seconds)
     if isinstance(sink, HttpSinkConfig):
-        from aqueduck.sinks.http import HttpSink  # it loads httpx, for which no other sink waits
+        from aqueduck.sinks.http import HttpSink  # it imports httpx, which only this sink needs
 
         return HttpSink(sink, sleep=pause)
     return KafkaSink(sink) if isinstance(sink, KafkaSinkConfig) else StdoutSink()
 
 
 def table_of(section: PostgresStateConfig | PostgresSinkConfig | DuckLakeSinkConfig) -> TableName:
-    """The table that a section names; its parser has written it with all that it needs."""
+    """The table that a section names; its parser normalized the name."""
     return parse_table_name(section.table, default_schema="public", fold_case=False)
 
 
 def own_tables(store: BookmarkStore, system_identifier: str, database: str) -> tuple[str, ...]:
-    """What we write into the source itself, as schema.name: changes there are nobody's events."""
+    """Tables that we write in the source itself, as schema.name; their changes are not events."""
     if isinstance(store, PostgresBookmarks):
         return store.own_tables(system_identifier, database)
     return ()

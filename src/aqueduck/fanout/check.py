@@ -1,8 +1,9 @@
 """
-The preflight and the set-up of a fan-out: what `check` and `init` do for a file of this flow.
+The preflight and the set-up of a fan-out: `check` and `init` for a file of this flow.
 
-`run_fanout_checks` creates nothing: a lake that does not exist yet is judged by the place where it would be.
-`init_fanout` makes the lakes of all destinations with their tables, so that a first run only has to fill them.
+`run_fanout_checks` creates nothing: for a lake that does not exist yet, it checks the place where it would be
+created. `init_fanout` creates the lakes of all destinations with their tables, so that a first run only has
+to seed them.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ __all__ = ["init_fanout", "run_fanout_checks"]
 
 THREADS = 4
 SHOWN = 20
-"""Destinations that are listed one by one when all is well; of more, only the number."""
+"""Up to this many destinations are listed one by one when all pass; otherwise only their number."""
 
 
 def run_fanout_checks(config: FanoutConfig, env: Mapping[str, str] = os.environ) -> list[CheckResult]:
-    """Check everything that can be checked; what depends on a source that cannot be read is left out."""
+    """Run every check that can be run; checks that depend on an unreadable source are skipped."""
     service = FanoutService(config, env=env)
     pool = LakePool(max_open=THREADS)
     try:
@@ -63,7 +64,7 @@ def run_fanout_checks(config: FanoutConfig, env: Mapping[str, str] = os.environ)
 
 
 def _source_checks(service: FanoutService, pool: LakePool, plan: list[ReadPlan]) -> Iterator[CheckResult]:
-    """`plan` gets how the source is read, if it can be."""
+    """Check the source; `plan` receives how to read it."""
 
     def table() -> str:
         plan.append(service.source.plan_scan())
@@ -108,7 +109,7 @@ def _destination_checks(
     yield from results if len(results) <= SHOWN else failed
     if len(results) > SHOWN:
         yield CheckResult(
-            "all destinations", not failed, f"{len(results) - len(failed)} of {len(results)} are well"
+            "all destinations", not failed, f"{len(results) - len(failed)} of {len(results)} pass"
         )
 
 
@@ -128,7 +129,7 @@ def _check_destination(pool: LakePool, destination: Destination, plan: Sequence[
     return (
         "not seeded yet"
         if state is None
-        else "to be seeded again: its rows are not there any more, or others"
+        else "to be re-seeded: its rows are missing or belong to something else"
     )
 
 
@@ -142,7 +143,7 @@ def _check_data_path(pool: LakePool, place: LakePlace) -> None:
 
 
 def _has_catalog(place: LakePlace) -> bool:
-    """Whether there is a lake already; raises if it can neither be opened nor made."""
+    """Whether the lake exists; raises if it can neither be opened nor created."""
     path = catalog_file(place.catalog)
     if path is None:
         return _has_postgres_catalog(place)
@@ -183,7 +184,10 @@ def _has_postgres_catalog(place: LakePlace) -> bool:
 
 
 def init_fanout(config: FanoutConfig, env: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Make the lakes and tables of all destinations; says what was done, and raises at the end if one failed."""
+    """
+    Create the lakes and tables of all destinations; yields what was done, and raises at the end if any
+    failed.
+    """
     service = FanoutService(config, env=env)
     pool = LakePool(max_open=THREADS)
     try:
@@ -200,7 +204,7 @@ def init_fanout(config: FanoutConfig, env: Mapping[str, str] = os.environ) -> It
         yield f"destination {destination.id}: {error or 'ready'}"
     failed = [error for error in done if error]
     if failed:
-        raise LakeWriteError(f"{len(failed)} of {len(done)} destinations could not be made: {failed[0]}")
+        raise LakeWriteError(f"{len(failed)} of {len(done)} destinations could not be created: {failed[0]}")
 
 
 def _maker(pool: LakePool, plan: ReadPlan, instance: str) -> Callable[[Destination], str | None]:

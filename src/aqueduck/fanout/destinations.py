@@ -1,7 +1,7 @@
 """
-The destinations that an instance serves, and what it believes about each: cursor, failures, next try.
+The destinations that an instance serves, with its knowledge of each: cursor, failures, next try.
 
-`Tenants` follows the configuration and the results of cycles; when to do what is decided in `fanout`.
+`Tenants` follows the configuration and the results of cycles; `fanout.service` decides what to do when.
 """
 
 from __future__ import annotations
@@ -28,30 +28,38 @@ log = structlog.get_logger()
 
 STILL_SNAPSHOTS = 100
 STILL_SECONDS = 600.0
-"""How many lake snapshots, and for how long, a cursor may stay behind where none of them touched the table."""
-_MISCOUNTED = "it had another number of rows than the source; if that repeats, the key columns are not unique"
+"""How many lake snapshots, and for how long, a cursor may lag if none of them touched the table."""
+_MISCOUNTED = (
+    "its row count differed from the source's; if that happens again, the key columns are not unique"
+)
 
 
 class Tenant:
-    """A destination, and what the service believes about it."""
+    """A destination and the service's knowledge of it."""
 
     def __init__(self, destination: Destination, status: DestinationStatus, *, inside: bool = False) -> None:
         self.destination = destination
         self.inside = inside
-        """Whether its lake is the source's own, where each commit of the cursor makes a lake snapshot of the source."""
+        """
+        Whether its lake is the source's own, where each commit of the cursor creates a lake snapshot of the
+        source.
+        """
         self.status = status
         self.known = False
-        """Whether its lake was asked for the cursor."""
+        """Whether the cursor was read from its lake."""
         self.stamp: int | None = None
-        """Of the cursor's lake snapshot; None: its lake does not tell."""
+        """The stamp of the cursor's lake snapshot; None if its lake does not record it."""
         self.reached: int | None = None
-        """The lake snapshot up to which it misses nothing: that of the cursor, or a later one without changes in between."""
+        """
+        The lake snapshot up to which it is complete: that of the cursor, or a later one without changes in
+        between.
+        """
         self.reached_stamp: int | None = None
         self.moved_at = time.monotonic()
         self.again = False
-        """It was seeded before and has to be once more, by a scan: a history that led there would lead there again."""
+        """It needs to be re-seeded by a scan: replaying the history that failed would fail again."""
         self.alone = False
-        """Jobs with it failed as a whole, more than once: it is tried without others."""
+        """Jobs that include it failed as a whole more than once: it is retried alone."""
 
     @property
     def cursor(self) -> int | None:
@@ -64,16 +72,17 @@ class Tenant:
         self.reached, self.reached_stamp, self.moved_at = cursor, stamp, time.monotonic()
 
     def reach(self, snapshot: int, stamp: int | None) -> None:
-        """Nothing happened to the table up to this lake snapshot; the cursor need not move for that."""
+        """Advance to this lake snapshot without changes to the table; the cursor need not be written for that."""
         if self.reached == self.cursor:
             self.moved_at = time.monotonic()
         self.reached, self.reached_stamp = snapshot, stamp
 
     def settles(self, destinations: int) -> bool:
         """
-        Whether the cursor moves up to where nothing happened, before lake snapshots after it expire.
+        Whether to advance the cursor past unchanged lake snapshots before they expire.
 
-        Its own commit may be the next lake snapshot of the source; that one is too young for another move.
+        The cursor's own commit may be the source's next lake snapshot; that one is too recent to require
+        another move.
         """
         if self.cursor is None or self.reached is None or self.reached == self.cursor:
             return False
@@ -87,7 +96,7 @@ class Tenant:
         return self.known and self.cursor is not None and self.status.failures == 0
 
     def asked(self) -> None:
-        """Its lake said where it is; one that failed stays failed until something was written to it."""
+        """Record its lake's answer; a failed destination stays failed until a write succeeds."""
         self.known = True
         if self.status.failures == 0:
             self.recovered()
@@ -103,7 +112,7 @@ class Tenant:
 
 
 class Tenants:
-    """All of them, by id."""
+    """All destinations, by id."""
 
     def __init__(self, config: FanoutConfig, status: FanoutStatus, env: Mapping[str, str]) -> None:
         self.config = config
@@ -126,11 +135,11 @@ class Tenants:
         return self._all[name]
 
     def values(self) -> set[str]:
-        """The routing values of all destinations, also of those that other instances serve."""
+        """The routing values of all destinations, including those of other instances."""
         return {t.destination.value for t in self} | set(self.elsewhere.values())
 
     def take_over(self, config: FanoutConfig, destinations: Sequence[DestinationConfig]) -> None:
-        """Serve these destinations and no others; those that are the same go on as they are."""
+        """Serve exactly these destinations; unchanged ones continue as they are."""
         wanted: dict[str, Destination] = {}
         elsewhere: dict[str, str] = {}
         for each in destinations:
@@ -150,7 +159,7 @@ class Tenants:
                 self._add(destination)
 
     def add(self, destinations: Sequence[DestinationConfig]) -> None:
-        """Serve these too, which have ids of their own."""
+        """Also serve these destinations, which have new ids."""
         for each in destinations:
             if assigned(self.config.instance.partition, each.id):
                 self._add(self._destination(each, self.config))
@@ -167,10 +176,10 @@ class Tenants:
             self._inside.add(each.id)
         return Destination(each.id, each.routing_value, place, config.target_of(each), None)
 
-    # -- what became of them
+    # -- results
 
     def note(self, tenants: Sequence[Tenant], result: CycleResult) -> None:
-        """Take in what a job did."""
+        """Record the result of a job."""
         by_id = {t.destination.id: t for t in tenants}
         report, s = result.report, self._status
         with self._noting:
@@ -217,7 +226,7 @@ class Tenants:
             metrics.count_destination_error(FLOW, status.id, _code(applied.reason))
 
     def failed(self, tenants: Sequence[Tenant], error: str) -> None:
-        """They rest until their next try; their cursors stay where they are."""
+        """Record a failure: they wait for their next try; their cursors stay."""
         for tenant in tenants:
             status = tenant.status
             status.failures += 1

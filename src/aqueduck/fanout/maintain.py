@@ -1,8 +1,9 @@
 """
-Maintenance of the lakes that a fan-out writes: by the service between two cycles, or by `aqueduck maintain`.
+Maintenance of the lakes that a fan-out writes, by the service between two cycles or by `aqueduck maintain`.
 
-A lock file beside the instance's state tells whether the service runs.  If it does, it maintains its destinations itself,
-a few at a time, in the lane that writes them, so that nobody writes a lake that is being maintained.
+A lock file beside the instance's state shows whether the service is running. If it is, the service maintains
+its destinations, a few at a time, in the lane that writes them, so that no lake is written while it is
+maintained.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ Target = tuple[str, LakePlace, TableName]
 
 
 class _Session:
-    """The session with one destination's lake; opened anew where that is needed."""
+    """The session with one destination's lake, reopened when needed."""
 
     def __init__(self, pool: LakePool, place: LakePlace) -> None:
         self._pool, self._place = pool, place
@@ -68,10 +69,10 @@ def maintain_destination(
     pool: LakePool, target: Target, config: MaintenanceConfig, places: Collection[LakePlace]
 ) -> MaintenanceReport:
     """
-    One run over one destination's lake; nobody else writes it meanwhile.
+    One maintenance run on one destination's lake; no other process may write it meanwhile.
 
-    `places` are those of the source and of all destinations: where lakes share a directory, a file that one catalog does not
-    know may be another's, so that no orphans are removed.
+    `places` are the source's and all destinations' lakes: if lakes share a directory, a file that one catalog
+    does not list may belong to another lake, so orphans are not removed.
     """
     name, place, table = target
     try:
@@ -86,7 +87,7 @@ def maintain_destination(
 
     def orphans(lake: Any, older_than: Any) -> int:
         if is_remote(place.data_path) or shares_directory(place, places):
-            return 0  # of an object store, only DuckLake has the credentials of this store, and it asks for no names
+            return 0  # in an object store, only DuckLake has the credentials, and it asks for no names
         return remove_old_orphans(lake, tables, older_than=older_than)
 
     work = LakeWork(
@@ -112,7 +113,7 @@ def shares_directory(place: LakePlace, places: Iterable[LakePlace]) -> bool:
 
 
 class DestinationUpkeep:
-    """Goes round the destinations: each once an interval, as many at a time as fit between two cycles."""
+    """Maintains each destination once per interval, as many at a time as fit between two cycles."""
 
     def __init__(self, config: MaintenanceConfig) -> None:
         self._config = config
@@ -122,7 +123,10 @@ class DestinationUpkeep:
     def some(
         self, targets: Iterable[Target], places: Collection[LakePlace], *, seconds: float = 2.0
     ) -> list[MaintenanceReport]:
-        """Maintain those that waited longest, for about so long; `places` as for `maintain_destination`."""
+        """
+        Maintain the destinations that waited longest, for about this long; `places` as for
+        `maintain_destination`.
+        """
         if not self._config.enabled:
             return []
         began = time.monotonic()
@@ -149,7 +153,7 @@ class DestinationUpkeep:
 
 
 def maintain_fanout(config: FanoutConfig, env: Mapping[str, str] = os.environ) -> list[dict[str, Any]]:
-    """`aqueduck maintain` on a file of this flow: every destination, one after the other."""
+    """`aqueduck maintain` on a file of this flow: every destination in turn."""
     with only_instance(config):
         pool = LakePool(max_open=1, threads=2)
         try:
@@ -170,7 +174,7 @@ def _targets(config: FanoutConfig, env: Mapping[str, str]) -> Iterator[Target]:
 
 @contextlib.contextmanager
 def only_instance(config: FanoutConfig) -> Iterator[None]:
-    """Hold the instance's lock, on this machine; raises if another process has it."""
+    """Hold the instance's lock on this machine; raises if another process holds it."""
     path = state_path(config).with_suffix(".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
@@ -179,6 +183,6 @@ def only_instance(config: FanoutConfig) -> Iterator[None]:
         except OSError:
             raise ServiceLockedError(
                 f"another process runs the fan-out {config.instance.id}, and maintains its destinations itself",
-                hint="stop it, or give this one another instance.id",
+                hint="stop it, or use another instance.id here",
             ) from None
         yield

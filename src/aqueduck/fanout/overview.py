@@ -1,8 +1,9 @@
 """
-The picture of a running fan-out: `overview.values.Overviews` from what the service knows about its destinations.
+The picture of a running fan-out: `overview.values.Overviews`, made from the service's knowledge of its
+destinations.
 
-Asked once a second, also with thousands of destinations of which nothing changes: the row of a destination is
-made anew only when its status changed.
+It is made once a second, even for thousands of unchanged destinations: the row of a destination is rebuilt
+only when its status changed.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ if TYPE_CHECKING:  # the service starts the server that shows it
 
 __all__ = ["FanoutOverviews"]
 
-DESTINATION_NEXT = f"wait for the seed that the service gives it; of another tenant: {FOREIGN}"
+DESTINATION_NEXT = f"wait until the service re-seeds it; for rows of another tenant: {FOREIGN}"
 
 _everything = attrgetter(*(f.name for f in fields(DestinationStatus)))
 
 
 class FanoutOverviews:
-    """Overviews of one service; `overview` is for one thread."""
+    """The overviews of one service; `overview` is not thread-safe."""
 
     def __init__(self, service: FanoutService) -> None:
         self._service = service

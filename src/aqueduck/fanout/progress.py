@@ -1,8 +1,8 @@
 """
-How far the job of a lane is: a file that its tasks add to and the driver reads.
+The progress of a lane's job: tasks append to a file, the driver reads it.
 
-Tasks write a line for each chunk and each destination (`spark.query.fanout_query`), and touch the file while they
-work on something long.  On a cluster without a shared `state_dir` there is nothing to read, and nothing breaks.
+Tasks write a line for each chunk and each destination (`spark.query.fanout_query`), and touch the file during
+long work. On a cluster without a shared `state_dir` no progress is shown; everything else works.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["LaneProgress"]
 
 
 class LaneProgress:
-    """Rows and destinations that the running job has behind it."""
+    """The rows and destinations that the running job has finished."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -24,14 +24,17 @@ class LaneProgress:
         self._read = 0
 
     def restart(self) -> None:
-        """A new job begins."""
+        """Reset at the start of a job."""
         self.rows = self.destinations = self._read = 0
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_bytes(b"")
 
     def idle_seconds(self) -> float:
-        """How long its tasks have shown nothing; 0 before they have shown anything, as where they do not share the file."""
+        """
+        Seconds since its tasks last showed progress; 0 before their first progress, and if they do not share
+        the file.
+        """
         try:
             found = self.path.stat()
         except OSError:
@@ -39,7 +42,7 @@ class LaneProgress:
         return max(0.0, time.time() - found.st_mtime) if found.st_size else 0.0
 
     def look(self) -> float:
-        """Read what was added; when that was, in seconds since the Unix epoch, or 0."""
+        """Read new lines; returns the time of the last one in seconds since the Unix epoch, or 0."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._read)

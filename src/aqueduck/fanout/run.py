@@ -1,7 +1,8 @@
 """
-Running a fan-out: catch up once, or follow the source until told to stop, with the side lane beside it.
+Running a fan-out: catch up once, or follow the source until stopped, with the side lane beside it.
 
-What a cycle does is in `fanout`; here is when, the signals, the file that is read again, and the server.
+`fanout.service` does the work of a cycle; this module has the schedule, the signals, the reload of the file,
+and the server.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ TURN_SECONDS = 0.5
 
 
 def catch_up(service: FanoutService, stopping: threading.Event) -> None:
-    """Bring every destination to what is there now; raises if one could not."""
+    """Bring every destination up to date; raises if one could not be written."""
     target = service.source.latest()
     while not stopping.is_set():
         worked = service.help_others()
@@ -52,7 +53,7 @@ def catch_up(service: FanoutService, stopping: threading.Event) -> None:
 
 
 def _failures(errors: Mapping[str, str]) -> str:
-    """Destinations with their errors, those of the same error together."""
+    """Destinations and their errors, grouped by error."""
     by_error: dict[str, list[str]] = {}
     for name, error in errors.items():
         by_error.setdefault(error, []).append(name)
@@ -63,7 +64,7 @@ def _failures(errors: Mapping[str, str]) -> str:
 def follow(
     service: FanoutService, stopping: threading.Event, reload: threading.Event, path: Path | None
 ) -> None:
-    """Poll until told to stop; the side lane runs beside it."""
+    """Poll until stopped, with the side lane beside it."""
     failure: list[BaseException] = []
     side = threading.Thread(target=_side_lane, args=(service, stopping, failure), daemon=True)
     side.start()
@@ -94,7 +95,7 @@ def _main_lane(
             raise failure[0]
         latest, away = service.status.source_snapshot, service.status.source_error is not None
         if away or not any(t.well and (t.reached or 0) < latest for t in service.tenants):
-            # Only this lane writes them, and it does not now.
+            # Only this lane writes them, and it is not writing now.
             well = [t.destination for t in service.tenants if t.well]
             service.upkeep.some(((d.id, d.place, d.target) for d in well), service.places)
             _wait(service, stopping, reload)
@@ -114,7 +115,7 @@ def _side_lane(service: FanoutService, stopping: threading.Event, failure: list[
 
 
 def _wait(service: FanoutService, stopping: threading.Event, reload: threading.Event) -> None:
-    """Until the next poll; turning is a sign of life, however long that is."""
+    """Wait until the next poll; each turn of the loop counts as a sign of life."""
     deadline = time.monotonic() + service.config.poll.interval_seconds
     while not stopping.is_set() and not reload.is_set() and time.monotonic() < deadline:
         service.status.moved_at = time.time()
@@ -122,7 +123,7 @@ def _wait(service: FanoutService, stopping: threading.Event, reload: threading.E
 
 
 def _reload(service: FanoutService, path: Path) -> None:
-    """Take over the destinations of the changed file; if that cannot be done, nothing changes."""
+    """Apply the destinations of the changed file; on an error nothing changes."""
     before = service.config
     try:
         config = load_fanout(path)
@@ -147,7 +148,7 @@ def fanout_state(path: Path) -> list[dict[str, Any]]:
 
 
 def run_fanout(path: Path, *, once: bool) -> None:
-    """`aqueduck run` on a file of this flow: until SIGTERM or ctrl-C, SIGHUP reads the file again."""
+    """`aqueduck run` on a file of this flow: until SIGTERM or ctrl-C; SIGHUP reloads the file."""
     stopping, reload = threading.Event(), threading.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda *_: stopping.set())

@@ -1,14 +1,14 @@
 """
-The service of the flow `fanout`: ask the source, bring every destination to its newest lake snapshot, wait.
+The service of the flow `fanout`: poll the source, bring every destination to its newest lake snapshot, wait.
 
-Two lanes share the work.  The *main lane* serves all destinations that are well: one read of the source's
-changes for all of them.  The *side lane*, a thread of its own, serves the others: it asks lakes for
-their cursors, seeds new destinations from a pinned lake snapshot, and tries failing ones again, each from its own
-cursor.  So neither a long seed nor a broken destination holds up the rest.
+Two lanes share the work. The *main lane* serves all healthy destinations, with one read of the source's
+changes for all of them. The *side lane*, a separate thread, serves the others: it reads cursors from lakes,
+seeds new destinations from a pinned lake snapshot, and retries failing ones, each from its own cursor. So
+neither a long seed nor a broken destination delays the rest.
 
-What is true about progress is in the destinations' lakes; what has to survive besides is for which values the pattern
-made destinations, in the state file.  When the lanes run, and
-until when, is in `fanout_run`; what people see of them in `fanout_overviews`.
+Progress is stored in the destinations' lakes. The state file holds the one other thing that must survive a
+restart: the values for which the pattern created destinations. `fanout.run` schedules the lanes;
+`fanout.overview` makes the picture of them.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ __all__ = ["FanoutService"]
 log = structlog.get_logger()
 
 HANG_SECONDS = 60.0
-"""A job that has begun and takes no processor time for so long is ended; its destinations are asked one by one."""
+"""A job that uses no processor time for this long is ended; its destinations are then retried one by one."""
 COUNT_SHARE = 50
-"""Destinations are counted in one cycle of so many seconds for each second that such a cycle took."""
+"""After a cycle that took one second, destinations are counted in one cycle within this many seconds."""
 SEED_WAVE = 500
 """Destinations that are seeded by one read of the source."""
 _FATAL = (RoutingError, ReservedColumnError, ConfigError, SparkStartError)
@@ -82,20 +82,20 @@ class FanoutService:
         self._own_spark = spark is None
         self._counted = -1
         self._count_at = 0.0
-        """When destinations are to be counted again."""
+        """When destinations are next counted."""
         self._to_count = False
-        """Whether anything was applied since they were."""
+        """Whether anything was applied since the last count."""
         self.upkeep = DestinationUpkeep(config.maintenance)
         self.verdicts = Verdicts(state_path(config).with_suffix(".verified.json"))
         self.reseed_wanted: set[str] = set()
-        """Destinations that were found to differ; the main lane gives them their rows anew."""
+        """Destinations that were found to differ; the main lane re-seeds them."""
         self.verifying: Callable[[], tuple[str, ...]] = tuple
         self._listed_at: int | None = None
         self._roster: Roster | None = None
         self._unknown: deque[str] = deque()
-        """Values that the first seed met and nobody has; the main lane takes them in."""
+        """Values without a destination that the first seed met; the main lane adds them."""
         self._made: Made | None = None
-        """For which values the pattern made destinations, ever; None before that was looked up."""
+        """All values for which the pattern ever created a destination; None until they were looked up."""
         path = self.state_file.path
         self.progress = {lane: LaneProgress(path.with_suffix(f".{lane}")) for lane in ("main", "side")}
 
@@ -105,9 +105,9 @@ class FanoutService:
 
     def take_over(self, config: FanoutConfig) -> None:
         """
-        Serve what a configuration says; destinations that are the same go on as they are.
+        Serve what a configuration says; unchanged destinations continue as they are.
 
-        Everything is asked and checked before anything changes: what raises leaves the service as it was.
+        Everything is read and checked before anything changes: an error leaves the service as it was.
         """
         plan = self.source.plan_scan()
         named = config.destinations
@@ -115,7 +115,10 @@ class FanoutService:
         self._serve(config, plan, self.source.values(plan) if config.dynamic is not None else ())
 
     def _serve(self, config: FanoutConfig, plan: ReadPlan, values: Sequence[str] = ()) -> None:
-        """Serve the destinations of the file, its table, and of the pattern for these values and those seen before."""
+        """
+        Serve the destinations of the file, of its table, and of the pattern for these values and those seen
+        before.
+        """
         made = self.state_file.recall() if self._made is None else self._made
         roster = Roster(config, self.env, functools.partial(self.source.canonical, plan), made)
         if config.destinations_table is not None:
@@ -127,17 +130,17 @@ class FanoutService:
         self._report_left_out()
 
     def _look_for_destinations(self, latest: int) -> None:
-        """Those of the table, and those of values that no cycle of the main lane will tell of."""
+        """The destinations of the table, and those for values that no cycle of the main lane will report."""
         if self._unknown:
             self._discover([self._unknown.popleft() for _ in range(len(self._unknown))])
-        # Without a destination that is well there is no cycle that meets new values.
+        # Without a healthy destination there is no cycle that meets new values.
         alone = self.config.dynamic is not None and not any(t.well for t in self.tenants)
         if latest != self._listed_at and (alone or self.config.destinations_table is not None):
             plan = self.source.plan_scan()
             self._serve(self.config, plan, self.source.values(plan) if alone else ())
 
     def _discover(self, values: Sequence[str]) -> None:
-        """Serve what the pattern makes of values that came with a change."""
+        """Serve the destinations that the pattern creates for new values in the changes."""
         assert self._roster is not None
         assert self._made is not None
         new = self._roster.add_values(values)
@@ -176,7 +179,7 @@ class FanoutService:
     # -- the main lane
 
     def poll(self) -> bool:
-        """One cycle for the destinations that are well; whether there was anything to do."""
+        """Run one cycle for the healthy destinations; returns whether there was anything to do."""
         self.status.polls += 1
         self.status.moved_at = time.time()
         try:
@@ -205,7 +208,10 @@ class FanoutService:
         return True
 
     def _look(self, tenants: Sequence[Tenant]) -> int:
-        """The source's newest lake snapshot; a destination whose cursor is of another history is to be seeded again."""
+        """
+        The source's newest lake snapshot; a destination whose cursor belongs to another history will be
+        re-seeded.
+        """
         asked = {s for t in tenants for s in (t.cursor, t.reached) if s is not None}
         latest, stamps = self.source.look(asked)
         for tenant in tenants:
@@ -215,10 +221,10 @@ class FanoutService:
                 tenant.reached, tenant.reached_stamp = tenant.cursor, tenant.stamp
             stamp = stamps.get(tenant.cursor)
             if tenant.cursor > latest or (stamp is not None and tenant.stamp not in (None, stamp)):
-                why = "the source lake was put back: its lake snapshot {} is not the one that was read"
+                why = "the source lake was restored: its lake snapshot {} is not the one that was read"
                 self._seed_again(tenant, SourceDivergedError(why.format(tenant.cursor)))
             elif tenant.stamp is None:
-                tenant.stamp = stamp  # an earlier version did not keep it
+                tenant.stamp = stamp  # an earlier version did not store it
         self._pass_by(tenants, latest, stamps.get(latest))
         return latest
 
@@ -226,7 +232,10 @@ class FanoutService:
         return tenant.reached != latest or tenant.settles(len(self.tenants))
 
     def _pass_by(self, tenants: Sequence[Tenant], latest: int, stamp: int | None) -> None:
-        """Lake snapshots that did not touch the table are no news for those that have read what came before."""
+        """
+        Advance destinations past lake snapshots that did not touch the table, if they have read everything
+        before.
+        """
         behind = [t for t in tenants if t.reached not in (None, latest)]
         since = min((t.reached for t in behind if t.reached is not None), default=latest)
         if since == latest or latest - since > self.config.poll.max_snapshots:
@@ -237,13 +246,13 @@ class FanoutService:
                 tenant.reach(latest, stamp)
 
     def _cycle(self, tenants: Sequence[Tenant], latest: int, *, lane: str) -> None:
-        """Bring destinations that have a cursor to `latest`, or as far as one cycle goes."""
+        """Bring destinations that have a cursor to `latest`, or as far as one cycle reaches."""
         start = min(t.reached for t in tenants if t.reached is not None)
         main = lane == "main"
         end = min(latest, start + self.config.poll.max_snapshots)
         try:
             plan = self._plan(tenants, start, end, latest)
-            self._look(tenants)  # the plan may be of another history than the look before it
+            self._look(tenants)  # the plan may be from a later history than the previous look
         except _FATAL:
             raise
         except AqueduckError as exc:
@@ -271,7 +280,7 @@ class FanoutService:
                     self._discover(result.report.unknown)
 
     def _plan(self, tenants: Sequence[Tenant], start: int, end: int, latest: int) -> ReadPlan | None:
-        """How to read a range; None if destinations are to be seeded again, because it cannot be read any more."""
+        """How to read a range; None if it can no longer be read and destinations must be re-seeded."""
         try:
             return self.source.plan(start, end)
         except SourceExpiredError as exc:
@@ -305,7 +314,10 @@ class FanoutService:
         parts: int = 1,
         count_after: int | None = None,
     ) -> CycleResult | None:
-        """Run the job; a job that fails as a whole leaves what destinations committed, so all are asked again."""
+        """
+        Run the job. If it fails as a whole, some destinations may have committed, so all their cursors are
+        read again.
+        """
         workers, hanging = self._watched(lane)
         mine = {t.destination.id: t.destination for t in tenants}
         others = [t.destination.value for t in self.tenants if t.destination.id not in mine]
@@ -331,20 +343,20 @@ class FanoutService:
             return None
 
     def _watched(self, lane: str) -> tuple[Workers, Callable[[], bool]]:
-        """Workers that show their progress in this lane, and whether they have stopped to."""
+        """Workers that report progress in this lane, and a test whether they are stuck."""
         progress = self.progress[lane]
         progress.restart()
         workers = replace(self.workers, progress_file=str(progress.path))
         return workers, lambda: progress.idle_seconds() > HANG_SECONDS
 
     def _reseed_wanted(self) -> None:
-        """Only this lane touches destinations that are well."""
+        """Re-seed destinations that were found to differ; only this lane writes healthy ones."""
         for tenant in [t for t in self.tenants if t.well and t.destination.id in self.reseed_wanted]:
             self.reseed_wanted.discard(tenant.destination.id)
             self._seed_again(tenant, VerifyDifferenceError("it differs from the source"))
 
     def _seed_again(self, tenant: Tenant, why: AqueduckError) -> None:
-        """It gets the rows of now; its cursor leads nowhere."""
+        """Re-seed it with the current rows; its cursor is no longer valid."""
         log.warning("destination is seeded again", destination=tenant.status.id, reason=str(why))
         tenant.at(None)
         tenant.again = True
@@ -355,7 +367,10 @@ class FanoutService:
     # -- the side lane
 
     def help_others(self) -> bool:
-        """One round for destinations that the main lane does not serve; whether there was anything to do."""
+        """
+        Run one round for destinations that the main lane does not serve; returns whether there was anything
+        to do.
+        """
         now = time.time()
         waiting = [t for t in self.tenants if not t.well and t.due(now)]
         unknown = [t for t in waiting if not t.known]
@@ -372,7 +387,7 @@ class FanoutService:
         return False
 
     def _ask(self, tenants: Sequence[Tenant]) -> None:
-        """Ask lakes for their cursors; one that belongs to another table or value counts as none."""
+        """Read the cursors from lakes; a cursor of another table or value counts as none."""
         try:
             plan = self.source.plan_scan()
         except _FATAL:
@@ -402,7 +417,7 @@ class FanoutService:
         self.status.moved_at = time.time()
 
     def _seed(self, tenants: Sequence[Tenant]) -> None:
-        """Give new destinations their rows as of now; the lake snapshot is pinned before anything is read."""
+        """Seed new destinations with the current rows; the lake snapshot is pinned before anything is read."""
         again = [t for t in tenants if t.again]
         tenants = again or tenants
         try:
@@ -415,7 +430,8 @@ class FanoutService:
             return
         for tenant in tenants:
             tenant.status.state = "seeding"
-        # Also what the pattern is about to make: nothing else tells of it once its rows are gone from the source.
+        # Include values for which the pattern is about to create a destination: once their rows are deleted
+        # at the source, nothing else names them.
         self.write_state()
         log.info("seeding", destinations=len(tenants), lake_snapshot=plan.end)
         first = self._counted < 0 and bool(plan.reads)
@@ -450,7 +466,7 @@ class FanoutService:
         self.write_state()
 
     def _source_failed(self, exc: AqueduckError, waiting: Sequence[Tenant] = ()) -> None:
-        """Destinations of the side lane wait until the main lane looks again, too; it is no failure of theirs."""
+        """Make destinations of the side lane wait until the main lane's next look; it is not their failure."""
         if self.status.source_error != str(exc):
             log.warning("source out of reach", error=str(exc))
         self.status.source_error = str(exc)
@@ -470,18 +486,18 @@ class FanoutService:
             tenant.status.lag_seconds = since.get(cursor + 1, 0.0)
 
     def write_state(self) -> None:
-        """What `aqueduck status` shows, and what the pattern made, if it changed."""
+        """Write what `aqueduck status` shows and what the pattern created, if it changed."""
         for name, status in list(self.status.destinations.items()):
             status.verified = self.verdicts[name]
         self.state_file.remember(self._made or Made())
         self.state_file.write(destination_rows(self.status))
 
     def stop(self) -> None:
-        """End Spark and the sessions; what is committed is committed."""
+        """End Spark and the sessions; committed work stays committed."""
         with contextlib.suppress(OSError, AqueduckError):
             self.write_state()
         if self._spark is not None and self._own_spark:
-            # A Spark that is gone already cannot be stopped.
+            # Stopping a Spark that is already gone fails.
             with contextlib.suppress(OSError, Py4JError):
                 self._spark.stop()
             self._spark = None

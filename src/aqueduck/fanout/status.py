@@ -1,8 +1,8 @@
 """
-What the fan-out knows about itself: counters for metrics, and a state per destination that SQL can read.
+The fan-out's status: counters for metrics, and a state per destination that SQL can read.
 
-`FanoutStatus` is plain values that the service changes and others read.  `destination_rows` are the rows that
-`state_files.destinations` keeps of it.
+`FanoutStatus` holds plain values that the service changes and others read. `destination_rows` are the rows
+that `state_files.destinations` stores.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aqueduck.overview.verification import NEVER, in_words
 __all__ = ["FLOW", "DestinationStatus", "FanoutStatus", "destination_rows"]
 
 FLOW = "fanout"
-"""The name of the flow on the page, in the API and in metrics."""
+"""The flow's name on the page, in the API and in metrics."""
 
 
 @dataclass
@@ -27,7 +27,7 @@ class DestinationStatus:
 
     id: str
     state: DestinationState = "pending"
-    """Pending until its lake was asked and its seed begins; errored with a time of its next try."""
+    """Pending until its cursor was read and its seed begins; errored with the time of its next try."""
     cursor: int | None = None
     lag_snapshots: int = 0
     lag_seconds: float = 0.0
@@ -36,7 +36,7 @@ class DestinationStatus:
     rows_upserted: int = 0
     rows_matched: int = 0
     rows_before: int = 0
-    """What its lake counted before this start."""
+    """The counts that its lake had before this start."""
     seeds: int = 0
     failures: int = 0
     last_error: str | None = None
@@ -50,7 +50,7 @@ class DestinationStatus:
 
     @property
     def rows_here(self) -> int:
-        """Of them, since this start."""
+        """Rows written since this start."""
         return self.rows_written + self.rows_upserted + self.rows_deleted
 
 
@@ -63,7 +63,7 @@ class FanoutStatus:
     polls: int = 0
     cycles: int = 0
     reads: int = 0
-    """Times the source's changes were read; for all destinations at once."""
+    """Reads of the source's changes, each for all destinations."""
     rows_read: int = 0
     unrouted_rows: int = 0
     null_rows: int = 0
@@ -78,14 +78,14 @@ class FanoutStatus:
     destinations: dict[str, DestinationStatus] = field(default_factory=dict)
     source_error: str | None = None
     left_out: dict[str, str] = field(default_factory=dict)
-    """Destinations of the table or the pattern that are not served, by id, and why."""
+    """Destinations of the table or the pattern that are not served, by id, with the reason."""
     seed: tuple[int, int, float] | None = None
-    """Of the seed that runs: destinations, rows of the source, when it began."""
+    """The running seed: destinations, rows of the source, start time."""
     moved_at: float = field(default_factory=time.time)
-    """When the service last did anything, also looked and found nothing."""
+    """When the service last did anything, including polls without changes."""
 
     def counts(self) -> FanoutCounts:
-        """The counters as everybody sees them."""
+        """The public counters."""
         return FanoutCounts(
             polls=self.polls,
             cycles=self.cycles,
@@ -102,7 +102,7 @@ class FanoutStatus:
 
 
 def destination_rows(status: FanoutStatus) -> dict[str, tuple[Any, ...]]:
-    """What the file of destinations says about each (`state_files.destinations`)."""
+    """The rows of the destinations file (`state_files.destinations`)."""
     return {d.id: _row(d, status.instance) for d in list(status.destinations.values())}
 
 

@@ -1,7 +1,8 @@
 """
 The verdicts on a fan-out's destinations, as plain values.
 
-Made by `fanout_verify` (counts and sums) and `fanout_deep` (every row); shown by `show`, kept by `verify_schedule`.
+`fanout.verify` (counts and sums) and `fanout.verify_deep` (every row) make them; `cli.show` prints them,
+`service.verify_schedule` stores them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from aqueduck.model.errors import VerifyDifferenceError
 
 __all__ = ["FOREIGN", "RESEED", "DeepCounts", "DestinationComparison", "Verdict", "raise_difference"]
 
-RESEED = "delete its row of aqueduck.fanout_state in its lake: it is seeded again"
-FOREIGN = "delete the rows whose routing value is not the destination's: a seed leaves them, as somebody may keep them on purpose"
+RESEED = "delete its row of aqueduck.fanout_state in its lake: the service then re-seeds it"
+FOREIGN = "delete the rows whose routing value is not the destination's: a seed keeps them, because they may be intended"
 
 
 Verdict = Literal["identical", "different", "not compared"]
@@ -23,7 +24,7 @@ Verdict = Literal["identical", "different", "not compared"]
 
 @dataclass(frozen=True, slots=True)
 class DeepCounts:
-    """Rows of a destination that differ, by kind."""
+    """The number of differing rows of a destination, by kind."""
 
     missing: int = 0
     extra: int = 0
@@ -32,9 +33,9 @@ class DeepCounts:
     foreign: int = 0
     """Rows of another tenant."""
     others: int = 0
-    """Rows of routing values that neither the source nor a destination has: not compared."""
+    """Rows with routing values that neither the source nor a destination has: not compared."""
     more: bool = False
-    """Whether there are more than were listed."""
+    """Whether more rows differ than were listed."""
 
     @property
     def total(self) -> int:
@@ -53,11 +54,11 @@ class DestinationComparison:
     """The source's lake snapshot at which both were compared."""
     note: str | None = None
     deep: DeepCounts | None = None
-    """Only of a deep comparison."""
+    """Only for a deep comparison."""
 
     @property
     def differing(self) -> int:
-        """How many rows differ as far as that was counted: those of a deep comparison, else at least one."""
+        """The number of differing rows as far as counted: from a deep comparison, otherwise at least one."""
         if self.verdict != "different":
             return 0
         return max(1, 0 if self.deep is None else self.deep.total)

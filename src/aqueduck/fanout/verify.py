@@ -1,9 +1,9 @@
 """
-`aqueduck verify` for a fan-out: every destination against what the source had at the destination's own cursor.
+`aqueduck verify` for a fan-out: every destination against the source at the destination's own cursor.
 
-Both sides are a count and a sum of row hashes, made by DuckDB in bounded memory: the source is read once for all
-destinations at one cursor, each destination in one transaction together with its cursor.  So it works while the
-service runs, and nothing has to stand still.
+DuckDB computes a row count and a sum of row hashes for both sides in bounded memory: it reads the source once
+for all destinations at the same cursor, and each destination in one transaction together with its cursor. So
+the service can run meanwhile, and nothing needs to be paused.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ __all__ = ["compare_sums", "verify_destinations"]
 
 THREADS = 4
 MEMORY = "1GB"
-APPEND_ONLY = "append-only: what the source changed or removed since stays here as it came"
+APPEND_ONLY = "append-only: rows that the source later updated or deleted stay here unchanged"
 
 Sums = tuple[int, int]
-"""Rows, and the sum of their hashes: the same for the same rows in any order."""
+"""The row count and the sum of row hashes: equal for the same rows in any order."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """What a destination has."""
+    """One destination's side of the comparison."""
 
     state: State
     sums: Sums
@@ -58,7 +58,7 @@ def verify_destinations(
     deep: bool = False,
     progress: Callable[[str, str, float], None] = lambda _name, _doing, _share: None,
 ) -> list[DestinationComparison]:
-    """Compare all destinations that this instance serves, or only those with these ids; `deep` compares every row."""
+    """Compare all destinations of this instance, or only those with these ids; `deep` compares every row."""
     service = FanoutService(config, env=env)
     try:
         service.prepare()
@@ -129,14 +129,14 @@ def _judge(
         verdict, note = "not compared", APPEND_ONLY
     else:
         verdict = "different"
-        note = "the same number of rows, other cells" if side.sums[0] == source[0] else None
+        note = "the row counts agree, but cells differ" if side.sums[0] == source[0] else None
     return DestinationComparison(destination.id, verdict, source[0], side.sums[0], side.state.cursor, note)
 
 
 def _read_destination(
     lake: PooledLake, destination: Destination, field: str
 ) -> _Side | DestinationComparison:
-    """Rows and cursor of one transaction."""
+    """Read rows and cursor in one transaction."""
     with lake.transaction():
         state = read_state(lake, destination.id)
         if state is None:
@@ -144,7 +144,7 @@ def _read_destination(
         routed = _column(state.source, field)
         rerouted = state.terms is not None and state.terms.field != routed.id
         if state.value != destination.value or not state.is_about(destination) or rerouted:
-            note = "its rows are those of another routing value, column or table, and it waits for its seed"
+            note = "its rows belong to another routing value, column or table; it waits for its seed"
             return DestinationComparison(destination.id, "not compared", note=note)
         refuse_others(lake, destination.target, state.table)
         rows = lake.execute(
@@ -163,12 +163,12 @@ def _read_source(
     cursor: int,
     seen: SourceTable,
 ) -> dict[str, Sums]:
-    """What the source had for each destination at a lake snapshot."""
+    """The source's rows for each destination at a lake snapshot."""
     source = SourceLake(lake, config.source.table_name)
     source.refuse_gap(cursor, cursor)
     _, _, table = source.table_at(cursor)
     if table.uuid != seen.uuid:
-        raise ConfigError("the source table was made anew, and the destination waits for its seed")
+        raise ConfigError("the source table was re-created, and the destination waits for its seed")
     routed = _column(table, config.routing.field)
     given = pa.table({"value": [d.value for d in destinations], "id": [d.id for d in destinations]})
     with lake_errors("reading the source"):

@@ -1,9 +1,11 @@
 """
-`aqueduck verify --deep` for a fan-out: every row of every destination against the source at the destination's cursor.
+`aqueduck verify --deep` for a fan-out: every row of every destination against the source at the destination's
+cursor.
 
-Destinations are pinned first, which is quick, so that many have the same cursor and share one read of the source; then
-their tables are read at the lake snapshots that were pinned.  Nothing has to stand still: a cursor, the rows that belong
-to it and the source at it do not change any more.  What is read, and in how much memory, is in `lake.compare.deep_digest`.
+Destinations are pinned first, which is quick, so that many have the same cursor and share one read of the
+source. Then their tables are read at the pinned lake snapshots. Nothing needs to be paused: a cursor, its
+rows and the source at that cursor no longer change. `lake.compare.deep_digest` defines what is read, and in
+how much memory.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ __all__ = ["compare_deeply"]
 WAVE = 256
 """Destinations that share a read of the source."""
 GROUPS_MAX = 1 << 17
-"""Sums that one read of the source makes, for all its destinations."""
+"""Sums that one read of the source computes, for all its destinations."""
 
 Progress = Callable[[str, str, float], None]
 
@@ -73,7 +75,7 @@ def compare_deeply(
     """
     The verdict on each destination, in their order.
 
-    `values` are the routing values of all destinations, also of those that other instances serve.
+    `values` are the routing values of all destinations, including those of other instances.
     """
     read_every_row(pool)
     deep = _Deep(pool, config, place, values, progress, threads)
@@ -108,7 +110,7 @@ class _Deep:
                 yield from (_not_compared(p.destination, str(exc), cursor) for p in mine)
 
     def _each(self, do: Callable[[Any], Any], items: Sequence[Any], threads: int) -> list[Any]:
-        """What `do` gives for each; one that fails leaves the others to compare."""
+        """The result of `do` for each destination; a failure does not stop the comparison of the others."""
 
         def one(item: Any) -> Any:
             try:
@@ -132,7 +134,7 @@ class _Deep:
         terms = at.state.terms
         rerouted = terms is not None and terms.field != found.table.routed.id
         if at.state.value != destination.value or not at.state.is_about(destination) or rerouted:
-            note = "its rows are those of another routing value, column or table, and it waits for its seed"
+            note = "its rows belong to another routing value, column or table; it waits for its seed"
             return _not_compared(destination, note)
         return found
 
@@ -145,7 +147,7 @@ class _Deep:
             _, _, seen = source.table_at(cursor)
             stale = [p for p in pinned if p.at.state.source.uuid != seen.uuid]
             for p in stale:
-                note = "the source table was made anew, and the destination waits for its seed"
+                note = "the source table was re-created, and the destination waits for its seed"
                 yield _not_compared(p.destination, note, cursor)
             pinned = [p for p in pinned if p not in stale]
             if not pinned:
@@ -158,7 +160,7 @@ class _Deep:
 
 @dataclass(frozen=True, slots=True)
 class _Judging:
-    """Destinations at one cursor, with what the source has for them."""
+    """Destinations at one cursor, with the source's sums for them."""
 
     deep: _Deep
     source_lake: PooledLake
@@ -179,7 +181,7 @@ class _Judging:
         return _verdict(p, counts, *rows, sums_differ=bool(differing))
 
     def _count(self, lake: PooledLake, p: _Pinned, buckets: list[int]) -> DeepCounts:
-        """How many rows differ, and how, in the buckets whose sums do."""
+        """How many rows differ, by kind, in the buckets whose sums differ."""
         value = p.destination.value
         sides = [
             list_rows(self.source_lake, self.source, value, buckets, self.buckets),
@@ -191,7 +193,7 @@ class _Judging:
         return DeepCounts(counts.missing, counts.extra, counts.changed, counts.repeated)
 
     def _with_foreign(self, p: _Pinned, found: DeepSums, counts: DeepCounts) -> DeepCounts:
-        """Rows of another tenant, and those of values that are nobody's."""
+        """Add rows of another tenant, and rows whose values belong to no destination."""
         asked = [value for value in found.foreign if value is not None and value not in p.at.others]
         known = self.deep.values() & set(asked)
         known |= values_in_source(self.source_lake, self.source, [v for v in asked if v not in known])
@@ -213,13 +215,15 @@ def _verdict(
         wrong = counts.missing > 0 or counts.foreign > 0 or counts.more
         if counts.extra:
             notes.append(
-                f"append-only: {counts.extra:,} rows that the source changed or removed stay as they came"
+                f"append-only: {counts.extra:,} rows that the source updated or deleted stay unchanged"
             )
         counts = replace(counts, extra=0)
     if wrong:
         notes.insert(0, _words(p, counts))
     if counts.others:
-        notes.append(f"not compared: {counts.others:,} rows of routing values that nobody has")
+        notes.append(
+            f"not compared: {counts.others:,} rows with routing values that neither the source nor a destination has"
+        )
     return DestinationComparison(
         p.destination.id,
         "different" if wrong else "identical",
@@ -241,7 +245,7 @@ def _words(p: _Pinned, counts: DeepCounts) -> str:
     }
     found = [f"{count:,} {kind}" for kind, count in kinds.items() if count]
     if counts.more:
-        found.append("more rows than are listed")
+        found.append("more rows than listed")
     return f"{p.destination.target.qualified}: rows {', '.join(found)}"
 
 

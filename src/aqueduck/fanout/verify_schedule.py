@@ -1,8 +1,8 @@
 """
-Comparing a running fan-out's destinations: what to look at, and what becomes of a difference.
+Scheduled comparison of a running fan-out's destinations, and the reaction to a difference.
 
-The lakes are read by an engine of its own: one thread of low priority and a quarter of a gigabyte, beside the lanes.
-Whose own rows differ is seeded again, unless the file says to report it only.
+A separate engine reads the lakes: one low-priority thread and a quarter of a gigabyte, beside the lanes. A
+destination whose own rows differ is re-seeded, unless the file says to report only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
-The demo: a small shop in an embedded PostgreSQL, live into a lake, and the proof at the end.
+The demo: a small shop in an embedded PostgreSQL, replicated live into a lake, and compared at the end.
 
-Everything lives in one temporary directory (or one that is kept) and is gone when the demo ends,
-also on ctrl-C.
+Everything is in one temporary directory (or one to keep), which is removed when the demo ends, also on
+ctrl-C.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ where o.status = 'shipped' group by all order by revenue desc limit 5"""
 
 
 def run_demo(*, seconds: float, keep: bool) -> int:
-    """Returns the exit code: 0 when source and lake are identical at the end."""
+    """Run the demo; returns 0 if source and lake are identical at the end."""
     console = Console()
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         with _directory(keep) as directory:
             return _demo(console, directory, seconds, keep)
     except KeyboardInterrupt:
-        console.print("\nstopped; everything the demo started is gone")
+        console.print("\nstopped; everything the demo started is stopped")
         return 130
 
 
@@ -75,7 +75,7 @@ def _interrupt(_signal: int, _frame: object) -> None:
 @contextlib.contextmanager
 def _directory(keep: bool) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="aqueduck-demo-"))
-    directory.chmod(0o711)  # the server may run as another user, who has to pass
+    directory.chmod(0o711)  # the server may run as another user, who must be able to enter
     try:
         yield directory
     finally:
@@ -124,7 +124,7 @@ def _demo(console: Console, directory: Path, seconds: float, keep: bool) -> int:
 
 
 def _show_page(console: Console, stack: contextlib.ExitStack, service: SyncService) -> None:
-    """The page of the demo; a port that is taken is no reason to go without."""
+    """Serve the demo's page; if the port is taken, use a free one."""
     wanted = service.config.server
     overviews, actions = SyncOverviews(service), RegistryActions(service.config.source.dsn)
     try:

@@ -1,9 +1,9 @@
 """
 A PostgreSQL server of our own, for the demo, the benchmarks and the tests.
 
-`EmbeddedPostgres` makes a cluster, starts it on loopback and takes it down again.  It works
-as root and as anybody else, needs nothing installed but the wheel (see `installation`), and
-dies with the process that started it.  Nothing in the product's data path depends on it.
+`EmbeddedPostgres` creates a cluster, starts it on loopback and stops it again. It works as root and as any
+other user, needs only the wheel (see `installation`), and ends with the process that started it. The
+product's data path does not depend on it.
 """
 
 from __future__ import annotations
@@ -56,11 +56,10 @@ class EmbeddedPostgres:
     """
     One cluster and its server, on 127.0.0.1 and a Unix socket.
 
-    Without `data_dir` the cluster is temporary and goes with the object.  `settings` go to a
-    file that `alter system` overrides.  With `password` the superuser and all roles log in by
-    SCRAM, and the superuser's connection strings hold it unless `password_in_dsn` is false;
-    without, loopback is trusted.  Unless `durable`, a power cut may spoil the data; a kill of
-    the server never does.
+    Without `data_dir` the cluster is temporary and removed with the object. `settings` are written to a file
+    that `alter system` overrides. With `password`, the superuser and all roles log in by SCRAM, and the
+    superuser's connection strings contain the password unless `password_in_dsn` is false; without it,
+    loopback is trusted. Unless `durable`, a power failure may damage the data; killing the server never does.
     """
 
     def __init__(
@@ -91,9 +90,9 @@ class EmbeddedPostgres:
     @property
     def data_dir(self) -> Path:
         """
-        Where the cluster is, once it has been started.
+        The cluster's directory, once it has been started.
 
-        Not always where it was asked for: see `_reachable_data_dir`.
+        It may differ from the requested one: see `_reachable_data_dir`.
         """
         if self._data_dir is None:
             raise SourceUnreachableError("the embedded PostgreSQL was never started")
@@ -101,7 +100,7 @@ class EmbeddedPostgres:
 
     @property
     def port(self) -> int:
-        """The TCP port, the same over all restarts."""
+        """The TCP port, unchanged by restarts."""
         if self._port is None:
             raise SourceUnreachableError("the embedded PostgreSQL was never started")
         return self._port
@@ -115,7 +114,7 @@ class EmbeddedPostgres:
 
     @property
     def running(self) -> bool:
-        """Whether the server's main process lives."""
+        """Whether the server's main process is alive."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -124,7 +123,7 @@ class EmbeddedPostgres:
         return self.dsn_for("postgres")
 
     def dsn_for(self, dbname: str, user: str = _SUPERUSER, **parameters: str | int) -> str:
-        """The connection string for a database, as keywords; other parameters are added or replace ours."""
+        """The connection string for a database, as keywords; given parameters override ours."""
         ours: dict[str, str | int] = {"host": _HOST, "port": self.port, "user": user, "dbname": dbname}
         if user == _SUPERUSER and self._password is not None and self._password_in_dsn:
             ours["password"] = self._password
@@ -137,7 +136,7 @@ class EmbeddedPostgres:
     # -- Life
 
     def start(self) -> EmbeddedPostgres:
-        """Make the cluster if there is none, start the server, wait until it takes connections."""
+        """Create the cluster if there is none, start the server, wait until it accepts connections."""
         if self.running:
             return self
         atexit.unregister(self._at_exit)
@@ -149,16 +148,16 @@ class EmbeddedPostgres:
                 self._init_cluster()
             self._launch_on_a_port()
         except BaseException:
-            if is_first:  # a cluster that has been used stays, for another try
+            if is_first:  # keep a used cluster for another attempt
                 self._at_exit()
             raise
         return self
 
     def stop(self, mode: StopMode = "fast") -> None:
         """
-        Stop the server; nothing happens if it does not run.
+        Stop the server if it is running.
 
-        A fast stop waits for walsenders to be read empty, so it becomes immediate after a while.
+        A fast stop waits until walsenders are drained; after a while it becomes an immediate stop.
         """
         process = self._process
         if process is not None and process.poll() is None:
@@ -172,7 +171,7 @@ class EmbeddedPostgres:
     def restart(
         self, mode: StopMode = "fast", settings: Mapping[str, Setting] | None = None
     ) -> EmbeddedPostgres:
-        """Stop and start again on the same port, with some settings changed."""
+        """Stop, then start on the same port, with some settings changed."""
         self.stop(mode)
         self.settings.update(settings or {})
         return self.start()
@@ -206,7 +205,7 @@ class EmbeddedPostgres:
             self.stop()
 
     def _at_exit(self) -> None:
-        if os.getpid() != self._maker_pid:  # a fork of ours: the server is not its to stop
+        if os.getpid() != self._maker_pid:  # in a fork of ours, which must not stop the server
             return
         if self._wanted_dir is None:
             self.destroy()
@@ -217,11 +216,11 @@ class EmbeddedPostgres:
 
     def _reachable_data_dir(self) -> Path:
         """
-        The folder that was asked for, or a temporary one that stands in for it.
+        The requested folder, or a temporary one in its place.
 
-        Root starts the server as another user, who may not be able to enter the folder (one
-        below a closed home, say).  Then the cluster is in a temporary folder, and the wanted
-        place is a link to it, so that the cluster is found again.
+        Root starts the server as another user, who may not be able to enter the folder (for example below a
+        private home). Then the cluster is in a temporary folder, and the requested place is a link to it, so
+        that the cluster is found again.
         """
         if self._data_dir is not None:
             return self._data_dir
@@ -236,7 +235,7 @@ class EmbeddedPostgres:
         if wanted.is_dir() and any(wanted.iterdir()):
             raise SourceUnreachableError(
                 f"user {self._owner.uid}, whom root starts PostgreSQL as, cannot enter {wanted.parent}",
-                hint="use a data_dir below a folder that everybody may enter",
+                hint="use a data_dir below a folder that every user may enter",
             )
         if wanted.is_dir():
             wanted.rmdir()
@@ -271,7 +270,7 @@ class EmbeddedPostgres:
 
     @contextlib.contextmanager
     def _password_file(self) -> Iterator[Path | None]:
-        """The password where only the server's user can read it, for as long as initdb runs."""
+        """Write the password where only the server's user can read it, while initdb runs."""
         if self._password is None:
             yield None
             return
@@ -287,7 +286,7 @@ class EmbeddedPostgres:
     # -- The process
 
     def _launch_on_a_port(self) -> None:
-        """Start on the port that was asked for or used before; else try free ones until one still is."""
+        """Start on the requested or previous port; otherwise try free ports until one works."""
         tries = 1 if self._port is not None else _PORT_TRIES
         for left in reversed(range(tries)):
             port = self._port or _free_port()
@@ -357,7 +356,7 @@ def _quoted(value: Setting) -> str:
 
 
 def _complaint(log: Path) -> str:
-    """What the server said before it gave up, causes first, in one line."""
+    """The server's own error messages in one line, causes first."""
     text = log.read_text(errors="replace")
     found = re.findall(
         r"(?:FATAL|PANIC|LOG):  ((?<=FATAL:  |PANIC:  ).*|(?:could not|invalid|unrec).*)", text

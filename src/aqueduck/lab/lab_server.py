@@ -1,8 +1,8 @@
 """
-The embedded server of demo and benchmarks, which nobody else on the machine can use.
+The embedded server of demo and benchmarks, closed to other users of the machine.
 
-Its superuser has a random password, kept in a file that only this user can read and that libpq finds through `PGPASSFILE`: so
-connection strings, configuration files and command lines hold no password.
+Its superuser has a random password in a file that only this user can read and that libpq finds through
+`PGPASSFILE`, so that connection strings, configuration files and command lines contain no password.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["lab_server", "private_file"]
 
 @contextlib.contextmanager
 def lab_server(directory: Path, settings: Mapping[str, str] | None = None) -> Iterator[EmbeddedPostgres]:
-    """A server in a directory of its own; this process and those that it starts can connect."""
+    """A server in its own directory; this process and its children can connect."""
     password = secrets.token_urlsafe(24)
     file = directory / "pgpass"
     private_file(file, f"*:*:*:postgres:{password}\n")
@@ -39,6 +39,6 @@ def lab_server(directory: Path, settings: Mapping[str, str] | None = None) -> It
 
 
 def private_file(path: Path, text: str) -> None:
-    """Write a file that only this user can read, from its first byte on."""
+    """Write a file that only this user can read, from the first byte on."""
     with open(path, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(text)

@@ -1,8 +1,8 @@
 """
 A child process that ends when we end, and the ways to end it sooner.
 
-Knows nothing of PostgreSQL but that it is told by SIGQUIT to go at once and leaves backends
-behind that have to be waited for.  `embedded` decides what is started and when.
+It knows two things about PostgreSQL: SIGQUIT stops it at once, and it then leaves backends behind that must
+be waited for. `embedded` decides what to start and when.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ __all__ = ["ends_within", "kill_family", "spawn", "wait_until"]
 
 _KILL_SECONDS_MAX = 30.0
 _PR_SET_PDEATHSIG = 1
-# Loaded now: between fork and exec is no time to load a library.
+# Load it now: a library must not be loaded between fork and exec.
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def spawn(command: Sequence[str | Path], **arguments: Any) -> subprocess.Popen[bytes]:
     """
-    Start a program that ends when we end, however we end (on Linux; elsewhere as well as can be).
+    Start a program that ends when we end, however we end (on Linux; elsewhere best effort).
 
-    The kernel's death signal comes when the *thread* that forked ends, so the fork happens in
-    a thread of its own, which stays until the program has ended.  A session of its own keeps
-    the terminal's ctrl-C from the program: stopping it is our business.
+    The kernel's death signal comes when the *thread* that forked ends, so the fork happens in a separate
+    thread, which lives until the program has ended. A separate session keeps the terminal's ctrl-C from the
+    program: only we stop it.
     """
     made: Future[subprocess.Popen[bytes]] = Future()
     us = os.getpid()
 
     def die_with_us() -> None:
-        # Runs after the change of user, which would clear the death signal again.
+        # Runs after the change of user, which would clear the death signal.
         if _LIBC is not None:
             _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGQUIT))
             if os.getppid() != us:
@@ -64,7 +64,7 @@ def spawn(command: Sequence[str | Path], **arguments: Any) -> subprocess.Popen[b
 
 
 def kill_family(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all its children, and wait until they are gone."""
+    """Kill a process and all its children, and wait until they have ended."""
     try:
         children = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -78,7 +78,7 @@ def kill_family(process: subprocess.Popen[bytes]) -> None:
 
 
 def ends_within(seconds: float, process: subprocess.Popen[bytes]) -> bool:
-    """Wait for a process to end; whether it did."""
+    """Wait for a process to end; returns whether it did."""
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -87,7 +87,7 @@ def ends_within(seconds: float, process: subprocess.Popen[bytes]) -> bool:
 
 
 def wait_until(true: Callable[[], bool], seconds: float, what: str) -> None:
-    """Wait for a condition; `what` says which one when it does not come."""
+    """Wait for a condition; `what` describes it in the error on timeout."""
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:

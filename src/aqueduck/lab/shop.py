@@ -1,7 +1,7 @@
 """
-A small shop to watch: three tables, and a steady load of transactions that span them.
+A small shop for demonstration: three tables, and a steady load of transactions that span them.
 
-Used by the demo and by tests.  Writes to PostgreSQL only; nothing here knows of a lake.
+The demo and tests use it. It writes to PostgreSQL only and knows nothing of a lake.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _NAMES = (
 
 
 def create_shop(dsn: str, *, customers: int = 500) -> None:
-    """The tables, and customers who were there before anybody watched."""
+    """Create the tables and their first customers."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(SCHEMA)
         conn.execute(
@@ -65,7 +65,7 @@ def create_shop(dsn: str, *, customers: int = 500) -> None:
 
 @dataclass
 class ShopLoad:
-    """A thread that keeps the shop busy, about `per_second` transactions a second."""
+    """A thread that runs about `per_second` transactions a second."""
 
     dsn: str
     per_second: float = 150.0

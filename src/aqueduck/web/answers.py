@@ -99,15 +99,16 @@ class CreateGroup(Request):
 class AddTable(Request):
     source: Name = Field(description=SOURCE)
     target: Name | None = Field(
-        default=None, description="The lake table; by default main and the same name."
+        default=None, description="The lake table; by default the same name in the schema main."
     )
     group: Name = "default"
     mode: Literal["upsert", "append", "history", "soft_delete"] = "upsert"
     source_column: Name | None = Field(
-        default=None, description="A column that tells the rows of several sources of one lake table apart."
+        default=None,
+        description="The column of the lake table that says from which of several sources a row comes.",
     )
     source_value: str | None = Field(
-        default=None, description="What this source has there; by default its name."
+        default=None, description="This source's value in that column; by default its name."
     )
     initial_copy: StrictBool = Field(default=True, alias="copy", description="Copy the rows that are there.")
     options: dict[str, Any] = Field(

@@ -199,7 +199,7 @@ def add_table(served: Now, body: a.AddTable) -> a.Accepted:
 def remove_table(served: Now, source: Source, query: Annotated[a.RemoveTable, Query()]) -> a.Accepted:
     served.actions.remove_table(source, drop_target=query.drop_target, group_name=query.group)
     stays = "is dropped" if query.drop_target else "stays"
-    return a.Accepted(message=f"{source} is no longer followed; its lake table {stays}")
+    return a.Accepted(message=f"{source} is no longer replicated; its lake table {stays}")
 
 
 @router.post("/tables/{source:path}/move", summary="Move a table to another group", status_code=202)

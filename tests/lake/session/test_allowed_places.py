@@ -144,7 +144,7 @@ def test_a_list_says_it_all(keys: dict[str, Any], allowed: bool) -> None:
         ({"destinations_allow": {"path": []}}, "destinations_allow.path: unknown key"),
         (
             {"destinations": [OWN], "destinations_table": None, "destinations_allow": {"env": []}},
-            "destinations_allow is for destinations_table",
+            "destinations_allow needs destinations_table",
         ),
     ],
 )

@@ -1,8 +1,8 @@
 """
-Benchmarks: each starts its own PostgreSQL and measures the limit and us in the same run.
+Benchmarks: each starts its own PostgreSQL and measures the limit and Aqueduck in the same run.
 
-`run_bench` finds the bench and prints its result; the benches are in `sync_benches`, `table_benches`,
-`events_bench` and `fanout_bench`, what they share (server, load, limit, meters) in `workbench`.
+`run_bench` finds the bench and prints its result. The benches are in `sync_benches`, `table_benches`,
+`events_bench` and `fanout_bench`; what they share (server, load, limit, meters) is in `workbench`.
 """
 
 from __future__ import annotations

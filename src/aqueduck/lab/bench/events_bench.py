@@ -75,7 +75,7 @@ class _Bench:
             time.sleep(0.05)
 
     def settle(self, seconds: float = 30.0) -> None:
-        """Until the service's slot starts from here, as the limit's new slot does."""
+        """Wait until the service's slot starts from here, as the limit's new slot does."""
         here = lsn_text(self.position())
         moved = "select restart_lsn >= %s::pg_lsn from pg_replication_slots where slot_name = %s"
         deadline = time.monotonic() + seconds
@@ -85,7 +85,7 @@ class _Bench:
             time.sleep(0.3)
 
     def limit_seconds(self) -> float:
-        """How long PostgreSQL itself needs to send the backlog."""
+        """Seconds that PostgreSQL itself needs to send the backlog."""
         return seconds_to_send(self.server, self.conn, PUBLICATION, lsn_text(self.position()))
 
 

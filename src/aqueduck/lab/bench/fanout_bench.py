@@ -1,9 +1,10 @@
 """
-How fast one lake becomes many: PostgreSQL catalogs, 100 destinations, against one DuckDB process in the same run.
+How fast one lake becomes many: PostgreSQL catalogs, 100 destinations, against one DuckDB process in the same
+run.
 
-The limit reads the same changes once, then attaches, appends to and detaches the same number of lakes one after
-the other, without deletes, cursors or any guarantee.  `ratio` is its seconds divided by ours for the inserts.
-`split_s` is the pure split: 1 M rows routed to 10 000 destinations and cut apart.
+The limit reads the same changes once, then attaches, appends to and detaches the same number of lakes one
+after the other, without deletes, cursors or any guarantee. `ratio` is its seconds divided by ours for the
+inserts. `split_s` measures the split alone: 1 M rows routed to 10 000 destinations and separated.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class FanoutBench:
                 lake.execute(statement.format(t=lake.table(TABLE)), doing="changing the bench's source")
 
     def insert(self, rows: int, snapshots: int) -> None:
-        """Rows for all destinations alike, in so many lake snapshots."""
+        """Insert rows evenly over all destinations, in this many lake snapshots."""
         each = rows // snapshots
         for _ in range(snapshots):
             first = self.rows
@@ -103,7 +104,7 @@ class FanoutBench:
         )
 
     def catch_up(self) -> tuple[float, Meter]:
-        """One cycle of the service that has everything; its seconds and what it took."""
+        """One cycle of the service that reads everything; returns its seconds and resource use."""
         with Meter() as meter:
             began = time.monotonic()
             while not self._done():
@@ -122,7 +123,7 @@ class FanoutBench:
             return SourceLake(lake, TABLE).latest()
 
     def verify(self) -> None:
-        """The content of every destination against the source."""
+        """Compare the content of every destination with the source."""
         results = verify_destinations(self.service.config, env={})
         raise_difference(results)
         assert all(r.verdict == "identical" and r.cursor == self.latest() for r in results)
@@ -142,7 +143,10 @@ class FanoutBench:
                 lake.execute(f"create table {lake.table(TABLE)} ({COLUMNS})")
 
     def limit_seconds(self, start: int, end: int) -> float:
-        """One DuckDB: read once, then attach, append, detach, one lake after the other."""
+        """
+        Seconds of the limit in one DuckDB: read once, then attach, append and detach one lake after the
+        other.
+        """
         engine = LakePool(max_open=1)
         began = time.monotonic()
         with engine.use(self.source, read_only=True) as lake:
@@ -185,7 +189,7 @@ def bench_fanout(console: Console, rows: int | None) -> dict[str, Any]:
     with _bench(destinations, max_open=2 * destinations) as bench:
         console.print(f"{destinations} destinations are made and seeded")
         seed_seconds = _seed(bench)
-        # Workers, sessions and code are warm afterwards, as they are in a service that has run for a while.
+        # Afterwards workers, sessions and code are warm, as in a service that has run for a while.
         for _ in range(2):
             bench.insert(destinations * 4, 2)
             bench.catch_up()
@@ -254,7 +258,7 @@ def _seed(bench: FanoutBench) -> float:
 
 
 def split_seconds(rows: int, destinations: int) -> float:
-    """Read, route and cut apart: until every destination's rows are an Arrow table of its own."""
+    """Seconds to read, route and split: until every destination's rows are an Arrow table of their own."""
     with tempfile.TemporaryDirectory(prefix="aqueduck-bench-") as directory:
         place = LakePlace(catalog=f"sqlite:{directory}/source.db", data_path=f"{directory}/data/")
         pool = LakePool()
@@ -280,7 +284,7 @@ def split_seconds(rows: int, destinations: int) -> float:
 
 
 def _cut_apart(chunk: bytes) -> int:
-    """A chunk's rows by destination, as slices; how many there are."""
+    """Split a chunk's rows by destination, as slices; returns how many there are."""
     table = pa.ipc.open_stream(chunk).read_all()
     ends = pc.run_end_encode(table["d"].combine_chunks()).run_ends.to_pylist()
     slices = [table.slice(start, end - start) for start, end in zip([0, *ends], ends, strict=False)]

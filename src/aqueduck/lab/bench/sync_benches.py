@@ -64,7 +64,7 @@ def bench_mixed(console: Console, rows: int | None, *, capture: str = DEFAULT) -
 
 
 def bench_big(console: Console, rows: int | None, *, capture: str = DEFAULT) -> dict[str, Any]:
-    """One transaction of 5 M inserts: as a backlog, then the same again while the service reads."""
+    """One transaction of 5 M inserts: once as a backlog, once while the service reads."""
     n = rows or 5_000_000
     with workbench(capture=capture) as bench:
         warm_up(bench, console)
@@ -84,9 +84,9 @@ def bench_big(console: Console, rows: int | None, *, capture: str = DEFAULT) -> 
 
 
 def warm_up(bench: Workbench, console: Console) -> None:
-    """Everything compiled, and a worker started for each core, before the clock runs."""
+    """Compile everything and start a worker for each core before the clock runs."""
     console.print("warming up …")
-    for rows in (WARM_UP_ROWS, 8 * WARM_UP_ROWS):  # the second is a batch of more than one unit
+    for rows in (WARM_UP_ROWS, 8 * WARM_UP_ROWS):  # the second is a batch of more than one fold task
         bench.service.hold("bench", True)
         bench.conn.execute(f"call fill(-1000000, {rows}, 1000)")
         target = bench.committed_position()

@@ -1,4 +1,4 @@
-"""The benches of copy and freshness: how fast a table gets in, and how soon a change is visible."""
+"""The benches of copy and freshness: how fast a table is copied, and how soon a change is visible."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def bench_copy(console: Console, rows: int | None) -> dict[str, Any]:
         bench.conn.execute(f"call fill(1000000, {n}, 10000)")
         bench.wait_for(bench.committed_position())
         bench.conn.execute("vacuum analyze sbtest")
-        for _ in range(2):  # once for each worker to be warm
+        for _ in range(2):  # once to warm each worker
             _drop_target(bench)
             _copy(bench)
         limits: list[float] = []
         alternatives: list[tuple[float, float]] = []
         meters: list[Meter] = []
-        for number in range(ROUNDS):  # in turns: what else the machine does meets all three
+        for number in range(ROUNDS):  # alternating, so that other load on the machine affects all three
             console.print(f"round {number + 1} of {ROUNDS}: limit, alternative, copy …")
             limits.append(_limit_seconds(bench))
             alternatives.append(_alternative_seconds(bench))
             _drop_target(bench)
-            os.sync()  # nothing of an earlier part is still to be written
+            os.sync()  # finish earlier writes first
             with Meter() as meter:
                 _copy(bench)
             meters.append(meter)
@@ -77,12 +77,15 @@ def bench_copy(console: Console, rows: int | None) -> dict[str, Any]:
 
 
 def _ratio(others: list[float], ours: list[float]) -> float:
-    """The median of the rounds' own ratios: a machine that is slower for a while is slower for both parts of a round."""
+    """
+    The median of the ratios of single rounds: a machine that is slower for a while slows both parts of a
+    round.
+    """
     return round(statistics.median(other / our for other, our in zip(others, ours, strict=True)), 3)
 
 
 def _copy(bench: Workbench) -> None:
-    """Have the running service copy the table again, and wait until it is in."""
+    """Make the running service copy the table again, and wait until the copy is in the lake."""
     runner = bench.service.runner("bench")
     [oid] = runner.states
     runner.resync(oid)
@@ -92,7 +95,7 @@ def _copy(bench: Workbench) -> None:
 
 
 def _drop_target(bench: Workbench) -> None:
-    """A table's first copy finds no target, nor does the alternative; both find a catalog that is known."""
+    """Drop the target: a table's first copy finds none, nor does the alternative; both find a cached catalog."""
     runner = bench.service.runner("bench")
     with runner.commit_lock:
         bench.service.lake.execute("drop table lake.main.sbtest")
@@ -115,9 +118,9 @@ def _limit_seconds(bench: Workbench) -> float:
 
 def _alternative_seconds(bench: Workbench) -> tuple[float, float]:
     """
-    What a user has without us: DuckDB, its PostgreSQL extension and DuckLake, in one process.
+    Seconds without Aqueduck: DuckDB, its PostgreSQL extension and DuckLake, in one process.
 
-    Also with the time until its files are on disk, as ours are: DuckDB leaves that to the system.
+    Includes the time until its files are on disk, because ours are: DuckDB leaves syncing to the system.
     """
     directory = bench.directory / f"alternative-{uuid.uuid4().hex[:8]}"
     config = LakeConfig(catalog=f"sqlite:{directory}/lake.sqlite", data_path=f"{directory}/data")
@@ -175,7 +178,7 @@ def bench_freshness(console: Console, rows: int | None) -> dict[str, Any]:
 
 
 def _ages(paths: list[str]) -> Any:
-    """Seconds since their source commit of the changes in these segments, as of now: the lake just committed."""
+    """Seconds since the source commit of the changes in these segments, measured now: the lake just committed."""
     times = [pa.ipc.open_file(path).read_all()["_ts"].to_numpy() for path in paths]
     return time.time() - np.concatenate(times) / 1e6
 

@@ -1,9 +1,8 @@
 """
-What benches share: a server of their own, the sysbench-like table, the limit, and the meters.
+What benches share: their own server, the sysbench-like table, the limit, and the meters.
 
-The limit is `pg_recvlogical` draining the same backlog to /dev/null: one core of PostgreSQL's
-walsender.  The service under test runs in this process, warmed up, and is held while the backlog
-is made.
+The limit is `pg_recvlogical` draining the same backlog to /dev/null: one core of PostgreSQL's walsender. The
+service under test runs in this process, warmed up, and is paused while the backlog is created.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from aqueduck.sync.service import SyncService
 __all__ = ["SETTINGS", "TABLE", "Meter", "Workbench", "bench_server", "seconds_to_send", "workbench"]
 
 SETTINGS = {"max_wal_size": "16GB", "shared_buffers": "256MB", "checkpoint_timeout": "1h"}
-"""Of a server that keeps a large backlog, and whose checkpoints come when a bench wants them."""
+"""Settings of a server that keeps a large backlog and runs checkpoints only when a bench asks."""
 
 TABLE = """
 create table sbtest (id int primary key, k int not null, c char(120) not null, pad char(60) not null);
@@ -58,7 +57,7 @@ class Workbench:
     conn: psycopg.Connection[Any]
 
     def wait_for(self, position: int, *, seconds: float = 900.0) -> None:
-        """Until the lake has everything up to `position`."""
+        """Wait until the lake has everything up to `position`."""
         deadline = time.monotonic() + seconds
         while self.service.position("bench") < position:
             self.service.check()
@@ -67,7 +66,7 @@ class Workbench:
             time.sleep(0.005)
 
     def wait_quiet(self) -> None:
-        """Until the lake has everything that is committed now."""
+        """Wait until the lake has everything that is committed now."""
         self.service.wait_until_seen("bench", self.position(), seconds=120)
 
     def position(self) -> int:
@@ -76,7 +75,10 @@ class Workbench:
         return parse_lsn(row[0])
 
     def committed_position(self) -> int:
-        """Commit one last small change of the synced table; the lake is there when it has passed the result."""
+        """
+        Commit one last small change of the synced table; the lake has caught up when it passes the returned
+        position.
+        """
         with self.conn.transaction():
             self.conn.execute(
                 "insert into sbtest select coalesce(max(id), 1000000000) + 1, 0, 'last', 'row' from sbtest"
@@ -88,7 +90,7 @@ class Workbench:
 
     @contextlib.contextmanager
     def backlog(self) -> Iterator[None]:
-        """Hold the service while a backlog is made; a second slot sees the same backlog."""
+        """Pause the service while a backlog is created; a second slot sees the same backlog."""
         self._settle()
         self.service.hold("bench", True)
         self.conn.execute("select pg_create_logical_replication_slot('bench_limit', 'pgoutput')")
@@ -97,9 +99,9 @@ class Workbench:
 
     def _settle(self, seconds: float = 30.0) -> None:
         """
-        Until the service's slot starts from here, as the limit's new slot does.
+        Wait until the service's slot starts from here, as the limit's new slot does.
 
-        The server moves a slot's restart position only with records that it writes every 15 s.
+        The server advances a slot's restart position only with records that it writes every 15 s.
         """
         here = lsn_text(self.position())
         moved = (
@@ -112,7 +114,7 @@ class Workbench:
             time.sleep(0.3)
 
     def limit_seconds(self, upto: str) -> float:
-        """How long PostgreSQL itself needs to send the backlog."""
+        """Seconds that PostgreSQL itself needs to send the backlog."""
         publication = self.service.config.groups[0].publication
         return seconds_to_send(self.server, self.conn, publication, upto)
 
@@ -130,10 +132,10 @@ state_dir: "{directory}/state"
 
 @contextlib.contextmanager
 def bench_server(settings: Mapping[str, str]) -> Iterator[tuple[Path, EmbeddedPostgres]]:
-    """A directory and a server in it; both are gone afterwards."""
+    """A directory with a server; both are removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="aqueduck-bench-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
-        directory.chmod(0o711)  # the server may run as another user, who has to pass
+        directory.chmod(0o711)  # the server may run as another user, who must be able to enter
         with lab_server(directory, settings) as server:
             yield directory, server
 
@@ -141,7 +143,7 @@ def bench_server(settings: Mapping[str, str]) -> Iterator[tuple[Path, EmbeddedPo
 def seconds_to_send(
     server: EmbeddedPostgres, conn: psycopg.Connection[Any], publication: str, upto: str
 ) -> float:
-    """How long PostgreSQL itself needs to send what waits in the slot `bench_limit`, which is dropped."""
+    """Seconds that PostgreSQL itself needs to send the backlog of the slot `bench_limit`, which is dropped."""
     command = [
         str(server.bin("pg_recvlogical")), "-d", server.dsn, "--slot", "bench_limit", "--start",
         "-o", "proto_version=1", "-o", f"publication_names={publication}", "-f", "/dev/null",
@@ -158,7 +160,7 @@ def seconds_to_send(
 def workbench(
     *, setup: str = TABLE, tables: Sequence[str] = ("sbtest",), capture: str = "stream"
 ) -> Iterator[Workbench]:
-    """Everything started; everything gone afterwards."""
+    """Start everything; remove everything afterwards."""
     with bench_server(SETTINGS) as (directory, server), psycopg.connect(server.dsn, autocommit=True) as conn:
         conn.execute(setup.encode())
         service = SyncService(_config(server.dsn, directory, tables, capture))
@@ -181,7 +183,7 @@ def _config(dsn: str, directory: Path, tables: Sequence[str], capture: str) -> S
 
 @dataclass
 class Meter:
-    """CPU seconds and peak resident memory of our own processes: Python ones together, and the JVM."""
+    """CPU seconds and peak resident memory of our own processes: the Python ones together, and the JVM."""
 
     peak_python_bytes: int = 0
     peak_jvm_bytes: int = 0
@@ -225,14 +227,17 @@ class Meter:
 
 
 def _pss_bytes(pid: int) -> int:
-    """Resident memory, where pages that forks share count once.  The sum that the kernel makes: reading every mapping slows the bench."""
+    """
+    Resident memory, with pages that forks share counted once. Uses the kernel's own sum: reading every
+    mapping would slow the bench.
+    """
     with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
     return 0
 
 
 def _our_processes() -> list[psutil.Process]:
-    """Our process and its children without the database server and its tools."""
+    """Our process and its children, without the database server and its tools."""
     me = psutil.Process()
     ours = [me]
     for child in me.children(recursive=True):

@@ -204,8 +204,8 @@ def check_slot(
     raise _lost(
         name,
         f"stands at {lsn_text(stands)}, beyond the lake's {lsn_text(position)}:"
-        " it was re-created or moved by another",
-        "; if nobody touched it and only state_dir was lost: aqueduck run --trust-slot",
+        " it was re-created or moved by another program",
+        "; if only state_dir was lost and nothing else used the slot: aqueduck run --trust-slot",
     )
 
 
