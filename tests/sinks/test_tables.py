@@ -273,7 +273,7 @@ def test_a_table_that_cannot_take_events_is_refused(db: Database, flow_of: FlowO
     assert isinstance(error, SinkTableError)
     assert "seq is text" in error.message
     assert "event is missing" in error.message
-    assert "mine has to be given a value" in error.message
+    assert "mine needs a value" in error.message
     assert checked(flow)["sink"][0] is False
     columns = ", ".join(f"{c.name} {c.postgres}".replace("json", "jsonb") for c in EVENT_COLUMNS)
     db.execute(f"drop table log.events; create table log.events (n bigserial primary key, {columns})")

@@ -1,5 +1,5 @@
 """
-Plan the work of one batch: which segments are folded together, and by whom.
+Plan the work of one batch: which segments are folded together, and by which task.
 
 A table's segments fall into *runs* at its barriers (a truncate, which begins a run, and a new
 version of its columns); runs are applied in order.  A small run is applied by the driver straight from
@@ -28,7 +28,7 @@ BUCKETS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Segments of one table between two barriers; a truncate is the first of them."""
+    """Segments of one table between two barriers; only the first may be a truncate."""
 
     table_oid: int
     number: int
@@ -80,7 +80,7 @@ class FoldTask:
 
     @property
     def truncate(self) -> SegmentRef | None:
-        """The truncate that comes before the rows."""
+        """The truncate that precedes the rows."""
         return self.segments[0] if self.segments[0].kind == "truncate" else None
 
     def to_json(self) -> str:
@@ -95,7 +95,10 @@ class FoldTask:
 
 
 def plan_runs(segments: Iterable[SegmentRef], *, keeping: Collection[int] = ()) -> list[Run]:
-    """The runs of a batch, table by table; what a truncate makes void is left out, but for the tables in `keeping`."""
+    """
+    The runs of a batch, table by table; changes before a truncate are left out, except for the tables in
+    `keeping`.
+    """
     tables: dict[int, list[SegmentRef]] = {}
     for segment in segments:
         tables.setdefault(segment.table_oid, []).append(segment)
@@ -122,7 +125,7 @@ def _table_runs(oid: int, segments: Sequence[SegmentRef]) -> list[Run]:
 
 
 def _same_version(one: SegmentRef, other: SegmentRef) -> bool:
-    # Versions are counted by each run of the service, and parked segments may be of several.
+    # Each run of the service counts versions anew, and parked segments may come from several.
     return one.version == other.version and one.schema_json == other.schema_json
 
 

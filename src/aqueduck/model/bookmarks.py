@@ -1,8 +1,9 @@
 """
-The bookmark of an events flow: how far its sink has everything, and where the sink stood then.
+The bookmark of an events flow: the position up to which its sink is complete, and the sink's own state at
+that point.
 
-Plain values.  The stores are `sinks.bookmark_file`, `sinks.bookmark_table` and `sinks.bookmark_lake`;
-all of them replace a bookmark in one step or not at all.
+Plain values. The stores are `sinks.bookmark_file`, `sinks.bookmark_table` and `sinks.bookmark_lake`; each
+replaces a bookmark atomically.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ __all__ = ["Bookmark", "BookmarkStore"]
 
 @dataclass(frozen=True, slots=True)
 class Bookmark:
-    """Everything up to `position`, the end of a commit, is in the sink."""
+    """The sink has everything up to `position`, the end of a commit."""
 
     position: int
     system_identifier: str
-    """Which PostgreSQL cluster the position belongs to."""
+    """The PostgreSQL cluster of the position."""
     time_us: int | None = None
     """Time of that commit; None before the first batch."""
     place: dict[str, Any] = field(default_factory=dict)
-    """What the sink wants to know at the next start."""
+    """State that the sink needs at the next start."""
     events: int = 0
-    """How many the sink was given, since there is a bookmark."""
+    """Events delivered to the sink since the first bookmark."""
     timeline: int | None = None
-    """On which timeline of the cluster; None where an older version did not keep it."""
+    """The timeline of the cluster; None if an older version wrote the bookmark."""
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "position": lsn_text(self.position)}, sort_keys=True)
@@ -44,19 +45,19 @@ class Bookmark:
         except (ValueError, TypeError, KeyError) as exc:
             raise BookmarkError(
                 "the stored bookmark cannot be read",
-                hint="restore the state from a backup, or remove it: everything the slot has is then delivered again",
+                hint="restore the state from a backup, or remove it: everything that the slot retains is then delivered again",
             ) from exc
 
 
 class BookmarkStore(Protocol):
-    """Keeps one bookmark, durably."""
+    """Stores one bookmark durably."""
 
     def load(self) -> Bookmark | None:
         """The bookmark; None if there is none."""
         ...
 
     def save(self, bookmark: Bookmark) -> None:
-        """Replace the bookmark; when this returns it survives a crash."""
+        """Replace the bookmark; once this returns, it survives a crash."""
         ...
 
     def close(self) -> None: ...

@@ -25,6 +25,9 @@ def _memcpy(typing, out, at, source, start, n):
 
 @njit(cache=True, nogil=True, inline="always")
 def copy_bytes(source, start, stop, out, at):
-    """`source[start:stop]` to `out`, which has room for it, from `at` on; returns the place behind."""
+    """
+    Copy `source[start:stop]` into `out` at `at`; `out` must have room. Returns the index after the copied
+    bytes.
+    """
     _memcpy(out, at, source, start, stop - start)
     return at + stop - start

@@ -34,9 +34,9 @@ class SegmentRef:
     updates: int
     deletes: int
     key_changes: int
-    """Updates whose key columns changed."""
+    """Updates that changed key columns."""
     unchanged: int
-    """Rows that have cells of unchanged TOAST."""
+    """Rows with cells of unchanged TOAST values."""
     first_ord: int
     last_lsn: int
     """End position of the last commit in the segment."""
@@ -45,15 +45,15 @@ class SegmentRef:
     schema_json: str
     """The `TableSchema` that the segment's columns follow."""
     last_ord: int = 0
-    """The place of its last change in the order of the stream."""
+    """The place of its last change in the stream order."""
     commit_lsn: int = 0
-    """Of a truncate, what the rows of a segment have as `_lsn`, `_ts`, `_xid` and `_seq`."""
+    """For a truncate: the values that rows of a segment have as `_lsn`, `_ts`, `_xid` and `_seq`."""
     commit_ts: int = 0
     xid: int = 0
     seq: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """The reference as plain values, as JSON and Spark rows hold them."""
+        """The reference as plain values, for JSON and Spark rows."""
         return asdict(self)
 
     @classmethod

@@ -1,17 +1,19 @@
 """
-What every connection of ours to PostgreSQL has, whatever the connection string, the role or the database say.
+Settings of every connection that we make to PostgreSQL, regardless of the connection string, the role or the
+database.
 
-*Keepalives.*  Without them a system waits two hours before it asks whether the other side is still there, and a quarter of
-an hour for an answer.  A connection string that names one of them wins.  Silence of a peer whose system still answers
-is noticed by `postgres.capture.capture`, because the server says something when it is asked.
+*Keepalives.* Without them a system waits two hours before it probes an idle peer, and a quarter of an hour
+for an answer. A connection string that sets one of them takes precedence. A hung peer whose system still
+answers is detected by `postgres.capture.capture`, because a live server replies when asked.
 
-*Passwords.*  A server gets a password of ours only when it proves by SCRAM that it knows the password already.  Left alone,
-libpq sends it in clear, or as an MD5 hash, to any server that asks.  A connection string or variable that names
-`require_auth` wins, and so does `sslmode=verify-full`, with which the server has proved its name.
+*Passwords.* A server receives a password of ours only after it proves by SCRAM that it knows the password
+already. By default, libpq sends it in clear, or as an MD5 hash, to any server that asks. A connection string
+or variable that sets `require_auth` takes precedence, and so does `sslmode=verify-full`, which verifies the
+server's name.
 
-*Guards.*  A session sees the schema `pg_catalog` alone, so that no function or operator in another schema runs with our
-rights.  It reads a table whole or not at all: with `row_security` off, PostgreSQL refuses a query that a policy would
-restrict (ADR 62).
+*Guards.* A session's search path is the schema `pg_catalog` alone, so that no function or operator of another
+schema runs with our rights. It reads a table completely or not at all: with `row_security` off, PostgreSQL
+refuses a query that a policy would restrict (ADR 62).
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ __all__ = [
     "with_search_path",
 ]
 
-#: our end, as keywords of libpq: an idle peer is asked after 10 s and given up after 22
+# : our end, as libpq keywords: an idle peer is probed after 10 s and given up after 22
 CLIENT_END: Mapping[str, int] = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -42,7 +44,7 @@ CLIENT_END: Mapping[str, int] = {
     "tcp_user_timeout": 20_000,
 }
 
-#: the server's end, as its settings: with the connection go its locks, slots and transactions
+# : the server's end, as server settings: its locks, slots and transactions end with the connection
 SERVER_END: Mapping[str, str] = {
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "3",
@@ -53,7 +55,7 @@ SERVER_END: Mapping[str, str] = {
 
 
 def server_end(options: str) -> dict[str, str]:
-    """What is set for a connection whose own `options` may name some of it."""
+    """Keepalive settings for the server's end, except those that the connection's own `options` set."""
     return {name: value for name, value in SERVER_END.items() if name not in options}
 
 
@@ -61,7 +63,7 @@ LET_SCRAM = (
     "let the server ask for scram-sha-256 (in pg_hba.conf, with a password that was set with that encryption), or set"
     " sslmode=verify-full; require_auth in the connection string says otherwise (docs/security.md)"
 )
-"""The hint of an error about it."""
+"""The hint of an authentication error."""
 
 
 def login_demands(given: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -71,12 +73,12 @@ def login_demands(given: Mapping[str, Any], env: Mapping[str, str] = os.environ)
         return str(given.get(name) or env.get(variable, ""))
 
     has_password = setting("password", "PGPASSWORD")
-    # A service of libpq's service file may have any setting, its own `require_auth` too.
+    # A libpq service file may set anything, including `require_auth`.
     decided = setting("require_auth", "PGREQUIREAUTH") or setting("service", "PGSERVICE")
     if not has_password or decided or setting("sslmode", "PGSSLMODE") == "verify-full":
         return {}
     hosts = setting("hostaddr", "PGHOSTADDR") or setting("host", "PGHOST")
-    # A server of this machine may need no password at all, as many on people's own machines do.
+    # A local server may need no password, as many development machines do.
     here = all(map(_is_here, hosts.split(",")))
     return {"require_auth": "scram-sha-256,none" if here else "scram-sha-256"}
 
@@ -93,24 +95,24 @@ def _is_here(host: str) -> bool:
 GUARDS = {"search_path": "pg_catalog", "row_security": "off"}
 
 SET_LOCAL_GUARDS = "; ".join(f"set local {name} = {value}" for name, value in GUARDS.items())
-"""For one transaction: through a pooler, the next one may be in another session."""
+"""Settings for one transaction: through a pooler, the next transaction may use another session."""
 
 _SET = ", ".join(f"pg_catalog.set_config('{name}', '{value}', false)" for name, value in GUARDS.items())
 
 
 def guard_session(backend_pid: int, options: str = "") -> str:
     """
-    The statement that gives a session its guards, and has a row if it did. The server's keepalives are set as well.
+    The statement that sets a session's guards and the server's keepalives; it returns a row if it did.
 
-    It has none where a pooler answers: whoever gets that server connection next would find them there.  All of it is
-    qualified, because the session has no guards yet.
+    It returns none behind a pooler: the next client of that server connection would inherit the settings. All
+    names are qualified, because the session has no guards yet.
     """
     ends = "".join(f", {_set_end(name, value)}" for name, value in server_end(options).items())
     return f"select {_SET}{ends} where pg_catalog.pg_backend_pid() operator(pg_catalog.=) {backend_pid}"
 
 
 def _set_end(name: str, value: str) -> str:
-    """Only some systems can look for a client while a statement runs, and Linux is the one that always can."""
+    """Check for a disconnected client during a statement only on systems that can; Linux always can."""
     statement = f"pg_catalog.set_config('{name}', '{value}', false)"
     if name != "client_connection_check_interval":
         return statement
@@ -118,5 +120,5 @@ def _set_end(name: str, value: str) -> str:
 
 
 def with_search_path(options: object = None) -> str:
-    """Libpq's `options` with the search path behind what they say already, for DuckDB, which connects by itself."""
+    """Libpq's `options` with the search path appended, for DuckDB, which opens its own connections."""
     return f"{options or ''} -c search_path={GUARDS['search_path']}".strip()

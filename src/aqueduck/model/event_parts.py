@@ -1,9 +1,9 @@
 """
 Plan the work of a batch of events: which segments one task turns into one part, and in which order.
 
-Segments of several tables overlap in the order of the stream.  A *stretch* is a run of segments that overlaps
-with no other, so stretches can be written one after the other; a *piece* is as many of them as one task takes.
-Pure functions over segment references.
+Segments of several tables overlap in the stream order. A *stretch* is a series of segments that overlaps no
+other segment, so stretches can be written one after the other. A *piece* is the stretches of one task. Pure
+functions over segment references.
 """
 
 from __future__ import annotations
@@ -20,15 +20,12 @@ __all__ = ["EventPart", "PartFormat", "piece_stretches", "plan_pieces", "stretch
 PIECE_BYTES = 24 << 20
 
 PartFormat = Literal["text", "rows", "table"]
-"""
-JSON lines as they are written, an Arrow file of lines with their keys and names, or one with a column for everything
-that `event_table` has.
-"""
+"""JSON lines, an Arrow file of lines with their keys and names, or one with all columns of `event_table`."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventPart:
-    """What a task made of a piece; parts of a batch are in order by `number`."""
+    """The output of one task; the parts of a batch are ordered by `number`."""
 
     number: int
     path: str
@@ -37,7 +34,7 @@ class EventPart:
 
 
 def stretches(segments: Iterable[SegmentRef]) -> list[tuple[SegmentRef, ...]]:
-    """The segments in the order of the stream, those that overlap together."""
+    """The segments in stream order, with overlapping ones grouped together."""
     found: list[list[SegmentRef]] = []
     last = -1
     for segment in sorted(segments, key=lambda s: s.first_ord):
@@ -49,7 +46,7 @@ def stretches(segments: Iterable[SegmentRef]) -> list[tuple[SegmentRef, ...]]:
 
 
 def plan_pieces(segments: Iterable[SegmentRef], *, piece_bytes: int = PIECE_BYTES) -> list[str]:
-    """A batch's pieces in order, each as the JSON that `piece_stretches` reads."""
+    """A batch's pieces in order, each as JSON for `piece_stretches`."""
     pieces: list[list[tuple[SegmentRef, ...]]] = []
     size = 0
     for stretch in stretches(segments):

@@ -1,8 +1,9 @@
 """
-Tables of events: their columns, and what the sinks share that are tables, in PostgreSQL (`sinks.postgres_table`) and in
-DuckLake (`sinks.lake_table`).
+Tables of events: their columns, and the common part of the sinks that write tables, in PostgreSQL
+(`sinks.postgres_table`) and in DuckLake (`sinks.lake_table`).
 
-Parts of the format `table` have the columns of `lake.fold.change_rows.EVENT_SCHEMA`; `member` says which one.
+Parts of the format `table` have the columns of `lake.fold.change_rows.EVENT_SCHEMA`; `member` names the
+column to use.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["EVENT_COLUMNS", "EventColumn", "TableSink", "check_columns"]
 
 @dataclass(frozen=True, slots=True)
 class EventColumn:
-    """One column: its type where it is made, and the types that an existing table may have instead."""
+    """One column: its type in new tables, and the types that an existing table may have instead."""
 
     name: str
     member: str
@@ -37,7 +38,8 @@ EVENT_COLUMNS = (
     EventColumn("op", "op", "text", "VARCHAR"),
     EventColumn("schema_name", "schema", "text", "VARCHAR"),
     EventColumn("table_name", "table", "text", "VARCHAR"),
-    # Not jsonb, and not the lake's JSON: both refuse escapes such as "\ud800", which columns of type json may hold.
+    # Not jsonb, and not the lake's JSON: both refuse escapes such as "\ud800", which columns of type json may
+    # contain.
     EventColumn("key", "key", "json", "VARCHAR", ("jsonb", "text", "JSON")),
     EventColumn("event", "value", "json", "VARCHAR", ("jsonb", "text", "JSON")),
 )
@@ -45,12 +47,12 @@ EVENT_COLUMNS = (
 
 def check_columns(table: str, found: Mapping[str, str], required: Iterable[str] = ()) -> None:
     """
-    Refuse a table that exists and cannot take events: `found` has its types by column.
+    Refuse an existing table that cannot store events: `found` has its types by column.
 
-    Columns of its own are fine unless they are among the `required`, which have to be given a value.
+    The table may have other columns, unless they are among the `required`, which need a value.
     """
     ours = {column.name for column in EVENT_COLUMNS}
-    problems = [f"{name} has to be given a value" for name in required if name not in ours]
+    problems = [f"{name} needs a value" for name in required if name not in ours]
     for column in EVENT_COLUMNS:
         allowed = (column.postgres, column.lake, *column.also)
         if column.name not in found:
@@ -59,30 +61,31 @@ def check_columns(table: str, found: Mapping[str, str], required: Iterable[str] 
             problems.append(f"{column.name} is {found[column.name]}")
     if problems:
         raise SinkTableError(
-            f"the table cannot take events: {', '.join(problems)}",
-            hint="name another table, which is then made, or give it the columns of docs/events.md",
+            f"the table cannot store events: {', '.join(problems)}",
+            hint="name a new table, which is then created, or add the columns of docs/events.md",
             table=table,
         )
 
 
 class TableSink:
     """
-    A sink that keeps its own bookmark: `write` takes a batch, `save` makes it visible together with the bookmark that ends it.
+    A sink that stores its own bookmark: `write` takes a batch, `save` commits it together with the bookmark
+    at its end.
 
-    It has no place to return to and nothing to do between batches: all that it has is behind one commit.
+    It has nothing to restore and nothing to do between batches: everything is committed in one transaction.
     """
 
     part_format: PartFormat = "table"
     _parts: Sequence[EventPart] = ()
     """The batch that `save` writes."""
     _known: Bookmark | None = None
-    """The bookmark that was loaded or saved last."""
+    """The bookmark that was last loaded or saved."""
 
     def place(self) -> dict[str, Any]:
         return {}
 
     def write(self, parts: Sequence[EventPart], position: int) -> None:
-        """Remember the batch; `save` writes it."""
+        """Keep the batch; `save` writes it."""
         self._parts = parts
 
     def tick(self, position: int, *, final: bool = False) -> bool:
@@ -91,8 +94,8 @@ class TableSink:
     def settle(self, position: int) -> None: ...
 
     def _check_nobody_else(self, found: Bookmark | None) -> None:
-        """Two services of one slot would both deliver: the second one to get here finds another bookmark."""
+        """Detect a second service on the same slot, which would deliver twice: it finds a changed bookmark."""
         if found != self._known:
             raise BookmarkError(
-                "another service has moved the bookmark", hint="let one service at a time read a slot"
+                "another service has moved the bookmark", hint="run only one service per slot"
             )

@@ -38,26 +38,26 @@ class SyncState(enum.StrEnum):
     """Where a table is, in the words that users see; what the lake knows is a `TableState` of `lake.ledger.table_states`."""
 
     PENDING = "PENDING"
-    """Known, and waits for its turn."""
+    """Registered, and waiting for its turn."""
     SNAPSHOT = "SNAPSHOT"
-    """Is being copied; its changes are parked."""
+    """The table is being copied; its changes are parked."""
     CATCHUP = "CATCHUP"
-    """Is copied; what was parked is replayed."""
+    """The copy is complete; parked changes are being replayed."""
     STREAMING = "STREAMING"
-    """Changes are applied as they come."""
+    """Changes are applied as they arrive."""
     ERRORED = "ERRORED"
-    """Failed; its changes are parked."""
+    """The table failed; its changes are parked."""
 
 
 class ErrorClass(enum.StrEnum):
-    """What it takes to get over an error."""
+    """What resolves an error."""
 
     TRANSIENT = "transient"
-    """Time: it is tried again by itself."""
+    """Time: it is retried automatically."""
     CONFIGURATION = "configuration"
-    """A person who corrects something."""
+    """A person who corrects the cause."""
     RESOURCE = "resource"
-    """A person who makes room."""
+    """A person who frees space."""
 
 
 _RESOURCE_CODES = frozenset({"pg.slot_limit", "stage.full"})
@@ -65,7 +65,7 @@ _RESOURCE_CODES = frozenset({"pg.slot_limit", "stage.full"})
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The last error of a table, as it is stored and shown."""
+    """The last error of a table, as stored and shown."""
 
     code: str
     error_class: ErrorClass
@@ -74,20 +74,20 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Lifecycle:
-    """A table's state and its history of failures since it last streamed."""
+    """A table's state and its failures since it last streamed."""
 
     state: SyncState
     since: datetime
     failures: int = 0
-    """How often in a row; back to zero when the table streams."""
+    """Consecutive failures; reset to zero when the table streams."""
     failure: Failure | None = None
-    """The last one; shown until the table streams again."""
+    """The last failure; shown until the table streams again."""
     retry_at: datetime | None = None
     """Only while ERRORED; `None` waits for a person."""
 
 
 def fail(life: Lifecycle, error: AqueduckError, now: datetime) -> Lifecycle:
-    """The table after one more failure, with the time of the next try where time can help."""
+    """The table after one more failure, with the time of the next try if a retry can help."""
     error_class = classify(error)
     wait = retry_delay(life.failures) if error_class is ErrorClass.TRANSIENT else None
     return Lifecycle(
@@ -105,12 +105,12 @@ def retry_is_due(life: Lifecycle, now: datetime) -> bool:
 
 
 def retry_delay(failures: int) -> timedelta:
-    """The pause after a failure that had so many before it: 30 s, 1 min, 2 min … 30 min."""
+    """The pause after a failure that follows this many others: 30 s, 1 min, 2 min … 30 min."""
     return timedelta(seconds=doubled(FIRST_SECONDS, failures, LONGEST_SECONDS))
 
 
 def classify(error: AqueduckError) -> ErrorClass:
-    """What it takes to get over an error: what may pass by itself is transient."""
+    """What resolves an error: retryable errors are transient."""
     if error.retry is Retry.AUTO:
         return ErrorClass.TRANSIENT
     return ErrorClass.RESOURCE if error.code in _RESOURCE_CODES else ErrorClass.CONFIGURATION

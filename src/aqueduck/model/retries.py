@@ -1,8 +1,8 @@
 """
-When something is tried again: the delays, and the one loop that uses them.
+Retries: the delays, and the only loop that uses them.
 
-Nothing here waits: the caller passes the waiting in.  That is `time.sleep`, or the `wait` of an event that ends the retries
-because the service stops.
+Nothing here waits: the caller passes the wait function, which is `time.sleep`, or the `wait` of an event that
+ends the retries when the service stops.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeVar
 __all__ = ["RESTART_SECONDS", "doubled", "doubling", "restart_delay", "retried"]
 
 RESTART_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Before a query is started again; the last one holds for all failures that follow."""
+"""Delays before a query restarts; the last one applies to all later failures."""
 
 T = TypeVar("T")
 
@@ -28,10 +28,10 @@ def retried(
     failed: Callable[[Exception], object] = lambda _: None,
 ) -> T:
     """
-    What `work` returns, which is tried once more after each delay if it raised `on`.
+    The result of `work`, which is retried after each delay if it raised `on`.
 
-    The error is raised when no delay is left, when `failed`, which sees each error before a wait, returns true because it is
-    final, and when `wait` returns true because the service stops.
+    The error is raised when no delay is left, when `failed`, which sees each error before a wait, returns
+    true because the error is final, and when `wait` returns true because the service stops.
     """
     for delay in delays:
         try:
@@ -43,7 +43,7 @@ def retried(
 
 
 def doubled(first: float, times: int, most: float) -> float:
-    """A delay that was doubled so many times, within its limit."""
+    """A delay that was doubled this many times, up to its limit."""
     return min(first * float(2 ** min(times, 60)), most)  # 60: a larger exponent would overflow
 
 
@@ -54,5 +54,5 @@ def doubling(first: float, most: float, *, times: int, jitter: float = 0.0) -> I
 
 
 def restart_delay(failures: int) -> float:
-    """The pause before a query starts again that failed so often before."""
+    """The pause before a restart of a query that failed this often before."""
     return RESTART_SECONDS[min(failures, len(RESTART_SECONDS) - 1)]

@@ -1,8 +1,8 @@
 """
 What the fan-out decides, as plain values: source tables over time, destinations, ranges, evolution.
 
-Nothing here touches a lake.  Reading the source is in `lake.source.lake_changes`, writing a destination in
-`lake.destinations.destination`, the work of one cycle in `spark.query.fanout_query`.
+Nothing here touches a lake. `lake.source.lake_changes` reads the source, `lake.destinations.destination`
+writes a destination, `spark.query.fanout_query` runs a cycle.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ __all__ = [
 ]
 
 RESERVED = ("snapshot_id", "rowid", "change_type")
-"""Names that DuckLake's change functions use themselves; a user's column would take their place."""
+"""Names that DuckLake's change functions use; a user column of that name would hide theirs."""
 
 PLACES = ("filename", "file_row_number")
-"""Names under which DuckLake tells where a row is; a user's column hides that, and no more."""
+"""Names under which DuckLake exposes a row's location; a user column of that name hides it, without other harm."""
 
 TRIES = 3
-"""Attempts in quick succession before a destination is left alone for longer."""
+"""Attempts in quick succession before a destination is retried less often."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceColumn:
-    """A column of the source table; its id outlives renames."""
+    """A column of the source table; its id survives renames."""
 
     id: int
     name: str
     type: str
     default: str | None = None
-    """What rows have that are older than the column, as text."""
+    """The value, as text, of rows that are older than the column."""
     fields: tuple[SourceColumn, ...] = ()
-    """Of a struct its fields, of a list its element, of a map key and value; their types are DuckLake's names."""
+    """For a struct its fields, for a list its element, for a map key and value; types are DuckLake's names."""
 
     @classmethod
     def from_plain(cls, values: dict[str, Any]) -> SourceColumn:
@@ -58,10 +58,10 @@ class SourceColumn:
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """The source table as it was at one lake snapshot."""
+    """The source table as of one lake snapshot."""
 
     uuid: str
-    """Tells a table that was dropped and made anew from the old one."""
+    """Distinguishes a table from one that was dropped and re-created."""
     columns: tuple[SourceColumn, ...]
 
     @property
@@ -69,7 +69,7 @@ class SourceTable:
         return {column.name: column.type for column in self.columns}
 
     def refuse_reserved_names(self) -> None:
-        """Raise if a column has a name under which DuckLake reports something else."""
+        """Raise if a column has a name that DuckLake's change feed uses."""
         for column in self.columns:
             if column.name.lower() in RESERVED:
                 raise ReservedColumnError(
@@ -79,30 +79,30 @@ class SourceTable:
 
     @classmethod
     def from_json(cls, text: str) -> SourceTable:
-        """The reverse of `asdict`; other keys are others' business."""
+        """The reverse of `asdict`; ignores other keys."""
         values = json.loads(text)
         return cls(values["uuid"], tuple(map(SourceColumn.from_plain, values["columns"])))
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Lake snapshots in a row that can be read at once, both bounds included."""
+    """Consecutive lake snapshots that can be read at once, both bounds included."""
 
     first: int
     last: int
     removing: tuple[int, ...] = ()
-    """Those that removed rows."""
+    """Lake snapshots that deleted rows."""
 
     @property
     def removes(self) -> bool:
         return bool(self.removing)
 
     def within(self, first: int, last: int) -> Run:
-        """The part of the run from one lake snapshot to another."""
+        """The part of the run between two lake snapshots."""
         return Run(first, last, tuple(s for s in self.removing if first <= s <= last))
 
     def one_by_one(self) -> Iterator[Run]:
-        """The run in pieces: a lake snapshot that removed rows is one of its own."""
+        """The run in pieces: each lake snapshot that deleted rows is a piece of its own."""
         start = self.first
         for snapshot in self.removing:
             if start < snapshot:
@@ -120,14 +120,13 @@ def readable_runs(
     altered: Container[int] = (),
 ) -> list[Run]:
     """
-    The parts of a range that hold changes of the table.
+    The parts of a range that contain changes of the table.
 
-    `changes` has, for each lake snapshot in order, what DuckLake says was done in it; `deletes` from when
-    to when files with removed rows belong to, because a transaction that removed rows it had just written
-    does not say so.  Snapshots that
-    rewrite or merge files are left out and end a run: the change functions report the rows that were
-    moved as changed, and a range across them shows wrong values of rows that are gone.  `altered` are those from
-    which on the table has another name or other columns: a run is read by the names of its end.
+    `changes` has DuckLake's description of each lake snapshot, in order; `deletes` has the snapshot ranges of
+    files with deleted rows, because a transaction that deleted rows it had just written does not report that.
+    Snapshots that rewrite or merge files are left out and end a run: the change functions report the moved
+    rows as changed, and a range across them shows wrong values of deleted rows. `altered` are the snapshots
+    that rename the table or change its columns: a run is read with the names at its end.
     """
     runs: list[Run] = []
     open_run = False
@@ -145,7 +144,7 @@ def readable_runs(
 
 
 def may_touch(text: str, table_id: int, table: TableName) -> bool:
-    """Whether a lake snapshot, of which DuckLake says this, may have changed the table, its name or its columns."""
+    """Whether a lake snapshot with this description may have changed the table, its name or its columns."""
     entries = _ENTRY.findall(text)
     name = f'"{table.schema}"."{table.name}"'.lower()
     return not entries or any(
@@ -155,7 +154,7 @@ def may_touch(text: str, table_id: int, table: TableName) -> bool:
 
 
 def had_upkeep(changes: Iterable[tuple[int, str]], table_id: int) -> bool:
-    """Whether the table's files were rewritten, merged or made of inlined rows in one of the lake snapshots."""
+    """Whether one of the lake snapshots rewrote or merged the table's files, or flushed inlined rows."""
     return any(
         verb in _UPKEEP and target == str(table_id)
         for _, text in changes
@@ -172,7 +171,7 @@ _UPKEEP = _COMPACTIONS | {"inline_flush"}
 
 @dataclass(frozen=True, slots=True)
 class Evolve:
-    """One step that brings a destination's table to the source's columns."""
+    """One step that aligns a destination's table with the source's columns."""
 
     kind: str
     """add, drop, rename or type."""
@@ -183,14 +182,14 @@ class Evolve:
 
 
 def evolution(old: Sequence[SourceColumn], new: Sequence[SourceColumn]) -> list[Evolve] | None:
-    """The steps from old columns to new ones; None if the table has to be made anew."""
+    """The steps from old to new columns; None if the table must be re-created."""
     before = {column.id: column for column in old}
     after = {column.id: column for column in new}
     steps = [Evolve("drop", c.name) for c in old if c.id not in after]
     renames = [(before[c.id], c) for c in new if c.id in before and before[c.id].name != c.name]
     taken = {c.name.lower() for c in old if c.id in after}
     if any(c.name.lower() in taken for _, c in renames) or not set(before) & set(after):
-        return None  # names were swapped: rare enough for a new table
+        return None  # swapped names: rare enough to re-create the table
     steps += [Evolve("rename", was.name, c.name) for was, c in renames]
     for column in new:
         known = before.get(column.id)
@@ -210,7 +209,7 @@ def _nested(kind: str) -> bool:
 
 
 def backoff_seconds(failures: int) -> float:
-    """How long a destination rests after so many failures in a row."""
+    """How long a destination waits after this many consecutive failures."""
     if failures < TRIES:
         return doubled(1.0, failures - 1, 30.0)
     return doubled(30.0, failures - TRIES, 1800.0)

@@ -1,9 +1,8 @@
 """
-What a source table looks like, and the names and positions by which it is addressed.
+A source table's columns, and the names and positions that identify tables and changes.
 
-Plain values only.  Reading them from a server is in `postgres`, mapping the types is in
-`typemap`, turning them into lake columns is in `lake`.  A position in the WAL is an `int`
-everywhere; `lsn_text` and `parse_lsn` are for people and for SQL.
+Plain values only. `postgres` reads them from a server, `typemap` maps the types, `lake` turns them into lake
+columns. A WAL position is an `int` everywhere; `lsn_text` and `parse_lsn` convert it for people and for SQL.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ class Column:
     type_oid: int
     typmod: int
     type_name: str = ""
-    """What `format_type` says; empty where it is not known."""
+    """The output of `format_type`; empty if unknown."""
     not_null: bool = False
     base_oid: int = 0
-    """For a domain, the type below it; 0 for other types, and where it is not known."""
+    """For a domain, its base type; 0 for other types, or if unknown."""
     element_oid: int = 0
-    """For an array of a type that is not built in, the type of its elements, below their domains; else 0."""
+    """For an array of a user-defined type, the base type of its elements; otherwise 0."""
     delimiter: str = ","
-    """What stands between the elements of an array."""
+    """The delimiter between the elements of an array."""
     number: int = field(default=0, compare=False)
-    """Its number in the catalog, which no other column of the table ever gets; 0 where it is not known."""
+    """Its number in the catalog, which is never reused in the table; 0 if unknown."""
     missing: str | None = field(default=None, compare=False)
     """The value, as text, of rows that are older than the column."""
     computed: bool = field(default=False, compare=False)
-    """Whether rows that were there before the column got values that the stream did not bring."""
+    """Whether existing rows got values that the stream did not send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +56,19 @@ class TableSchema:
     name: str
     columns: tuple[Column, ...]
     key: tuple[str, ...]
-    """Names of the columns by which rows are matched."""
+    """Names of the columns that identify rows."""
     identity: str
     """The replica identity: d(efault), i(ndex), f(ull) or n(othing)."""
     projection: Projection | None = None
-    """What of the table goes into the lake, if not all of it as it is."""
+    """The projection, if the lake does not have the whole table unchanged."""
     source: TableSchema | None = None
-    """Of a table as the lake has it under a projection: the same as the source has it."""
+    """Under a projection: the columns as the source has them."""
     newest: int = field(default=0, compare=False)
-    """The highest number that any column ever had in the catalog; 0 where it is not known."""
+    """The highest column number ever used in the catalog; 0 if unknown."""
 
     @property
     def streamed(self) -> TableSchema:
-        """The table as the stream and the copy bring it."""
+        """The table as stream and copy deliver it."""
         return self.source or self
 
     @property
@@ -84,7 +83,7 @@ class TableSchema:
 
     @property
     def key_indexes(self) -> tuple[int, ...]:
-        """Where the key's columns are among `columns`, in the key's order."""
+        """The indexes of the key's columns in `columns`, in the key's order."""
         places = {column.name: index for index, column in enumerate(self.columns)}
         return tuple(places[name] for name in self.key)
 
@@ -92,18 +91,18 @@ class TableSchema:
         self, before: TableSchema, now: TableSchema | None, dropped: Collection[int] = ()
     ) -> TableSchema:
         """
-        The same version with the numbers of its columns, which the stream does not tell.
+        The same version with column numbers, which the stream does not send.
 
-        `before` is the version before it, `now` the table as the catalog has it, which may be ahead, with the
-        numbers that it has `dropped`.  Where there is more than one way, all columns are `UNCLEAR`.  Without a
-        catalog names have to do.
+        `before` is the previous version, `now` the table in the catalog, which may be ahead, with the numbers
+        that it has `dropped`. If several matches are possible, all columns are `UNCLEAR`. Without a catalog,
+        columns are matched by name.
         """
         known = {c.number: c for c in before.columns}
         newest = before.newest or max(known, default=0)
         if now is None or min(known, default=1) <= 0:
             return self._like(before.columns, newest)
         current = {c.number: c for c in now.columns}
-        # With a projection, a version may come, and the one before may be known, without columns that nobody needs.
+        # With a projection, this version and the previous one may lack columns that are not needed.
         needed = {c.number for c in only_needed(now).columns}
         unseen = dropped if self.projection is not None else [n for n in dropped if n > newest]
         found = match_numbers(
@@ -113,7 +112,7 @@ class TableSchema:
         )  # fmt: skip
         if found is None:
             return replace(self, columns=tuple(replace(c, number=UNCLEAR) for c in self.columns))
-        # A column that was there and not sent, because it was a generated one, has values in rows from before.
+        # A column that existed but was not sent, because it was generated, has values in older rows.
         hidden = {n for n in found if n <= newest and n not in known}
         columns = tuple(
             _numbered(column, number, current.get(number) or known.get(number), hidden=number in hidden)
@@ -123,9 +122,9 @@ class TableSchema:
 
     def following(self, before: TableSchema) -> TableSchema:
         """
-        The table as the catalog has it, next after the version `before`: numbers leave nothing to be told.
+        The table in the catalog as the successor of the version `before`: its numbers identify all columns.
 
-        A column that was there before and not sent has values in rows from before.
+        A column that existed before and was not sent has values in older rows.
         """
         known = {c.number for c in before.columns}
         newest = before.newest or max(known, default=0)
@@ -138,13 +137,16 @@ class TableSchema:
         return replace(self, columns=columns)
 
     def settled(self, now: TableSchema | None) -> TableSchema:
-        """The same version with the catalog's numbers if the catalog has exactly these columns, else without any."""
+        """
+        The same version with the catalog's numbers if the catalog has exactly these columns, otherwise
+        without numbers.
+        """
         if now is not None and [_shape(c) for c in now.columns] == [_shape(c) for c in self.columns]:
             return self._like(now.columns, now.newest)
         return replace(self, columns=tuple(replace(c, number=0) for c in self.columns))
 
     def _like(self, others: Iterable[Column], newest: int) -> TableSchema:
-        """With the numbers of those who have the same names; 0 for the others."""
+        """Copy numbers from columns with the same names; 0 for the others."""
         by_name = {c.name: c for c in others}
         columns = tuple(
             _numbered(c, by_name[c.name].number if c.name in by_name else 0, by_name.get(c.name))
@@ -188,11 +190,11 @@ class TableName:
 
     @property
     def folded(self) -> TableName:
-        """In lower case: names that differ by nothing else are one table for the lake."""
+        """In lower case: the lake treats names that differ only in case as one table."""
         return TableName(self.schema.lower(), self.name.lower())
 
     def __str__(self) -> str:
-        """The name with quotes where they are needed: `parse_table_name` reads it back."""
+        """The name, quoted where necessary: `parse_table_name` reads it back."""
         return ".".join(map(_quote_where_needed, (self.schema, self.name)))
 
 
@@ -233,7 +235,7 @@ def parse_lsn(text: str) -> int:
 
 
 def _plain(table: TableSchema) -> dict[str, Any]:
-    """As plain values; what only a projection needs is left out where there is none."""
+    """As plain values, without fields that only a projection needs if there is none."""
     values = asdict(table)
     for inner in (values, values["source"] or {}):
         for name in ("projection", "source"):
@@ -243,7 +245,7 @@ def _plain(table: TableSchema) -> dict[str, Any]:
 
 
 def _numbered(column: Column, number: int, known: Column | None, *, hidden: bool = False) -> Column:
-    if known is None:  # gone: what rows from before it have does not matter any more
+    if known is None:  # dropped: the values of older rows no longer matter
         return replace(column, number=number, missing=None, computed=False)
     return replace(column, number=number, missing=known.missing, computed=known.computed or hidden)
 

@@ -1,10 +1,11 @@
 """
-What a run of maintenance decides, and what it reports; pure.
+What a maintenance run decides and reports; pure.
 
-A table's files are kept like the levels of a log-structured tree: when a level has `FAN_IN` files without
-removed rows, they become one file of a higher level, so that every byte is written again a few times only and a
-table has a few files a level.  Files with removed rows cannot be merged; they are rewritten when a share of their rows
-is gone, or when there are as many of them as would be merged.  `lake.upkeep.table_upkeep` does what is decided here.
+A table's files are organized like the levels of a log-structured merge tree: when a level has `FAN_IN` files
+without deleted rows, they are merged into one file of a higher level, so that every byte is rewritten only a
+few times and a table has a few files per level. Files with deleted rows cannot be merged; they are rewritten
+when a share of their rows is deleted, or when there are as many of them as a merge takes.
+`lake.upkeep.table_upkeep` executes the decisions.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ __all__ = ["ExpiryReport", "MaintenanceReport", "Merge", "Rewrite", "TableFile",
 
 KIB, MIB = 1 << 10, 1 << 20
 LEVELS = (0, 512 * KIB, 4 * MIB, 32 * MIB)
-"""Sizes at which levels begin; what is larger than the last one is left as it is."""
+"""The sizes at which levels begin; files above the last one are left alone."""
 FAN_IN = 8
 STEP_BYTES = 64 * MIB
-"""What one step reads at most, unless a few files are larger: commits wait for it."""
+"""The most that one step reads, except when a few files are larger: commits wait for a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A data file that the table has now."""
+    """A current data file of the table."""
 
     bytes: int
     rows: int
     removed: int = 0
-    """Rows of it that a delete file removes."""
+    """Rows that a delete file removes from it."""
 
     @property
     def share(self) -> float:
@@ -40,7 +41,7 @@ class TableFile:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Make one file of those of a level, `at_least` to below `below` bytes."""
+    """Merge the files of a level, from `at_least` to below `below` bytes, into one."""
 
     at_least: int
     below: int
@@ -48,7 +49,7 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """Write files anew without their removed rows, where these are at least `share` of all."""
+    """Rewrite files without their deleted rows, if these are at least `share` of all."""
 
     share: float
 
@@ -57,7 +58,7 @@ Step = Merge | Rewrite
 
 
 def next_step(files: Sequence[TableFile], *, delete_share: float, done: Collection[Step] = ()) -> Step | None:
-    """The next thing to do about a table's files; what is in `done` had no effect and is not tried again."""
+    """The next step for a table's files; steps in `done` had no effect and are not tried again."""
     steps: list[Step] = [*_merges(files), *_rewrites(files, delete_share)]
     for step in steps:
         if step not in done:
@@ -86,7 +87,7 @@ def _rewrites(files: Sequence[TableFile], delete_share: float) -> list[Rewrite]:
 
 
 def _within(sizes: Sequence[int]) -> int:
-    """How many of them one step may read."""
+    """How many of the files one step may read."""
     total = 0
     for count, size in enumerate(sizes):
         total += size
@@ -97,7 +98,7 @@ def _within(sizes: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableUpkeep:
-    """What a run did about the files of one table."""
+    """What a run did to the files of one table."""
 
     table: str
     files_before: int = 0
@@ -117,7 +118,7 @@ class TableUpkeep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpiryReport:
-    """What a run removed of a lake's past."""
+    """What a run removed from a lake's history."""
 
     snapshots_before: int = 0
     snapshots_after: int = 0
@@ -129,21 +130,21 @@ class ExpiryReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceReport:
-    """One run over one lake."""
+    """One maintenance run of one lake."""
 
     lake: str
     seconds: float = 0.0
     longest_hold_seconds: float = 0.0
-    """The longest time for which commits had to wait."""
+    """The longest wait of commits."""
     complete: bool = True
-    """False: the time was up, and the next run goes on where this one stopped."""
+    """False if the time was up; the next run continues where this one stopped."""
     error: str | None = None
     tables: tuple[TableUpkeep, ...] = ()
     expiry: ExpiryReport = field(default_factory=ExpiryReport)
 
     @property
     def totals(self) -> TableUpkeep:
-        """All tables as one."""
+        """The sum over all tables."""
         total = TableUpkeep(table="")
         names = [name for name in TableUpkeep.__slots__ if name != "table"]
         for table in self.tables:

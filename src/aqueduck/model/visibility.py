@@ -25,17 +25,17 @@ _NUMBERS = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What a snapshot shows: nothing that was committed at or after `position`, and not all before it."""
+    """What a snapshot shows: nothing committed at or after `position`, and not all before it."""
 
     position: int
     xmax: int | None = None
-    """The first number that no transaction had yet; None if the position alone decides."""
+    """The first transaction id not yet assigned; None if the position alone decides."""
     running: tuple[int, ...] = ()
-    """Transactions with lower numbers that are not shown either."""
+    """Transactions with lower ids that are not shown either."""
 
     @classmethod
     def from_snapshot(cls, text: str, position: int) -> Moment:
-        """From what `pg_current_snapshot` says, and a position that was read after it."""
+        """From the result of `pg_current_snapshot`, and a position that was read after it."""
         _, xmax, running = text.split(":")
         numbers = tuple(int(xid) % _NUMBERS for xid in running.split(",") if xid)
         return cls(position, int(xmax) % _NUMBERS, numbers)
@@ -45,7 +45,7 @@ class Moment:
             return False
         if self.xmax is None:
             return True
-        # Numbers are reused after four billion: of two, the one is older that is less than half of them behind.
+        # Ids wrap around after four billion: an id is older if it is less than half of them behind.
         return 0 < (self.xmax - xid) % _NUMBERS < _NUMBERS // 2 and xid not in self.running
 
     def shows_all(self, segment: SegmentRef) -> bool:
@@ -55,7 +55,7 @@ class Moment:
         return self.xmax is None and segment.last_lsn <= self.position
 
     def mask(self, batch: pa.RecordBatch) -> pa.Array:
-        """Which changes of a segment it shows, by the columns `_lsn` and `_xid`."""
+        """The changes of a segment that the snapshot shows, by the columns `_lsn` and `_xid`."""
         shown = pc.less(batch["_lsn"], self.position)
         if self.xmax is None:
             return shown
@@ -66,5 +66,5 @@ class Moment:
 
 
 def moment_of(position: int | Moment) -> Moment:
-    """A position as the moment that it stands for."""
+    """A position as a moment."""
     return position if isinstance(position, Moment) else Moment(position)

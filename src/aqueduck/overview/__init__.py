@@ -1,1 +1,1 @@
-"""One picture of what runs, as plain values, for the page, the API, the probes and the metrics."""
+"""One picture of the running service, as plain values, for the page, the API, the probes and the metrics."""

@@ -1,10 +1,10 @@
 """
-Every metric: its name, unit, labels and meaning, and how it gets its value.
+Every metric: name, unit, labels, meaning, and the source of its value.
 
-`METRICS` is the list; docs/metrics.md, the Grafana boards and the alert rules are checked against it.
-Metrics come in two ways.  What happens in a moment (a batch, a poll, an error) is told by whoever sees it, with the
-functions `observe_…` and `count_…`.  What is so right now is read from the `Overview` when somebody scrapes:
-`scrape` gives both, for `web.api`.  Labels are names of groups, tables and destinations, never values of cells.
+`METRICS` is the list; docs/metrics.md, the Grafana boards and the alert rules are checked against it. Metrics
+have two sources. Code that handles an event (a batch, a poll, an error) records it with the functions
+`observe_…` and `count_…`. Current state is read from the `Overview` at each scrape: `scrape` returns both,
+for `web.api`. Labels are names of groups, tables and destinations, never cell values.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _make(spec: MetricSpec) -> Any:
 _INSTRUMENTS: dict[str, Any] = {spec.name: _make(spec) for spec in METRICS if not spec.from_overview}
 
 
-# -- Told by whoever sees it happen
+# -- Recorded where it happens
 
 
 def observe_batch(
@@ -199,7 +199,7 @@ def observe_batch(
     changes: int,
     freshness_seconds: float | None,
 ) -> None:
-    """One batch of a group is in the lake."""
+    """One batch of a group was committed to the lake."""
     for phase, seconds in phase_seconds.items():
         _INSTRUMENTS["aqueduck_batch_seconds"].labels(group, phase).observe(seconds)
     _INSTRUMENTS["aqueduck_commit_seconds"].labels(group).observe(commit_seconds)
@@ -214,12 +214,12 @@ def count_fold_task(group: str, outcome: str) -> None:
 
 
 def count_error(code: str, *, flow: str, group: str = "") -> None:
-    """Something failed; a retry that follows is counted by `count_retry`."""
+    """An error occurred; `count_retry` counts the retry that may follow."""
     _INSTRUMENTS["aqueduck_errors_total"].labels(code, flow, group).inc()
 
 
 def count_retry(*, flow: str, group: str = "") -> None:
-    """Something that failed is tried again."""
+    """A failed operation is being retried."""
     _INSTRUMENTS["aqueduck_retries_total"].labels(flow, group).inc()
 
 
@@ -230,7 +230,7 @@ def observe_read(flow: str, *, rows: int, seconds: float) -> None:
 
 
 def observe_destination(flow: str, destination: str, *, write_seconds: float) -> None:
-    """One transaction in a destination."""
+    """One transaction was committed in a destination."""
     _INSTRUMENTS["aqueduck_destination_write_seconds"].labels(flow, destination).observe(write_seconds)
 
 
@@ -240,7 +240,7 @@ def count_destination_error(flow: str, destination: str, code: str) -> None:
 
 
 def forget_destination(flow: str, destination: str) -> None:
-    """A destination is served no longer: its series end."""
+    """A destination is no longer served: its series end."""
     for name in ("aqueduck_destination_write_seconds", "aqueduck_destination_errors_total"):
         _INSTRUMENTS[name].remove_by_labels({"flow": flow, "destination": destination})
 
@@ -254,7 +254,7 @@ def observe_maintenance(
     rows_flushed: int,
     snapshots_expired: int,
 ) -> None:
-    """One run of maintenance has ended."""
+    """One maintenance run ended."""
     _INSTRUMENTS["aqueduck_maintenance_runs_total"].labels(flow, outcome).inc()
     _INSTRUMENTS["aqueduck_maintenance_seconds"].labels(flow).observe(seconds)
     for what, count in files.items():
@@ -264,29 +264,29 @@ def observe_maintenance(
 
 
 def observe_verify(flow: str, *, seconds: float, verdicts: Sequence[str]) -> None:
-    """The service has compared some tables or destinations."""
+    """The service compared some tables or destinations."""
     _INSTRUMENTS["aqueduck_verify_seconds_total"].labels(flow).inc(seconds)
     for verdict in verdicts:
         _INSTRUMENTS["aqueduck_verify_looks_total"].labels(flow, verdict).inc()
 
 
 def observe_hold(flow: str, seconds: float) -> None:
-    """One step of maintenance kept commits waiting."""
+    """One maintenance step delayed commits."""
     _INSTRUMENTS["aqueduck_maintenance_hold_seconds"].labels(flow).observe(seconds)
 
 
-# -- Read from the overview when somebody scrapes
+# -- Read from the overview at each scrape
 
 
 def scrape(overview: Overview, *, ready: bool, accept: str = "") -> tuple[bytes, str]:
-    """All metrics in the format that `accept` asks for, and its content type."""
+    """All metrics in the format that `accept` requests, and the content type."""
     encode, content_type = choose_encoder(accept)
     return encode(_Both(overview, ready)), content_type
 
 
 @dataclass(frozen=True, slots=True)
 class _Both:
-    """Looks like a registry: what was told, then what is."""
+    """Combines recorded metrics and current state behind the interface of a registry."""
 
     overview: Overview
     ready: bool

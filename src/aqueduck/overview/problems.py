@@ -1,8 +1,8 @@
 """
-The errors of one flow as an overview shows them: those that are there now, and the recent ones.
+The errors of one flow in an overview: current and recent ones.
 
-The picture of a service is made once a second of error texts that mostly stay the same (`sync.overview`,
-`fanout.overview`, `events.status`): an error has the time at which it was seen first, and counts once.
+The picture of a service is made once a second, from error texts that mostly do not change (`sync.overview`,
+`fanout.overview`, `events.status`): an error keeps the time at which it was first seen, and counts once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RECENT_MAX = 200
 
 
 def difference(verified: VerifyOverview, next_step: str) -> str | None:
-    """What the last comparison found wrong, as an error's text; None if it found nothing wrong."""
+    """The difference that the last comparison found, as an error's text; None if it found none."""
     if verified.verdict != "different":
         return None
     about = f": {verified.note}" if verified.note else ""
@@ -27,7 +27,7 @@ def difference(verified: VerifyOverview, next_step: str) -> str | None:
 
 
 class Problems:
-    """What is wrong with a flow, its groups, tables and destinations; for one thread."""
+    """The problems of a flow, its groups, tables and destinations; not thread-safe."""
 
     def __init__(self, flow: str) -> None:
         self._flow = flow
@@ -35,7 +35,7 @@ class Problems:
         self._present: dict[tuple[str | None, ...], tuple[str, Problem]] = {}
 
     def recent(self) -> tuple[Problem, ...]:
-        """The newest first, also those that are over."""
+        """The newest first, including resolved ones."""
         return tuple(self._recent)
 
     def see(
@@ -46,7 +46,7 @@ class Problems:
         table: str | None = None,
         destination: str | None = None,
     ) -> Problem | None:
-        """The error that a text holds; one that was not there before is kept as a recent one."""
+        """The error in a text; a new one is added to the recent errors."""
         about = (group, table, destination)
         if text is None:
             self._present.pop(about, None)

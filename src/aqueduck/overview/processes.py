@@ -1,4 +1,4 @@
-"""The processes of a service: how much memory and processor time the driver, the JVM and the Python workers use."""
+"""The processes of a service: memory and processor time of the driver, the JVM and the Python workers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from aqueduck.overview.values import ProcessUsage
 __all__ = ["SLOW_SECONDS", "processes"]
 
 SLOW_SECONDS = 15.0
-"""How often an overview looks at what takes longer than reading its own values, such as this."""
+"""How often an overview refreshes values that take longer to read than its own, such as these."""
 
 
 def processes() -> Iterator[ProcessUsage]:
-    """The driver, the JVM below it, and the Python processes below that."""
+    """The driver, the JVM below it, and the Python processes below the JVM."""
     driver = psutil.Process()
     memory = {"driver": 0, "jvm": 0, "workers": 0}
     cpu = dict.fromkeys(memory, 0.0)

@@ -1,10 +1,10 @@
 """
-Whether everything that has work is making progress: the decision behind `/readyz`.
+Whether all pending work is making progress: the decision behind `/readyz`.
 
-`ProgressWatch` is shown one overview after the other and remembers when each piece of work last moved.
-A piece is a group's stream, a group's copies, or a fan-out.  One that has work and has not moved for
-`stall_seconds` is *stalled*.  A single table or destination that failed is isolated by design: it is for the
-errors and the page, and leaves the rest ready.  The time comes with the overview.
+`ProgressWatch` receives one overview after the other and remembers when each piece of work last moved. A
+piece is a group's stream, a group's copies, or a fan-out. A piece that has work and has not moved for
+`stall_seconds` is *stalled*. A single failed table or destination is isolated by design: errors and page show
+it, but readiness does not change. The time is part of the overview.
 """
 
 from __future__ import annotations

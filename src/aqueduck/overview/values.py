@@ -57,7 +57,7 @@ FlowKind = Literal["sync", "fanout", "events"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """An error as it is shown: our code, our message, the next step, and what it is about."""
+    """An error as shown: our code, our message, the next step, and what it is about."""
 
     code: str
     message: str
@@ -71,13 +71,13 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyOverview:
-    """The initial read of a table, while it runs and after it."""
+    """The initial copy of a table, during and after it."""
 
     rows: int = 0
     bytes: int = 0
     bytes_total: int | None = None
     share: float | None = None
-    """From 0 to 1; `None` while the size is not known."""
+    """From 0 to 1; `None` while the size is unknown."""
     seconds: float | None = None
     seconds_left: float | None = None
     done: bool = False
@@ -85,19 +85,19 @@ class CopyOverview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOverview:
-    """What the last comparison with the source said about a table or a destination."""
+    """The last comparison of a table or a destination with its source."""
 
     verdict: Literal["never", "identical", "different"] = "never"
     at: datetime | None = None
-    """When that was."""
+    """When the last comparison ended."""
     identical_at: datetime | None = None
-    """When both were last found to be the same."""
+    """When source and copy were last identical."""
     differences: int = 0
-    """Rows that differ, or 1 where they were not counted."""
+    """Rows that differ, or 1 if they were not counted."""
     note: str | None = None
     deep: bool = False
     failed_at: datetime | None = None
-    """When it could not be looked at, since then."""
+    """When a comparison last failed, if none succeeded since."""
     failure: str | None = None
 
 
@@ -111,7 +111,7 @@ class TableOverview:
     state: SyncState
     mode: str = "upsert"
     source_column: str | None = None
-    """In a target that several sources fill: the column that tells their rows apart."""
+    """In a target that several sources fill: the column that identifies the source of a row."""
     source_value: str | None = None
     enabled: bool = True
     state_since: datetime | None = None
@@ -139,22 +139,22 @@ class TableOverview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryOverview:
-    """Where the events of a slot go, and how many went there."""
+    """Where the events of a slot go, and how many were delivered."""
 
     sink: str
-    """What it is, in words without secrets, such as `jsonl /data/changes.jsonl`."""
+    """A description without secrets, such as `jsonl /data/changes.jsonl`."""
     events: int = 0
     bytes: int = 0
     events_total: int = 0
-    """Also before this start, as the bookmark counts them."""
+    """Includes earlier runs, as the bookmark counts them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOverview:
     """
-    Tables that share a slot and commit together; counters are since the service started.
+    Tables that share a slot and commit together; counters start with the service.
 
-    A slot whose changes become events is one too: what it says of the lake holds for its sink.
+    A slot whose changes become events is also a group: values about the lake then describe its sink.
     """
 
     name: str
@@ -162,13 +162,13 @@ class GroupOverview:
     capture: str = "stream"
     slot_name: str | None = None
     position: str | None = None
-    """What the lake has."""
+    """The position that the lake has reached."""
     seen: str | None = None
-    """What the capture has decoded."""
+    """The position that the capture has decoded."""
     lag_bytes: int = 0
     lag_seconds: float = 0.0
     freshness_seconds: float | None = None
-    """Source commit to lake commit, of the last batch's last transaction."""
+    """Time from source commit to lake commit, of the last transaction of the last batch."""
     batches: int = 0
     transactions: int = 0
     changes: int = 0
@@ -176,18 +176,18 @@ class GroupOverview:
     decode_seconds: float = 0.0
     staged_bytes: int = 0
     unfinished_bytes: int = 0
-    """What is staged of source transactions that have not ended."""
+    """Staged bytes of source transactions that have not ended."""
     paused: bool = False
-    """Reading waits until the lake has caught up."""
+    """Whether reading is paused until the lake catches up."""
     held: bool = False
     retained_bytes: int | None = None
-    """WAL that the server keeps for the slot."""
+    """WAL that the server retains for the slot."""
     restarts: int = 0
     last_sync_at: datetime | None = None
     error: Problem | None = None
     tables: tuple[TableOverview, ...] = ()
     delivery: DeliveryOverview | None = None
-    """Only of an events flow."""
+    """Only for an events flow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,16 +198,16 @@ class DestinationOverview:
     name: str
     state: DestinationState
     position: int | None = None
-    """The source's lake snapshot up to which it has everything."""
+    """The source's lake snapshot up to which it is complete."""
     lag_snapshots: int = 0
     lag_seconds: float = 0.0
     rows_replicated: int = 0
-    """Rows written, replaced and deleted, also before this start."""
+    """Rows written, replaced and deleted, including earlier runs."""
     rows_written: int = 0
     rows_upserted: int = 0
     rows_deleted: int = 0
     rows_matched: int = 0
-    """Rows that were there already and were replaced."""
+    """Rows that already existed and were replaced."""
     last_change_at: datetime | None = None
     error: Problem | None = None
     failures: int = 0
@@ -222,10 +222,10 @@ class FanoutCounts:
     polls: int = 0
     cycles: int = 0
     reads: int = 0
-    """Times the source was read; once for all destinations of a cycle."""
+    """Reads of the source, each for all destinations of a cycle."""
     rows_read: int = 0
     unrouted_rows: int = 0
-    """Rows whose value belongs to no destination."""
+    """Rows whose routing value belongs to no destination."""
     null_rows: int = 0
     """Rows without a routing value."""
     routing_moves: int = 0
@@ -233,24 +233,24 @@ class FanoutCounts:
     orphaned_preimages: int = 0
     reseeds: int = 0
     miscounts: int = 0
-    """Of those, destinations that had another number of rows than the source."""
+    """Of those, destinations whose row count differed from the source's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedOverview:
-    """A seed that runs: one read of the source for several destinations."""
+    """A running seed: one read of the source for several destinations."""
 
     destinations: int
     destinations_done: int = 0
     rows: int = 0
-    """Rows that were read from the source, and again when they were written."""
+    """Rows read from the source, plus rows written."""
     rows_total: int = 0
-    """How many the source table has."""
+    """The number of rows in the source table."""
     share: float = 0.0
     """From 0 to 1."""
     seconds: float = 0.0
     moved_at: datetime | None = None
-    """When a task last did anything for it."""
+    """When a task last made progress on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,9 +273,9 @@ class VerificationOverview:
     never: int = 0
     """Not compared yet."""
     oldest_at: datetime | None = None
-    """When the one that waits longest was last found identical; `None` if one never was."""
+    """When the subject that waits longest was last identical; `None` if one never was."""
     doing: tuple[str, ...] = ()
-    """What is compared right now."""
+    """What is being compared now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +285,7 @@ class FlowOverview:
     name: str
     kind: FlowKind
     source: str = ""
-    """What it reads, in words without secrets, such as the name of the database."""
+    """The source without secrets, such as the name of the database."""
     target: str = ""
     groups: tuple[GroupOverview, ...] = ()
     destinations: tuple[DestinationOverview, ...] = ()
@@ -296,16 +296,19 @@ class FlowOverview:
     error: Problem | None = None
     """Why the source, or the registry in it, cannot be read."""
     seen_at: datetime | None = None
-    """When a sync flow last knew all that the source says: what is wanted, and that its groups stream."""
+    """
+    When a sync flow last had complete information from the source: the registry was read and its groups
+    stream.
+    """
     moved_at: datetime | None = None
-    """When the flow last did anything, also looked and found nothing; `None` where that is not told."""
+    """When the flow last did anything, including polls without changes; `None` if it does not report that."""
     verification: VerificationOverview | None = None
-    """What the service's own comparisons say; `None` if only people compare."""
+    """The result of the service's own comparisons; `None` if only people compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeTable:
-    """What a lake table is made of."""
+    """The files and rows of a lake table."""
 
     name: str
     files: int = 0
@@ -317,10 +320,10 @@ class LakeTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeOverview:
-    """How the lake fares: many small files and many lake snapshots want maintenance."""
+    """The lake's condition: many small files and many lake snapshots call for maintenance."""
 
     catalog: str
-    """What kind: postgres, sqlite or duckdb."""
+    """The kind of catalog: postgres, sqlite or duckdb."""
     snapshot_id: int | None = None
     snapshots: int | None = None
     oldest_snapshot_at: datetime | None = None
@@ -330,7 +333,7 @@ class LakeOverview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUsage:
-    """What one kind of process takes: `driver`, `jvm` or `workers`."""
+    """The resources of one kind of process: `driver`, `jvm` or `workers`."""
 
     name: str
     memory_bytes: int
@@ -363,14 +366,14 @@ class Overview:
 
 
 class Overviews(Protocol):
-    """Whoever can say how everything fares; asked about once a second, so it has to be quick."""
+    """Makes the current overview; called about once a second, so it must be quick."""
 
     def overview(self) -> Overview: ...
 
 
 class Actions(Protocol):
     """
-    Whoever can change what is wanted; refusals are `AqueduckError`s with their hints.
+    Changes the registered configuration; refusals are `AqueduckError`s with their hints.
 
     The names and arguments are those of docs/sql-api.md.
     """
@@ -421,7 +424,7 @@ class Actions(Protocol):
 
 
 def to_plain(value: Any, *, without: frozenset[str] = frozenset()) -> Any:
-    """A value of this module as what JSON knows; `without` leaves fields of the value itself out."""
+    """A value of this module as JSON-compatible data; `without` omits fields of the top-level value."""
     if is_dataclass(value):
         return {f.name: to_plain(getattr(value, f.name)) for f in fields(value) if f.name not in without}
     if isinstance(value, tuple):

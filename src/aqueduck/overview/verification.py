@@ -1,8 +1,9 @@
 """
-What a service decides about comparing itself with its source; pure.
+Decisions about comparing a service's data with its source; pure.
 
-Each *subject*, a table or a destination, is compared once an interval.  What is known of it is its last verdict: that it
-could not be looked at takes nothing back and proves nothing.  Who looks, and when nobody may, is in `service.verify_schedule`.
+Each *subject*, a table or a destination, is compared once per interval. Its last verdict is kept: a failed
+comparison neither withdraws nor proves anything. `service.verify_schedule` runs the comparisons and decides
+when to pause.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ __all__ = ["NEVER", "Look", "after", "due", "in_words", "rest_seconds"]
 
 NEVER = VerifyOverview()
 RECHECK_SECONDS = 300.0
-"""What differs is looked at again after so long: it may have been repaired."""
+"""When a subject that differs is compared again: it may have been repaired."""
 RETRY_SECONDS = 600.0
-"""So is what could not be looked at."""
+"""When a subject whose comparison failed is compared again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +32,11 @@ class Look:
     differences: int = 0
     note: str | None = None
     heals: bool = False
-    """Whether a seed makes the difference go away."""
+    """Whether a seed would remove the difference."""
 
 
 def after(known: VerifyOverview, look: Look, at: datetime, *, deep: bool) -> VerifyOverview:
-    """What is known of a subject after a look at it."""
+    """The record of a subject after a comparison."""
     if look.verdict == "not compared":
         return replace(known, failed_at=at, failure=look.note)
     return VerifyOverview(
@@ -49,7 +50,7 @@ def after(known: VerifyOverview, look: Look, at: datetime, *, deep: bool) -> Ver
 
 
 def in_words(known: VerifyOverview) -> str | None:
-    """What there is to say besides the verdict."""
+    """The remarks that accompany the verdict."""
     failed = None if known.failure is None else f"not compared since: {known.failure}"
     return "; ".join(filter(None, (known.note, failed))) or None
 
@@ -57,7 +58,7 @@ def in_words(known: VerifyOverview) -> str | None:
 def due(
     known: Mapping[str, VerifyOverview], subjects: Iterable[str], interval: float, now: datetime, most: int
 ) -> Sequence[str]:
-    """Which subjects to look at now: those that wait longest, first those that were never looked at."""
+    """The subjects to compare now: those that wait longest, starting with those never compared."""
     ready = [(_due_at(known.get(name, NEVER), interval), name) for name in subjects]
     waiting = sorted(
         ((at, name) for at, name in ready if at is None or at <= now),
@@ -77,5 +78,5 @@ def _due_at(known: VerifyOverview, interval: float) -> datetime | None:
 
 
 def rest_seconds(worked: float, share: float) -> float:
-    """How long to rest after work, so that work has this share of the time."""
+    """How long to rest after work, so that work takes this share of the time."""
     return worked * (1 / share - 1)

@@ -1,7 +1,7 @@
 """
-The preflight of the lake and of our own directory: they have to be reachable and writable.
+The preflight of the lake and of our state directory: both must be reachable and writable.
 
-Nothing is created: a file that does not exist yet is judged by the folder it would be in.
+Nothing is created: for a file that does not exist yet, its future folder is checked.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 
 def check_data_path(lake: LakeConfig) -> str:
-    """Whether the lake's files can be written; object storage is tried only by opening the lake."""
+    """Whether the lake's files can be written; object storage is only tested by opening the lake."""
     if "://" in lake.data_path:
         return "object storage; not tried before the first write"
     path = Path(lake.data_path)
@@ -58,7 +58,7 @@ def check_state_dir(state_dir: str) -> str:
 
 
 def check_catalog(lake: LakeConfig) -> str:
-    """Whether the catalog can be opened, or made where there is none yet."""
+    """Whether the catalog can be opened, or created if there is none yet."""
     path = catalog_file(lake.catalog)
     return _check_postgres_catalog(lake) if path is None else _check_file_catalog(lake, path)
 
@@ -77,7 +77,7 @@ def _check_file_catalog(lake: LakeConfig, path: Path) -> str:
 
 
 def _holds_a_lake(path: Path) -> bool:
-    """Whether a file of SQLite has DuckLake's tables; of another file, opening it says what is wrong."""
+    """Whether a SQLite file has DuckLake's tables; for other files, opening them reports the problem."""
     try:
         with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as file:
             found = file.execute("select 1 from sqlite_master where name = 'ducklake_metadata'").fetchall()
@@ -112,7 +112,10 @@ def _check_postgres_catalog(lake: LakeConfig) -> str:
 
 @contextlib.contextmanager
 def existing_lake(lake: LakeConfig) -> Iterator[LakeSession | None]:
-    """The lake, to be read; None where there is none yet, or `check_catalog` says why it cannot be opened."""
+    """
+    The lake, opened for reading; None if there is none yet, or if `check_catalog` reports why it cannot be
+    opened.
+    """
     with contextlib.ExitStack() as stack:
         session = None
         with contextlib.suppress(AqueduckError):
@@ -123,16 +126,16 @@ def existing_lake(lake: LakeConfig) -> Iterator[LakeSession | None]:
 
 def _open(lake: LakeConfig) -> None:
     """
-    Open a lake that exists, without making anything in it.
+    Open an existing lake without creating anything in it.
 
-    SQLite itself may leave its empty -wal and -shm files beside a catalog that it has read.
+    SQLite may leave its empty -wal and -shm files beside a catalog that was read.
     """
     with open_lake(lake, read_only=True) as session:
         refuse_encrypted(session.con, session.metadata)
 
 
 def file_catalog_problem(path: Path) -> str | None:
-    """Why a catalog's file can neither be written nor made."""
+    """Why a catalog file can be neither written nor created."""
     problem = folder_problem(path.parent)
     return _file_problem(path) if not problem and path.exists() else problem
 
@@ -143,7 +146,7 @@ def folder_problem(folder: Path) -> str | None:
     if not existing.is_dir():
         return f"cannot be a folder: {existing} is a file"
     try:
-        # A file without a name: it is gone before anybody could see it.
+        # A file without a name, which disappears before any other process can see it.
         with tempfile.TemporaryFile(dir=existing):
             return None
     except OSError as exc:
@@ -159,7 +162,7 @@ def _file_problem(path: Path) -> str | None:
 
 
 def repair(folder: Path) -> str:
-    """The command that makes a folder ours; where a file is in its place, only another path helps."""
+    """The command that gives us a folder; if a file is in its place, the advice to use another path."""
     in_the_way = next((path for path in (folder, *folder.parents) if path.is_file()), None)
     if in_the_way is not None:
         return f"choose another path, or move the file {in_the_way} away"

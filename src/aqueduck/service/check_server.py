@@ -1,7 +1,7 @@
 """
-The preflight of a PostgreSQL server, for every flow that reads one; and what a check of any kind gives.
+The preflight of a PostgreSQL server for every flow that reads one, and the result type of all checks.
 
-What a flow asks besides is in `check`, `check_events` and `fanout_check`.
+`sync.check`, `events.check` and `fanout.check` add the requirements of each flow.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One requirement: what was found, and how to repair it if it fails or could be better."""
+    """One requirement: what was found, and how to fix it if it fails or could be better."""
 
     name: str
     ok: bool
@@ -47,7 +47,7 @@ class CheckResult:
 
 
 def result_of(name: str, check: Callable[P, str], *args: P.args, **kwargs: P.kwargs) -> CheckResult:
-    """What a check found, or the error that it raised."""
+    """The finding of a check, or the error that it raised."""
     try:
         return CheckResult(name, True, check(*args, **kwargs))
     except AqueduckError as exc:
@@ -55,12 +55,12 @@ def result_of(name: str, check: Callable[P, str], *args: P.args, **kwargs: P.kwa
 
 
 def refused(name: str, exc: AqueduckError) -> CheckResult:
-    """A requirement that is not met, with the way to repair it."""
+    """A requirement that is not met, with its fix."""
     return CheckResult(name, False, exc.message, exc.hint, exc)
 
 
 def server_checks(server: ServerInfo, dsn: str, captures: Collection[str]) -> Iterator[CheckResult]:
-    """What every flow asks of a server that answers."""
+    """The requirements of every flow, on a server that answers."""
     yield CheckResult("connection", True, f"database {server.database} as {server.role}")
     yield result_of("server version", _check_version, server)
     yield result_of("wal_level", _check_wal_level, server)
@@ -99,12 +99,15 @@ def _check_replication(server: ServerInfo, dsn: str, captures: Collection[str]) 
 
 
 def encryption_of(conn: Connection) -> CheckResult:
-    """How the way to the server is protected; one in clear to another machine is a note, no failure."""
+    """
+    How the connection to the server is encrypted; an unencrypted one to another machine is a note, not a
+    failure.
+    """
     return encryption(conn.pgconn.ssl_in_use, conn.info.hostaddr)
 
 
 def encryption(encrypted: bool, address: str) -> CheckResult:
-    """`address` is empty for a socket of the file system."""
+    """`address` is empty for a Unix socket."""
     if encrypted:
         return CheckResult(
             "encryption", True, "TLS; sslmode=verify-full also makes sure which server answers"
@@ -120,7 +123,7 @@ def encryption(encrypted: bool, address: str) -> CheckResult:
 
 
 def check_pooler(conn: Connection, captures: Collection[str]) -> str:
-    """Whether the way to the server lets everything pass that the captures need."""
+    """Whether the connection supports what the captures need: poolers do not support everything."""
     if not is_pooled(conn):
         return "none: the connection is the server's own"
     if set(captures) != {"poll"}:

@@ -1,4 +1,4 @@
-"""What `aqueduck check` says about Spark, where other users could read what it works on."""
+"""The Spark part of `aqueduck check`: whether other users could read the data of its jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["spark_checks"]
 
 
 def spark_checks(spark: SparkConfig) -> Iterator[CheckResult]:
-    """Nothing where Spark answers its own processes only."""
+    """Nothing if Spark answers its own processes only."""
     if todo := open_to_strangers(spark.master, spark.conf):
         detail = "does not authenticate: whoever reaches its ports can read rows and run code"
         yield CheckResult("Spark", True, detail, todo)

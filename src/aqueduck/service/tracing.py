@@ -1,10 +1,11 @@
 """
-OpenTelemetry traces of batches, sent to an OTLP endpoint over HTTP; nothing is imported or done when there is none.
+OpenTelemetry traces of batches, sent to an OTLP endpoint over HTTP; without an endpoint nothing is imported
+or done.
 
-A batch is a trace of its own: `batch` from the source's commit to the lake's, and below it `capture` (read, decoded,
-staged, planned), `fold` (the Spark job) and `commit` (the lake transaction).  The times are those that the metrics
-have; spans are made when the batch is in the lake and sent by a thread of the SDK, so that a slow or absent
-collector costs no batch anything.  Attributes are names and numbers, never values of cells.
+A batch is a trace of its own: `batch` from the source's commit to the lake's, and below it `capture` (read,
+decoded, staged, planned), `fold` (the Spark job) and `commit` (the lake transaction). The times are those of
+the metrics. Spans are made after the batch is committed and sent by a thread of the SDK, so that a slow or
+missing collector does not delay batches. Attributes are names and numbers, never cell values.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTimes:
-    """One batch that is in the lake."""
+    """One batch that was committed to the lake."""
 
     group: str
     ended: float
-    """When the lake's commit was done, in seconds since the Unix epoch."""
+    """The end of the lake's commit, in seconds since the Unix epoch."""
     fold_seconds: float
     commit_seconds: float
     source_commit: float | None
@@ -41,7 +42,7 @@ class BatchTimes:
 
 
 class Traces:
-    """Makes and sends spans; `close` sends what is left."""
+    """Makes and sends spans; `close` sends the remaining ones."""
 
     def __init__(self, provider: Any) -> None:
         self._provider = provider
@@ -79,9 +80,9 @@ class Traces:
 
 def open_traces(config: TracingConfig, env: Mapping[str, str] = os.environ) -> Traces | None:
     """
-    Traces to the endpoint of the file, or of OpenTelemetry's own variables; None without either.
+    Traces to the endpoint from the file or from OpenTelemetry's own variables; None without an endpoint.
 
-    Headers, certificates and limits are set by the variables that the OTLP exporter knows.
+    Headers, certificates and limits are set by the variables of the OTLP exporter.
     """
     endpoint = config.otlp_endpoint
     if endpoint is None and not any(env.get(name) for name in _VARIABLES):

@@ -1,9 +1,9 @@
 """
-Comparing in the service, now and then: a thread that has a subject looked at, notes the verdict, and rests.
+Scheduled comparison in the service: a thread that has a subject compared, records the verdict, and rests.
 
-What is a subject and how it is looked at comes from the flow (`verify_sync`, `verify_fanout`); when it is due is decided
-in `verification`.  Verdicts outlive the service: they are in a file of `state_dir`, so that a restart asks nothing again.
-A difference counts when a second look finds it too.
+The flow defines the subjects and the comparison (`sync.verify_schedule`, `fanout.verify_schedule`);
+`overview.verification` decides when one is due. Verdicts are stored in a file of `state_dir`, so that a
+restart does not repeat comparisons. A difference counts once a second comparison confirms it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ __all__ = ["Verdicts", "Verifier", "summary"]
 log = structlog.get_logger()
 
 FIRST_SECONDS = 600.0
-"""Nothing is compared so soon after a start, when there is other work."""
+"""No comparison starts this soon after a start, when there is other work."""
 TURN_SECONDS = 1.0
 NICE = 10
 _TIMES = ("at", "identical_at", "failed_at")
 
 
 class Verdicts:
-    """What is known of each subject, by its name; kept in a file."""
+    """The record of each subject, by name, stored in a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -52,7 +52,7 @@ class Verdicts:
         return self._known
 
     def note(self, found: Mapping[str, VerifyOverview], subjects: Sequence[str]) -> None:
-        """Keep what was found, and forget what is no subject any more."""
+        """Record the findings, and drop subjects that no longer exist."""
         known = {**self._known, **found}
         self._known = {name: known[name] for name in subjects if name in known}
         try:
@@ -63,7 +63,7 @@ class Verdicts:
 
 
 def _read(path: Path) -> dict[str, VerifyOverview]:
-    """A file that is missing or damaged only means that everything is compared again."""
+    """Read the file; if it is missing or damaged, everything is compared again."""
     try:
         return {name: _verdict(values) for name, values in json.loads(path.read_text()).items()}
     except (OSError, ValueError, TypeError, AttributeError):
@@ -94,7 +94,7 @@ def summary(
 
 
 class Verifier:
-    """The thread; `look` compares some subjects, at most `at_once` of them."""
+    """The comparison thread; `look` compares some subjects, at most `at_once` of them."""
 
     def __init__(
         self,
@@ -115,15 +115,15 @@ class Verifier:
         self._free_at = time.monotonic() + min(FIRST_SECONDS, config.interval or 0.0)
         self._thread = threading.Thread(target=self._loop, name="verify", daemon=True)
         self.doing: tuple[str, ...] = ()
-        """What is compared right now."""
+        """What is being compared now."""
 
     def start(self) -> None:
-        """Nothing starts if the interval is off."""
+        """Start the thread, unless the interval is off."""
         if self._config.interval is not None:
             self._thread.start()
 
     def stop(self) -> None:
-        """A comparison that is under way is given up, and proves nothing."""
+        """Stop the thread; a comparison that is running is abandoned without a verdict."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(timeout=30)
@@ -132,17 +132,17 @@ class Verifier:
         """Called between pieces of a comparison; raises if the flow needs the machine, or ends."""
         reason = "the service ends" if self._stopping.is_set() else self._busy()
         if reason is not None:
-            raise VerifyPostponedError(f"the comparison was given up: {reason}")
+            raise VerifyPostponedError(f"the comparison was stopped: {reason}")
 
     def _loop(self) -> None:
-        with contextlib.suppress(OSError):  # threads have a priority of their own on Linux only
+        with contextlib.suppress(OSError):  # only Linux has priorities per thread
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         while not self._stopping.wait(TURN_SECONDS):
             if time.monotonic() >= self._free_at and self._busy() is None:
                 self.turn()
 
     def turn(self) -> bool:
-        """Look at what is due, if anything is."""
+        """Compare what is due, if anything."""
         now, subjects = datetime.now(UTC), self._subjects()
         names = due(self._verdicts.all(), subjects, self._config.interval or 0.0, now, self._at_once)
         if not names:
@@ -165,8 +165,8 @@ class Verifier:
         return {**found, **self._safely(differing)} if differing else found
 
     def _safely(self, names: Sequence[str]) -> dict[str, Look]:
-        """A look at each, whatever happens: what failed was not compared."""
-        missing = Look(verdict="not compared", note="nothing is known of it yet")
+        """Compare each subject and catch all errors: a failed one counts as not compared."""
+        missing = Look(verdict="not compared", note="there is no result yet")
         try:
             found = self._look(names)
         except Exception as exc:  # noqa: BLE001 - the thread goes on, and says why it could not look

@@ -1,7 +1,7 @@
 """
-What requests hold and what answers look like, as models: they check the requests and make the OpenAPI document.
+Request and response models: they validate requests and define the OpenAPI document.
 
-A request with a field that does not exist is refused.  Answers are mostly the values of `overview`.
+A request with an unknown field is refused. Responses are mostly the values of `overview`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
     "TablesQuery",
 ]
 
-# No control characters: they are in no name, and PostgreSQL takes no NUL.
+# No control characters: no name contains them, and PostgreSQL does not accept NUL.
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 NotNull = Name | SkipJsonSchema[None]
 """A name that may be missing; a query has no null."""
@@ -50,7 +50,7 @@ SOURCE = "The source table, written as in SQL, such as public.orders."
 
 
 class Request(BaseModel):
-    """What requests share: no fields that we do not know, and no values in errors."""
+    """What requests share: no unknown fields, and no values in errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -59,11 +59,11 @@ class Request(BaseModel):
 
 
 class DropGroup(Request):
-    with_tables: bool = Field(default=False, description="Take its tables out as well; lake tables stay.")
+    with_tables: bool = Field(default=False, description="Remove its tables as well; lake tables are kept.")
 
 
 class TableQuery(Request):
-    group: NotNull = Field(default=None, description="Needed only where the table is in several groups.")
+    group: NotNull = Field(default=None, description="Needed only if the table is in several groups.")
 
 
 class RemoveTable(TableQuery):
@@ -110,19 +110,19 @@ class AddTable(Request):
     source_value: str | None = Field(
         default=None, description="This source's value in that column; by default its name."
     )
-    initial_copy: StrictBool = Field(default=True, alias="copy", description="Copy the rows that are there.")
+    initial_copy: StrictBool = Field(default=True, alias="copy", description="Copy the existing rows.")
     options: dict[str, Any] = Field(
         default_factory=dict, description="Its columns, masks and row filter, as in docs/columns.md."
     )
 
 
 class MoveTable(Request):
-    group: Name = Field(description="The group that takes the table.")
+    group: Name = Field(description="The group to move the table to.")
     from_group: Name | None = None
 
 
 class SetSetting(Request):
-    value: Name | StrictInt | None = Field(description="The value; null takes it back.")
+    value: Name | StrictInt | None = Field(description="The value; null resets it.")
     group: Name | None = None
     source: Name | None = None
 

@@ -1,8 +1,8 @@
 """
-The HTTP application: who may come in, errors as JSON, probes, metrics, the stream of events, the files of the page.
+The HTTP application: access, errors as JSON, probes, metrics, the stream of events, the files of the page.
 
-What the operations under `/api/v1` do is in `operations`, who may call them in `auth`.  Every answer that is
-not a page file or metrics is JSON; an error is `{"error": {"code", "message", "hint"}}`.
+`operations` implements `/api/v1`, `auth` decides who may call it. Every answer except page files and metrics
+is JSON; an error is `{"error": {"code", "message", "hint"}}`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ __all__ = ["make_app"]
 log = structlog.get_logger()
 
 EVENT_BYTES_PER_SECOND = 250_000
-"""To one listener; where thousands of rows change all the time, updates are larger and fewer."""
+"""
+Interval between updates to one listener; if thousands of rows change all the time, updates are larger and
+fewer.
+"""
 STATUSES = {
     "config.invalid": 422,
     "pg.no_key": 422,
@@ -59,7 +62,7 @@ STATUSES = {
     "pg.unreachable": 503,
     "pg.connection_lost": 503,
 }
-"""Of answers to requests that the registry refused; errors of HTTP itself know theirs."""
+"""Status codes of requests that the registry refused; HTTP errors have their own."""
 HEADERS = {
     "cache-control": "no-cache",
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -75,7 +78,7 @@ PAGE_TYPES = {
 }
 
 FREE = frozenset({"/", "/healthz", "/readyz"})
-"""What needs no token, besides the files of the page."""
+"""Addresses that need no token, besides the files of the page."""
 DESCRIPTION = (
     "Status and control of a running service. Beside what is described here there are /metrics "
     "(Prometheus) and /api/v1/events (server-sent events for the page)."
@@ -92,12 +95,12 @@ def make_app(served: Served, guard: Guard) -> FastAPI:
         description=DESCRIPTION,
         openapi_url=None,
         redirect_slashes=False,
-        # FastAPI would send addresses and the texts of exceptions to a tracer that the process has.
+        # FastAPI would send addresses and exception texts to a tracer in the process.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
-    app.exception_handlers.clear()  # `Door` answers what is raised
+    app.exception_handlers.clear()  # `Door` answers exceptions
     app.state.served, app.state.guard, app.state.audit = served, guard, Audit()
-    # A longer address first: the name of a table may hold slashes.
+    # Longer addresses first: a table name may contain slashes.
     routes = sorted(_routes(), key=lambda route: (-route.path.count("/"), route.path))
     app.router.routes += routes
     app.add_middleware(Door, routes=routes, guard=guard, audit=app.state.audit)
@@ -106,9 +109,10 @@ def make_app(served: Served, guard: Guard) -> FastAPI:
 
 class Door:
     """
-    Checks what every request has to keep to before FastAPI sees it, and answers every error in JSON.
+    Checks every request before FastAPI sees it, and answers every error in JSON.
 
-    The first address that fits decides, whatever the method: DELETE of `/tables/x/retry` is not one of a table `x/retry`.
+    The first matching address decides, regardless of the method: DELETE of `/tables/x/retry` does not address
+    a table `x/retry`.
     """
 
     def __init__(self, app: ASGIApp, routes: Sequence[Route], guard: Guard, audit: Audit) -> None:
@@ -140,7 +144,7 @@ class Door:
             await self._refusal(exc, path, Request(scope))(scope, receive, answer)
 
     def _admitted(self, path: str, scope: Scope) -> Scope:
-        """The request as FastAPI gets it; raises if it may not."""
+        """The request as FastAPI receives it; raises if it is not permitted."""
         if not path:
             raise NotFoundError("there is nothing at this address", hint=f"see {PREFIX}/openapi.json")
         request, method = Request(scope), scope["method"]
@@ -151,7 +155,7 @@ class Door:
         if path not in FREE and not path.startswith("/page/"):
             changes = method not in ("GET", "HEAD")
             request.state.token = self._guard.check(request.headers.get("authorization"), changes=changes)
-        # FastAPI's routes know no HEAD; the server sends no body in answer to one.
+        # FastAPI's routes do not handle HEAD; the server omits the body of the answer.
         return {**scope, "method": "GET"} if method not in self._methods[path] else scope
 
     def _allowed(self, path: str) -> list[str]:
@@ -172,7 +176,7 @@ class Door:
 
 
 def _bad(exc: RequestValidationError) -> BadRequestError:
-    # That a missing parameter is None inside is nothing that a client could send.
+    # A missing parameter is None internally, but no client can send None.
     problems = [_problem(problem) for problem in exc.errors() if problem["type"] != "none_required"]
     return BadRequestError("; ".join(problems[:5]), hint=f"see {PREFIX}/openapi.json")
 
@@ -209,7 +213,7 @@ def _probe(model: type) -> dict[str, Any]:
 
 @probes.get("/healthz", summary="Whether the process is alive and its flows turn", **_probe(answers.Health))
 async def healthz(served: Now) -> Response:
-    # Red when a flow has stopped to turn; what it is about is in the log, and names are no secret.
+    # Fails when a flow has stopped polling. The cause is in the log; names are not secret.
     stuck = served.feed.stuck()
     health = answers.Health(status="stuck" if stuck else "ok", version=__version__, stuck=stuck)
     return JSONResponse(to_plain(health), 503 if stuck else 200)
@@ -217,14 +221,14 @@ async def healthz(served: Now) -> Response:
 
 @probes.get("/readyz", summary="Whether everything that has work moves", **_probe(answers.Readiness))
 async def readyz(request: Request, served: Now) -> Response:
-    # Green or red for everybody; what is stalled only for those who may read.
+    # The status is public; what is stalled is only for those who may read.
     found, guard = readiness(served), request.app.state.guard
     if not guard.is_loopback and not guard.accepts(request.headers.get("authorization")):
         found = answers.Readiness(ready=found.ready, stalled=(), errored=())
     return JSONResponse(to_plain(found), 200 if found.ready else 503)
 
 
-# -- what the document does not describe: itself, metrics, events, the page
+# -- what the document omits: itself, metrics, events, the page
 
 
 def _routes() -> list[Route]:
@@ -259,7 +263,7 @@ async def _events(request: Request) -> Response:
 
 
 async def _follow(served: Served, may_change: bool) -> AsyncIterator[str]:
-    """Everything at first, then what changes; a comment now and then, so that a dead line is noticed."""
+    """Send everything first, then changes, with an occasional comment so that a dead connection is noticed."""
     feed, seq, sent, pause = served.feed, 0, 0.0, 0.0
     while not feed.stopping:
         if feed.seq > seq and time.monotonic() >= sent + pause:
@@ -274,7 +278,7 @@ async def _follow(served: Served, may_change: bool) -> AsyncIterator[str]:
 
 
 def _page() -> list[Route]:
-    """The files of the page, read once; they hold no data and need no token."""
+    """The files of the page, read once; they contain no data and need no token."""
     found = []
     for file in resources.files("aqueduck.web").joinpath("page").iterdir():
         kind = PAGE_TYPES.get("." + file.name.rpartition(".")[2])

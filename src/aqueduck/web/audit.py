@@ -1,8 +1,9 @@
 """
-A line in the log for each change and for each refusal, with the client's address.
+A log line for each change and for each refusal, with the client's address.
 
-Refusals of one address are counted and written at most every few seconds, so that guessing tokens leaves a trace and does not
-fill the disk.  The address is that of the connection: headers in which a client says who it is are not believed.
+Refusals of one address are counted and logged at most every few seconds, so that guessing tokens leaves a
+trace but does not fill the disk. The address is that of the connection: headers in which a client states its
+address are ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ log = structlog.get_logger()
 
 PAUSE_SECONDS = 10.0
 CLIENTS_MAX = 1000
-"""Addresses that are remembered; the one that was quiet for longest is forgotten."""
+"""Addresses that are remembered; the one that was quiet longest is dropped first."""
 
 
 class Audit:
@@ -28,7 +29,7 @@ class Audit:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._refused: OrderedDict[str, tuple[float, int]] = OrderedDict()
-        """When an address had its last line, and how many refusals came since."""
+        """When an address was last logged, and how many refusals followed."""
 
     def change(
         self, client: str, token: str | None, method: str, path: str, names: Mapping[str, object]

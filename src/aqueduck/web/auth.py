@@ -1,9 +1,9 @@
 """
-Who may ask for what: the tokens, and the names under which the server answers.
+Authorization: the tokens, and the host names that the server answers to.
 
-Changing anything needs a token that may operate, and without one nothing can be changed.  Reading needs a token too unless
-the server is bound to a loopback address; there, only requests for a loopback name are answered, so that a web page
-elsewhere cannot read along through a name of its own that points here.
+Every change needs a token with the scope `operate`; without such a token nothing can be changed. Reading also
+needs a token unless the server is bound to a loopback address; there, only requests for a loopback name are
+answered, so that another web page cannot read the data through its own DNS name for this address.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The rules of one server."""
+    """The access rules of one server."""
 
     tokens: tuple[Token, ...] = field(repr=False)
     is_loopback: bool
@@ -34,7 +34,7 @@ class Guard:
         return any(token.scope == "operate" for token in self.tokens)
 
     def check_host(self, host: str) -> None:
-        """Refuse names that are not ours, where we know which ones are."""
+        """Refuse host names that are not ours, if ours are known."""
         if self.is_loopback and _without_port(host) not in {*_LOOPBACK_NAMES, self.host.strip("[]").lower()}:
             raise BadRequestError(
                 "this server answers under a loopback name only",
@@ -42,7 +42,10 @@ class Guard:
             )
 
     def check(self, authorization: str | None, *, changes: bool) -> str | None:
-        """Refuse what the sender may not do; the name of the token that was sent, which has to be right in any case."""
+        """
+        Refuse what the sender may not do; returns the name of the token. A token that is sent must be valid
+        in any case.
+        """
         if changes and not self.can_change:
             raise ReadOnlyError(
                 "nothing can be changed over HTTP, because the server has no token that permits it",
@@ -65,12 +68,12 @@ class Guard:
         return token.name
 
     def accepts(self, authorization: str | None) -> bool:
-        """Whether the header holds one of the tokens."""
+        """Whether the header contains one of the tokens."""
         return find_token(self.tokens, authorization) is not None
 
 
 def make_guard(server: ServerConfig, env: Mapping[str, str]) -> Guard:
-    """The rules that the configuration asks for; raises if a token is missing or weak."""
+    """The rules from the configuration; raises if a token is missing or weak."""
     return Guard(read_tokens(server, env), server.is_loopback, server.host)
 
 

@@ -1,8 +1,8 @@
 """
-Limits on what clients may hold open: how many connections, and how long a request may take to arrive.
+Limits for clients: the number of open connections, and the time in which a request must arrive.
 
-`Listener` bounds the connections of a server, TLS handshakes included, so that strangers cannot use up the descriptors
-of the process; `TimedProtocol` ends a connection whose request does not arrive in time.
+`Listener` limits a server's connections, including TLS handshakes, so that strangers cannot exhaust the file
+descriptors of the process; `TimedProtocol` closes a connection whose request does not arrive in time.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ log = structlog.get_logger()
 
 CONNECTIONS_MAX = 256
 REQUEST_SECONDS_MAX = 15.0
-"""From the first byte that is waited for to the last one of the body."""
+"""From the start of the wait for the first byte to the last byte of the body."""
 WARNING_SECONDS = 60.0
 SILENT_SECONDS = (10, 5, 4)
-"""TCP asks a silent client after so many seconds, then as often as the second, and gives it up after the third."""
+"""
+TCP probes a silent client after the first number of seconds, repeats at the second, and gives up after the
+third number of probes.
+"""
 
 
 class Listener(socket.socket):
@@ -38,7 +41,7 @@ class Listener(socket.socket):
         self._warned_at = float("-inf")
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """As always; asyncio ignores `ConnectionAbortedError` and waits for the next one."""
+        """Accept a connection; asyncio ignores `ConnectionAbortedError` and waits for the next one."""
         accepted, address = super().accept()
         if sum(one.fileno() >= 0 for one in self._accepted) >= CONNECTIONS_MAX:
             accepted.close()
@@ -59,7 +62,7 @@ class Listener(socket.socket):
 
 
 class TimedProtocol(H11Protocol):
-    """A connection of uvicorn's that is closed when a request takes too long to arrive."""
+    """A uvicorn connection that closes when a request takes too long to arrive."""
 
     _late: asyncio.TimerHandle | None = None
 
@@ -76,7 +79,7 @@ class TimedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        """One deadline for head and body: bytes that trickle do not move it."""
+        """One deadline for head and body: slow bytes do not extend it."""
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._rest()
         elif self._late is None:

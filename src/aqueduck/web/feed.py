@@ -1,9 +1,9 @@
 """
-One overview a second for everybody: the newest one, how it changed, and a short history.
+One overview a second for all clients: the newest one, its changes, and a short history.
 
-The page is fed with *parts*: a head, the lake, the errors, and one part for each table and destination, so that a
-thousand tables of which three are busy cost three rows a second.  `since` gives what changed after a number;
-0 gives everything.  Whether all of it moves is decided by `readiness`.
+The page receives *parts*: a head, the lake, the errors, and one part for each table and destination, so that
+a thousand tables of which three are busy cost three rows a second. `since` returns the changes after a
+number; 0 returns everything. `readiness` decides whether all work is making progress.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ __all__ = ["Feed"]
 log = structlog.get_logger()
 
 HISTORY = 600
-"""Points that are kept of each series: ten minutes."""
+"""Points kept per series: ten minutes."""
 
 RATE_SECONDS = 5.0
-"""Rates are over so long: batches come in steps, and a second may have none."""
+"""Rates are averaged over this time: batches come in steps, and a second may have none."""
 
 Row = TableOverview | DestinationOverview
 _ROWS = frozenset({"groups", "destinations"})
 
 
 class Feed:
-    """Looks once in `interval` seconds; readers never wait for a look."""
+    """Makes an overview every `interval` seconds; readers never wait for it."""
 
     def __init__(self, overviews: Overviews, *, stall_seconds: float, interval: float = 1.0) -> None:
         self.interval = interval
@@ -69,7 +69,7 @@ class Feed:
         self._thread.start()
 
     def stop(self) -> None:
-        """Also ends the streams of those who follow."""
+        """Stop, and end the streams of all listeners."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join(timeout=10)
@@ -83,7 +83,7 @@ class Feed:
             self.look()
 
     def look(self) -> None:
-        """Take one overview; a failure is kept for readiness and leaves the last overview in place."""
+        """Make one overview; a failure is recorded for readiness and keeps the previous overview."""
         try:
             overview = self._overviews.overview()
         except Exception as exc:  # noqa: BLE001 - a picture that fails must not end the server that shows it
@@ -105,16 +105,16 @@ class Feed:
         return self._overview
 
     def stalled(self) -> tuple[Stalled, ...]:
-        """What has work and does not move; also that we have not seen anything for long."""
+        """Work that makes no progress, including a feed that has had no overview for long."""
         blind = (datetime.now(UTC) - self._looked_at).total_seconds()
         if blind < self._watch.stall_seconds:
             return self._stalled
         why = f": {self._failure}" if self._failure else ""
-        reason = f"the service does not say how it fares{why}"
+        reason = f"the service does not report its state{why}"
         return (*self._stalled, Stalled(flow="", group=None, tables=(), reason=reason, seconds=int(blind)))
 
     def stuck(self) -> tuple[str, ...]:
-        """Flows that do not even look for work any more: a restart may help."""
+        """Flows that have stopped polling for work: a restart may help."""
         if self._overview is None:
             return ()
         now = datetime.now(UTC)
@@ -131,7 +131,7 @@ class Feed:
         return self._seq
 
     def since(self, seq: int) -> dict[str, Any]:
-        """Parts that are new, different or gone after `seq`, and the points of the charts."""
+        """Parts that are new, changed or gone after `seq`, and the points of the charts."""
         with self._lock:
             return {
                 "seq": self._seq,
@@ -176,7 +176,7 @@ class Feed:
         }
 
     def _take_rows(self, overview: Overview, before: datetime) -> dict[str, float]:
-        """Stamp what changed; gives the rate of each row, and of each slot's events, in changes a second."""
+        """Stamp changed parts; returns the rate of each row, and of each slot's events, in changes a second."""
         rates: dict[str, float] = {}
         for key, row in _rows(overview):
             old, old_rate = self._rows.get(key, (row, 0.0))
@@ -198,7 +198,7 @@ class Feed:
         return rates
 
     def _rate(self, key: str, before: tuple[datetime, int], now: tuple[datetime, int]) -> float:
-        """Changes a second over the last seconds; counts are kept only of what changes."""
+        """Changes a second over the last seconds; counts are kept only for rows that change."""
         if key not in self._lately and now[1] <= before[1]:
             return 0.0
         counts = self._lately.setdefault(key, deque([before]))
@@ -207,12 +207,12 @@ class Feed:
             counts.popleft()
         seconds = (now[0] - counts[0][0]).total_seconds()
         rate = (now[1] - counts[0][1]) / seconds if seconds > 0 else 0.0
-        if rate <= 0:  # quiet, or counted anew after a restart
+        if rate <= 0:  # quiet, or reset by a restart
             del self._lately[key]
         return max(0.0, rate)
 
     def _take_points(self, overview: Overview, rates: dict[str, float]) -> None:
-        """A point is time in ms, what is behind, how old it is, and changes a second."""
+        """A point is time in ms, bytes behind, their age, and changes a second."""
         points = dict(_points(overview, rates))
         for name, point in points.items():
             series = self._series.setdefault(name, deque(maxlen=HISTORY))

@@ -1,1 +1,1 @@
-"""Columns of a table: which ones it has over time, which type each has in the lake, and what a projection makes of them."""
+"""Columns of a table: its versions over time, their types in the lake, and the effect of a projection."""

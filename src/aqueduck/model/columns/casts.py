@@ -1,10 +1,9 @@
 """
-SQL that turns PostgreSQL's text output into lake values, in DuckDB, whole columns at a time.
+SQL that casts PostgreSQL's text output to lake values, in DuckDB, whole columns at a time.
 
-Each function takes an expression for the text and gives one for the value; NULL stays NULL.
-Legal output never fails: what a lake type cannot hold becomes what `docs/types.md` says.  Text
-that no server prints fails, and is never taken for something else.  Which type uses which of
-these is in `typemap`.
+Each function takes an expression for the text and returns one for the value; NULL stays NULL. Valid server
+output never fails: a value that the lake type cannot hold is converted as `docs/types.md` describes. Text
+that no server prints fails instead of being misread. `typemap` assigns the functions to types.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ __all__ = [
 
 
 class Json(enum.Enum):
-    """How a value is written in JSON: in arrays in the lake, and in change events."""
+    """How a value is written in JSON: for arrays in the lake, and for change events."""
 
     BOOLEAN = "`true`, `false`"
     NUMBER = "number"
@@ -39,7 +38,7 @@ def from_bool(expr: str, _target: str) -> str:
 
 
 def from_bytea(expr: str, _target: str) -> str:
-    """Both of PostgreSQL's formats: hex begins with a backslash and an x, which escape never does."""
+    """Both formats of PostgreSQL: hex begins with a backslash and an x, the escape format never does."""
     tokens = rf"regexp_extract_all({expr}, '\\\\|\\[0-7]{{3}}|[^\\]+')"
     octal = "64 * cast(b[2] as integer) + 8 * cast(b[3] as integer) + cast(b[4] as integer)"
     byte = rf"case when b = '\\' then '\x5C' when prefix(b, '\') then printf('\x%02X', {octal}) else b end"
@@ -52,13 +51,13 @@ def from_numeric(expr: str, target: str) -> str:
 
 
 def from_date(expr: str, target: str) -> str:
-    # DuckDB reads '0044-03-15 BC' as a date of our era, so this cannot be left to a failing cast.
+    # DuckDB parses '0044-03-15 BC' as a date AD instead of failing, so the cast cannot detect it.
     era = f"cast(left({expr}, -3) || ' (BC)' as {target})"
     return f"case when suffix({expr}, ' BC') then {era} else cast({expr} as {target}) end"
 
 
 def from_timestamp(expr: str, target: str) -> str:
-    """The plain cast, and for the rare text that it refuses: BC, and times after DuckDB's last one."""
+    """A plain cast; BC and times after DuckDB's last timestamp, which it refuses, are handled separately."""
     era = rf"regexp_replace({expr}, '^(\S+) (.*) BC$', '\1 (BC) \2')"
     rare = (
         f"case when suffix({expr}, ' BC') then cast({era} as {target})"
@@ -69,15 +68,16 @@ def from_timestamp(expr: str, target: str) -> str:
 
 
 def from_json(expr: str, target: str) -> str:
-    # The type json keeps escapes that are no Unicode, such as a lone surrogate; DuckDB does not.
+    # PostgreSQL's json allows escapes that are not valid Unicode, such as a lone surrogate; DuckDB does not.
     return f"coalesce(try_cast({expr} as {target}), to_json({expr}))"
 
 
 def array_to_json(expr: str, element: Json, delimiter: str = ",") -> str:
     """
-    An array as JSON, of any number of dimensions.
+    An array of any number of dimensions, as JSON.
 
-    One with other lower bounds than 1, such as `[0:1]={a,b}`, is a JSON string of PostgreSQL's text.
+    An array with lower bounds other than 1, such as `[0:1]={a,b}`, becomes a JSON string with PostgreSQL's
+    text.
     """
     body = {
         Json.BOOLEAN: _boolean_array,
@@ -105,9 +105,10 @@ def _float_array(expr: str) -> str:
 
 def _string_array(expr: str, element: Json, delimiter: str) -> str:
     """
-    Elements that PostgreSQL quotes where it has to, with a backslash before quotes and backslashes.
+    Elements that PostgreSQL quotes where necessary, with a backslash before quotes and backslashes.
 
-    Three ways, from the most general to the fastest, which measure 3.5, 0.6 and 0.3 s for a million small arrays.
+    Three ways, from the most general to the fastest, which measure 3.5, 0.6 and 0.3 s for a million small
+    arrays.
     """
     mark, inside = _text(delimiter), _text("\\" + delimiter)[1:-1]
     unquoted = r"""regexp_replace(substr(t, 2, length(t) - 2), '\\(.)', '\1', 'g')"""
@@ -119,7 +120,7 @@ def _string_array(expr: str, element: Json, delimiter: str) -> str:
     if element is not Json.STRING:
         return whole
     body = f"substr({expr}, 2, length({expr}) - 2)"
-    # DuckDB reads lists with the same quotes, but gives a meaning to more characters outside of them.
+    # DuckDB parses lists with the same quotes, but more characters are special outside of them.
     native = f"to_json(cast('[' || {body} || ']' as varchar[]))"
     quoted = (
         f"case when regexp_matches({body}, '[''\\[\\](){{}}]') then {whole} else {native} end"

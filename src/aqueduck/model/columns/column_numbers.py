@@ -1,12 +1,12 @@
 """
-Which columns of a table a version of it has, told by names alone.
+Match a version of a table's columns, of which only the names are known, with catalog numbers.
 
-The stream describes a table by the names and types of its columns, in the order of their numbers in the catalog, and does not
-tell the numbers.  Names do not do: a column may get another name, and its old one may be given to another column, before anybody asks
-the catalog.  What is known is the version before it, the catalog of now, and two laws: a number is never given
-twice, and a new column comes last.  So a version's columns are a row of ascending numbers, in which no column
-is missing that was there before and is there now.  Often that leaves one way only.  A column's name in between
-is taken to be that of before or of now, unless that leaves no way.
+The stream describes a table by the names and types of its columns, in the order of their numbers in the
+catalog, but without the numbers. Names are not enough: a column may be renamed, and its old name given to
+another column, before the catalog is read. Known are the previous version, the current catalog, and two
+rules: a number is never reused, and a new column comes last. So a version's columns have ascending numbers,
+and include every column that existed before and exists now. Often only one match is possible. A column that
+existed in between is assumed to have its previous or its current name, unless no match remains.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from dataclasses import dataclass
 __all__ = ["UNCLEAR", "match_numbers"]
 
 UNCLEAR = -1
-"""The number of columns of a version for which there is more than one way."""
+"""The number of the columns of a version for which several matches are possible."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Number:
     value: int
     names: frozenset[str] | None
-    """Names that it had before and has now; None if it came and went unseen."""
+    """Its previous and current names; None if the column was added and dropped unseen."""
     new: bool
-    """Whether it came after the version before, so that it may not be there yet."""
+    """Whether it was added after the previous version, so that it may be missing."""
     kept: bool
-    """Whether it is there now, so that it cannot have gone before."""
+    """Whether it exists now, so that it cannot have been dropped before."""
 
 
 def match_numbers(
@@ -40,10 +40,11 @@ def match_numbers(
     optional: Collection[int] = (),
 ) -> list[int] | None:
     """
-    The numbers of a version's columns `names`; None if that is not clear.
+    The numbers of a version's columns `names`; None if they are ambiguous.
 
-    `before` and `now` are numbers with their names, `newest` the highest number that was given before, `unseen` are those of columns
-    that are in neither and may have been there in between.  Those in `optional` may be left out although they are there.
+    `before` and `now` map numbers to names, `newest` is the highest number given out before, `unseen` are the
+    numbers of columns that are in neither and may have existed in between. Columns in `optional` may be
+    missing although they exist.
     """
     numbers = []
     for value in sorted({*before, *now, *unseen}):
@@ -52,13 +53,13 @@ def match_numbers(
         kept = value in now and (new or value in before) and value not in optional
         numbers.append(_Number(value, frozenset(known) or None, new, kept))
     ways, found = _match(names, numbers, strict=True)
-    if ways == 0:  # a name that neither of them has: it was changed twice
+    if ways == 0:  # a name that is in neither: the column was renamed twice
         ways, found = _match(names, numbers, strict=False)
     return found if ways == 1 else None
 
 
 def _match(names: Sequence[str], numbers: Sequence[_Number], *, strict: bool) -> tuple[int, list[int]]:
-    """How many ways there are, at most 2, and the one that takes the lowest numbers."""
+    """The number of possible matches, at most 2, and the one with the lowest numbers."""
     many, wide = len(names), len(numbers) - len(names)
     if wide < 0:
         return 0, []

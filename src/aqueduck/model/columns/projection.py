@@ -1,14 +1,14 @@
 """
-What of a source table goes into the lake, and as what: the rules of a table's projection.
+What part of a source table goes into the lake, and in what form: the rules of a table's projection.
 
-A `Projection` is what people asked for: columns, names, masks, a row filter, and the publication whose own lists
-and filters apply if it is theirs.  It travels with the table's columns (`TableSchema.projection`), so that
-capture, tasks and driver all know it.  `lake_schema` is the table as the lake has it; nothing else tells one from the other.
-Pure: the SQL is in `lake.fold.projected`, reading row filters in `lake.fold.row_filter`.
+A `Projection` is what the user asked for: columns, names, masks, a row filter, and the publication if its own
+lists and filters apply. It is part of the table's schema (`TableSchema.projection`), so that capture, tasks
+and driver all have it. `lake_schema` is the table as the lake has it; it is the only function that
+distinguishes the two. Pure: `lake.fold.projected` has the SQL, `lake.fold.row_filter` parses row filters.
 
-People name columns; a column keeps its number when it is renamed.  What was named is therefore bound to numbers once
-(`bind`), and found by number first.  Where neither number nor name can tell, `problem` says so, and the table is
-copied again rather than guessed about: a guess could show what was to be masked.
+Users name columns, but a column keeps only its number when it is renamed. Names are therefore bound to
+numbers once (`bind`), and columns are found by number first. If neither number nor name identifies a column,
+`problem` says so, and the table is re-copied: a guess could reveal values that should be masked.
 """
 
 from __future__ import annotations
@@ -47,36 +47,36 @@ TEXT_OID = 25
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What stands in the lake instead of a column's values."""
+    """What the lake has instead of a column's values."""
 
     kind: Literal["hash", "redact", "constant"]
     value: str = ""
-    """Of a constant, as PostgreSQL would write it."""
+    """For a constant: the value as PostgreSQL writes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """What people asked for; empty means everything, as it is."""
+    """What the user asked for; if empty, all columns unchanged."""
 
     columns: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     rename: tuple[tuple[str, str], ...] = ()
     masks: tuple[tuple[str, Mask], ...] = ()
     where: str = ""
-    """The row filter as it was written."""
+    """The row filter as the user wrote it."""
     publication: str = ""
-    """A publication that is not ours, and whose column list and row filter apply."""
+    """A publication of the user's whose column list and row filter apply."""
     salt_env: str = ""
-    """The variable that holds the salt of hashes; the salt itself is nowhere in here."""
+    """The variable that holds the salt of hashes; never the salt itself."""
     salt: str = ""
-    """A mark by which another salt is noticed, see `salt_mark`."""
+    """A fingerprint that reveals a changed salt, see `salt_mark`."""
     condition: str = field(default="", compare=False)
     """The row filter over f0, f1, …: the columns of `reads`."""
     reads: tuple[str, ...] = field(default=(), compare=False)
     numbers: tuple[tuple[str, int], ...] = field(default=(), compare=False)
-    """Which column each name meant when it was bound."""
+    """The column that each name referred to when it was bound."""
     published_where: str = ""
-    """The publication's row filter, as PostgreSQL writes it."""
+    """The publication's row filter as PostgreSQL writes it."""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Projection:
@@ -87,7 +87,7 @@ class Projection:
 
     @property
     def named(self) -> list[str]:
-        """Every column that is named, once."""
+        """Every named column, once."""
         names = [*self.columns, *self.exclude, *(n for n, _ in self.rename), *(n for n, _ in self.masks)]
         return list(dict.fromkeys([*names, *self.reads]))
 
@@ -98,7 +98,7 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One column of the lake: where its text is among the source's columns, its name, and its mask."""
+    """One column of the lake: the index of its source column, its name, and its mask."""
 
     index: int
     name: str
@@ -106,7 +106,7 @@ class Cell:
 
 
 def salt_mark(salt: str) -> str:
-    """What may be kept of a salt, to notice another one."""
+    """A fingerprint of a salt that may be stored, to detect another salt."""
     return hashlib.sha256(b"aqueduck salt mark:" + salt.encode()).hexdigest()[:16]
 
 
@@ -115,9 +115,10 @@ def salt_mark(salt: str) -> str:
 
 def bind(table: TableSchema, wanted: Projection, before: Projection | None = None) -> TableSchema:
     """
-    The table with its projection, every name bound to a column; raises `ConfigError` for what cannot be.
+    The table with its projection, every name bound to a column; raises `ConfigError` for names that cannot be
+    bound.
 
-    `before` is the projection as it was bound earlier: a column that it knows may have another name by now, or be gone.
+    `before` is the projection as bound earlier: its columns may have been renamed or dropped since.
     """
     known = dict(before.numbers) if before is not None else {}
     numbers = []
@@ -140,7 +141,7 @@ def _wrong(table: TableSchema, what: str, hint: str) -> ConfigError:
 
 
 def problem(table: TableSchema) -> str | None:
-    """Why the projection cannot be applied to these columns of the source, if it cannot."""
+    """Why the projection cannot be applied to these source columns; None if it can."""
     found = _problem(table.source or table)
     return None if found is None else found[0]
 
@@ -165,7 +166,7 @@ def _problem(source: TableSchema) -> tuple[str, str] | None:
 
 
 def _unclear(source: TableSchema, wanted: Projection) -> str | None:
-    """Why it cannot be told what the names mean, or a column is missing that cannot be."""
+    """Why a name is ambiguous, or which required column is missing."""
     if any(c.number == 0 for c in source.columns):
         for name in wanted.named:
             if _find(source, name) is None:
@@ -182,10 +183,10 @@ def _unclear(source: TableSchema, wanted: Projection) -> str | None:
 
 def other_rules(before: TableSchema, after: TableSchema) -> str | None:
     """
-    Why rows that are in the lake already may be others under `after`, if they may.
+    Why rows that are already in the lake could differ under `after`; None if they cannot.
 
-    The stream does not bring them again.  What a filter or a hash makes of a value depends on the column's type, and
-    the values of another column are others, whatever its name.
+    The stream does not send them again. The result of a filter or a hash depends on the column's type; and
+    another column has other values, even under the same name.
     """
     one, other = before.source or before, after.source or after
     if one.projection != other.projection:
@@ -220,13 +221,13 @@ def _differ(one: Column, other: Column) -> bool:
 
 
 def is_clear(table: TableSchema) -> bool:
-    """Whether the projection can be applied to these columns without asking the catalog about them."""
+    """Whether the projection can be applied to these columns without the catalog."""
     source = table.source or table
     return source.projection is None or (problem(table) is None and all(c.number > 0 for c in source.columns))
 
 
 def _find(table: TableSchema, name: str) -> int | None:
-    """Where a named column is: by the number it had, else by its name."""
+    """The index of a named column: by the number it had, otherwise by its name."""
     assert table.projection is not None
     number = dict(table.projection.numbers).get(name, 0)
     by_number = [i for i, c in enumerate(table.columns) if number and c.number == number]
@@ -235,7 +236,10 @@ def _find(table: TableSchema, name: str) -> int | None:
 
 
 def _all(table: TableSchema, name: str) -> set[int]:
-    """Columns that a name may mean: for what must not be shown, both that of its number and that of its name."""
+    """
+    The columns that a name may refer to: for a column that must stay hidden, those with its number and with
+    its name.
+    """
     assert table.projection is not None
     number = dict(table.projection.numbers).get(name, 0)
     return {i for i, c in enumerate(table.columns) if c.name == name or (number and c.number == number)}
@@ -245,7 +249,10 @@ def _all(table: TableSchema, name: str) -> set[int]:
 
 
 def lake_schema(table: TableSchema) -> TableSchema:
-    """The table as the lake has it: the same without a projection, else with the source's columns beside it."""
+    """
+    The table as the lake has it: unchanged without a projection, otherwise with the source's columns beside
+    it.
+    """
     if table.projection is None:
         return table
     cells = lake_cells(table)
@@ -256,7 +263,7 @@ def lake_schema(table: TableSchema) -> TableSchema:
 
 
 def lake_cells(table: TableSchema) -> list[Cell]:
-    """The lake's columns, in the source's order; `table` has the projection."""
+    """The lake's columns in the source's order; `table` has the projection."""
     wanted = table.projection
     assert wanted is not None
     chosen = _chosen(table, wanted)
@@ -282,7 +289,10 @@ def _chosen(table: TableSchema, wanted: Projection) -> set[int]:
 
 
 def _masked(column: Column, mask: Mask | None) -> Column:
-    """A hash is text.  Rows from before a new column have a value that would have to be masked: they are copied."""
+    """
+    A hash has the type text. Rows older than a new column have a default that would have to be masked, so
+    they are re-copied.
+    """
     if mask is None:
         return column
     if mask.kind == "hash":
@@ -296,13 +306,13 @@ def _masked(column: Column, mask: Mask | None) -> Column:
 
 
 def filters_rows(table: TableSchema) -> bool:
-    """Whether rows may be in the source and not in the lake, by our filter or the publication's."""
+    """Whether our filter or the publication's may keep source rows out of the lake."""
     wanted = (table.source or table).projection
     return wanted is not None and bool(wanted.condition or wanted.published_where)
 
 
 def masks_key(table: TableSchema) -> bool:
-    """Whether rows cannot be looked up in the source by the keys that the lake has."""
+    """Whether the lake's keys cannot be used to look up rows in the source."""
     source = table.source
     if source is None:
         return False
@@ -310,14 +320,14 @@ def masks_key(table: TableSchema) -> bool:
 
 
 def filter_columns(table: TableSchema) -> list[int]:
-    """Where the columns are that the row filter reads, in the order of f0, f1, …."""
+    """The indexes of the columns that the row filter reads, in the order of f0, f1, …."""
     assert table.projection is not None
     found = [_find(table, name) for name in table.projection.reads]
     return [i for i in found if i is not None]
 
 
 def only_needed(table: TableSchema) -> TableSchema:
-    """The table without the columns that neither the lake nor the row filter needs; they need not be read at all."""
+    """The table without the columns that neither the lake nor the row filter needs; they need not be read."""
     if table.projection is None or not is_clear(table):
         return table
     needed = {cell.index for cell in lake_cells(table)} | set(filter_columns(table))
@@ -325,7 +335,7 @@ def only_needed(table: TableSchema) -> TableSchema:
 
 
 def copies_cells(table: TableSchema) -> bool:
-    """Whether the lake's rows are the source's, cell by cell: nothing is masked, filtered by us or left out of what is read."""
+    """Whether the lake's rows equal the source's cell by cell, without masks, our filter or omitted columns."""
     source = table.source
     if source is None or source.projection is None:
         return True
@@ -335,7 +345,7 @@ def copies_cells(table: TableSchema) -> bool:
 
 
 def blank_columns(table: TableSchema) -> set[int]:
-    """Columns that are in the lake, but whose values nobody needs: they are redacted or constant."""
+    """Columns of the lake whose source values are not needed: they are redacted or constant."""
     if table.projection is None or not table.projection.masks:
         return set()
     blank = {cell.index for cell in lake_cells(table) if cell.mask is not None and cell.mask.kind != "hash"}

@@ -1,13 +1,13 @@
 """
-PostgreSQL types in the lake: which DuckDB type a column gets, and how text becomes it.
+PostgreSQL types in the lake: the DuckDB type of each column, and the cast from text.
 
-`TABLE` is the whole mapping; `docs/types.md` shows it, and a test compares the two with each
-other and with a server's catalog.  `cast_sql` is the one way from PostgreSQL's text output to a
-lake value; copies read some types in binary instead (`postgres.decode.copybinary`), and a test compares
-the two ways.  The SQL is in `casts`.  Pure: columns and expressions in, expressions out.
+`TABLE` is the whole mapping; `docs/types.md` documents it, and a test compares both with each other and with
+a server's catalog. `cast_sql` is the only cast from PostgreSQL's text output to a lake value; copies read
+some types in binary instead (`postgres.decode.copybinary`), and a test compares the two ways. The SQL is in
+`casts`. Pure: columns and expressions in, expressions out.
 
-The text is expected as the server writes it with `DateStyle = ISO`, `IntervalStyle = postgres` and
-`extra_float_digits >= 1`, which is what our connections set.
+The text must be written with `DateStyle = ISO`, `IntervalStyle = postgres` and `extra_float_digits >= 1`,
+which our connections set.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ DECIMAL_DIGITS_MAX = 38
 
 @dataclass(frozen=True, slots=True)
 class TypeRow:
-    """Types that are treated alike: PostgreSQL → Arrow → DuckLake → JSON."""
+    """Types that are mapped alike: PostgreSQL → Arrow → DuckLake → JSON."""
 
     lake: str
     arrow: str
     json: Json
     oids: Mapping[str, tuple[int, int]]
-    """By the name that `format_type` gives: the type's OID and that of its array."""
+    """By the name that `format_type` returns: the OIDs of the type and of its array."""
     cast: Callable[[str, str], str] | None = None
-    """Where a plain cast will not do: (expression, lake type) → expression."""
+    """For types that need more than a plain cast: (expression, lake type) → expression."""
 
 
 TABLE = (
@@ -98,12 +98,12 @@ _ELEMENTS = {array: oid for row in TABLE for oid, array in row.oids.values()}
 _OTHER = TypeRow(TEXT, "string", Json.STRING, {})
 _BOX = 603
 _STRINGS = {25, 1043}  # text, character varying
-# varchar(n), varbit(n), time(n), timestamp(n), with and without time zone: a higher bound changes no value.
+# varchar(n), varbit(n), time(n), timestamp(n), with and without time zone: a higher limit changes no value.
 _BOUNDED = {1043, 1562, 1083, 1266, 1114, 1184}
 
 
 def lake_type(col: Column) -> str:
-    """The DuckDB type of the column in the lake; text where there is no exact one."""
+    """The DuckDB type of the column in the lake; text if no type matches exactly."""
     oid = _stored_oid(col)
     if _element_oid(col):
         return ARRAY_LAKE_TYPE
@@ -115,10 +115,10 @@ def lake_type(col: Column) -> str:
 
 def keeps_values(was: Column, now: Column) -> bool:
     """
-    Whether a column that got another type still has the values that it had, as the lake shows them.
+    Whether a column whose type changed keeps its values as the lake shows them.
 
-    PostgreSQL tells nothing of rows that it wrote anew for it.  False where that is not sure: `char(5)` as `char(10)` or
-    `text` has other spaces, `timestamp(0)` is rounded, `jsonb` orders its keys.
+    PostgreSQL does not send the rows that such a change rewrites. False if in doubt: `char(5)` as `char(10)`
+    or `text` has other spaces, `timestamp(0)` is rounded, `jsonb` orders its keys.
     """
     one, other = _element_oid(was) or _stored_oid(was), _element_oid(now) or _stored_oid(now)
     if bool(_element_oid(was)) != bool(_element_oid(now)):
@@ -131,7 +131,7 @@ def keeps_values(was: Column, now: Column) -> bool:
 
 
 def cast_sql(col: Column, expr: str) -> str:
-    """An expression that turns PostgreSQL's text `expr` into `lake_type(col)`; NULL stays NULL."""
+    """An expression that casts PostgreSQL's text `expr` to `lake_type(col)`; NULL stays NULL."""
     element = _element_oid(col)
     if element:
         delimiter = ";" if element == _BOX else col.delimiter
@@ -144,17 +144,17 @@ def cast_sql(col: Column, expr: str) -> str:
 
 
 def _stored_oid(col: Column) -> int:
-    """The type that decides: below a domain, its base type."""
+    """The OID that determines the mapping: for a domain, its base type."""
     return col.base_oid or col.type_oid
 
 
 def _element_oid(col: Column) -> int:
-    """The type of an array's elements; 0 if the column is none, or if only the catalog could tell."""
+    """The type of an array's elements; 0 if the column is not an array, or if only the catalog knows the type."""
     return col.element_oid or _ELEMENTS.get(_stored_oid(col), 0)
 
 
 def decimal_digits(col: Column) -> tuple[int, int] | None:
-    """Digits, and those behind the point, of the exact decimal for a numeric(p,s); None where it is text."""
+    """Precision and scale of the exact decimal for a numeric(p,s); None if the lake has text."""
     if _stored_oid(col) != NUMERIC or col.typmod < 4:
         return None
     precision = (col.typmod - 4) >> 16 & 0xFFFF
