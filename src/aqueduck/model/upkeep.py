@@ -123,7 +123,7 @@ class ExpiryReport:
     snapshots_before: int = 0
     snapshots_after: int = 0
     kept_for: str | None = None
-    """Who still needs lake snapshots that are older than the retention, or why it is not known."""
+    """Readers that still need lake snapshots older than the retention, or why that is unknown."""
     files_removed: int = 0
     orphans_removed: int = 0
 

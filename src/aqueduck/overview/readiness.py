@@ -24,7 +24,7 @@ _COPYING = (SyncState.PENDING, SyncState.SNAPSHOT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled:
-    """Work that does not move, since when, and what it is."""
+    """Stalled work: what it is, and since when."""
 
     flow: str
     group: str | None
@@ -35,7 +35,7 @@ class Stalled:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One thing that ought to move: `mark` is different whenever it did."""
+    """One piece of work: `mark` changes whenever it moves."""
 
     flow: str
     group: str | None
@@ -57,7 +57,7 @@ class ProgressWatch:
     _moved: dict[tuple[str, str | None, str], tuple[Hashable, datetime]] = field(default_factory=dict)
 
     def look(self, overview: Overview) -> tuple[Stalled, ...]:
-        """What is stalled by now; call it for every overview, or stillness goes unseen."""
+        """What is stalled now; call it for every overview, otherwise a stall goes unnoticed."""
         stalled, moved = [], {}
         for work in _works(overview):
             mark, since = self._moved.get(work.key, (None, overview.at))
@@ -75,7 +75,7 @@ class ProgressWatch:
                         seconds=int(seconds),
                     )
                 )
-        self._moved = moved  # what has no work now starts anew when it has some
+        self._moved = moved  # a piece without work starts a new interval when work arrives
         return tuple(stalled)
 
 
@@ -90,11 +90,11 @@ def _works(overview: Overview) -> Iterator[_Work]:
 
 def _stream(flow: FlowOverview, group: GroupOverview) -> Iterator[_Work]:
     behind = bool(group.lag_bytes or group.staged_bytes)
-    # Registry rows that cannot be read hold nothing up: the group runs as they were before.
+    # Unreadable registry rows stop nothing: the group continues with its previous configuration.
     held_up = group.error is not None and group.error.code != ConfigError.code
     if group.state == "streaming" and not behind and not held_up:
         return
-    # What is not streaming cannot know whether there is work: the source may be out of reach.
+    # A group that is not streaming cannot know whether there is work: the source may be unreachable.
     mark = (group.position, group.batches, group.transactions, group.received_bytes)
     waiting = tuple(t.source for t in group.tables if t.queued_changes or t.lag_bytes)
     target = "lake" if group.delivery is None else "sink"

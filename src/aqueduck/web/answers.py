@@ -144,7 +144,7 @@ class ErrorAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """`stuck` names flows that have stopped to look for work."""
+    """`stuck` names flows that have stopped polling for work."""
 
     status: Literal["ok", "stuck"]
     version: str
@@ -153,7 +153,10 @@ class Health:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readiness:
-    """`stalled` names what has work and does not move; `errored` are tables and destinations that failed while the rest goes on."""
+    """
+    `stalled` names work that makes no progress; `errored` are tables and destinations that failed while the
+    others continue.
+    """
 
     ready: bool
     stalled: tuple[Stalled, ...]
@@ -162,7 +165,7 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """It is wanted now; a running service acts within a second."""
+    """The request is recorded; a running service acts within a second."""
 
     message: str
 
@@ -195,6 +198,6 @@ class Errors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """As `aqueduck.list_settings()` gives them."""
+    """The result of `aqueduck.list_settings()`."""
 
     settings: tuple[dict[str, Any], ...]

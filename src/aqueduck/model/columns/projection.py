@@ -147,7 +147,7 @@ def problem(table: TableSchema) -> str | None:
 
 
 def _problem(source: TableSchema) -> tuple[str, str] | None:
-    """With what to do about it."""
+    """The problem, with the fix."""
     if source.projection is None:
         return None
     if reason := _unclear(source, source.projection):
