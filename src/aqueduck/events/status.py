@@ -1,8 +1,8 @@
 """
-What an events flow knows about itself: counters, and the row of `aqueduck status`.
+The status of an events flow: counters, and the row of `aqueduck status`.
 
-`EventsStatus` is plain values that the service changes and others read.  `events_status` works without a service: it
-asks the bookmark, the server, and the state file of the last error.  The picture of a running service is in `overview`.
+`EventsStatus` holds plain values that the service changes and others read. `events_status` works without a service: it
+reads the bookmark, the server, and the state file of the last error.  The picture of a running service is in `overview`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """
 Plan the work of one batch: which segments are folded together, and by which task.
 
-A table's segments fall into *runs* at its barriers (a truncate, which begins a run, and a new
-version of its columns); runs are applied in order.  A small run is applied by the driver straight from
-its segments.  A large one becomes *fold tasks*, each of which a Spark
-task turns into files.  Runs are split by
-size, at segments; only where unchanged values have to be followed, by key bucket.
-Pure functions over segment references; reading and writing is in `lake` and `spark`.
+A table's segments are divided into *runs* at its barriers (a truncate, which begins a run, and a new version
+of its columns). Runs are applied in order. The driver applies a small run directly from its segments. A large
+run becomes *fold tasks*, each of which a Spark task turns into files. Runs are split by size, at segments;
+they are split by key bucket only if unchanged values must be looked up in earlier changes. Pure functions
+over segment references; `lake` and `spark` read and write.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class FoldTask:
     buckets: int
     segments: tuple[SegmentRef, ...]
     own: tuple[int, int] | None = None
-    """Which of the segments it writes the rows of; all of them decide which rows those are."""
+    """The segments whose rows it writes; all segments of the run decide which rows those are."""
 
     @property
     def truncate(self) -> SegmentRef | None:
@@ -153,9 +152,9 @@ def plan_fold_tasks(
 
 def share_tasks(tasks: Sequence[FoldTask], spark_tasks_max: int) -> list[list[FoldTask]]:
     """
-    Which fold tasks share a Spark task: none does where there may be as many, and a Spark task handles its own one after the other.
+    Assign fold tasks to Spark tasks: one each if there may be that many; otherwise a Spark task runs several in turn.
 
-    Fold tasks stay in their order.  Those for the driver are no work for a Spark task: all of them share one, or go with the first.
+    Fold tasks keep their order. The driver's need no Spark task of their own: they share one, or join the first.
     """
     direct = [task for task in tasks if task.direct]
     large = [task for task in tasks if not task.direct]
@@ -170,7 +169,7 @@ def share_tasks(tasks: Sequence[FoldTask], spark_tasks_max: int) -> list[list[Fo
 
 
 def _owners(run: Run, pieces: list[list[SegmentRef]]) -> list[FoldTask]:
-    """A fold task for each piece: it looks at the keys of the whole run and writes its own rows."""
+    """A fold task for each piece: it reads the keys of the whole run and writes its own rows."""
     tasks = []
     at = 0
     for number, piece in enumerate(pieces):
@@ -200,5 +199,5 @@ def _pieces(segments: Sequence[SegmentRef], task_bytes: int) -> list[list[Segmen
 
 def _buckets(run: Run, task_bytes: int) -> int:
     if any(s.unchanged for s in run.segments) and any(s.key_changes for s in run.segments):
-        return 1  # an unchanged value may have to be followed from key to key
+        return 1  # an unchanged value may have to be looked up under an earlier key
     return min(BUCKETS_MAX, max(1, -(-run.bytes // task_bytes)))

@@ -35,7 +35,7 @@ FIRST_SECONDS, LONGEST_SECONDS = 30.0, 1800.0
 
 
 class SyncState(enum.StrEnum):
-    """Where a table is, in the words that users see; what the lake knows is a `TableState` of `lake.ledger.table_states`."""
+    """The state of a table, in the words that users see; what the lake stores is a `TableState` of `lake.ledger.table_states`."""
 
     PENDING = "PENDING"
     """Registered, and waiting for its turn."""
@@ -100,7 +100,7 @@ def fail(life: Lifecycle, error: AqueduckError, now: datetime) -> Lifecycle:
 
 
 def retry_is_due(life: Lifecycle, now: datetime) -> bool:
-    """Whether an errored table is to be tried again by itself now."""
+    """Whether an errored table is due for an automatic retry."""
     return life.state is SyncState.ERRORED and life.retry_at is not None and life.retry_at <= now
 
 

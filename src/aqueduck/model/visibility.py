@@ -1,11 +1,11 @@
 """
 Moments: which transactions of the source a snapshot shows.
 
-A snapshot that a replication slot exports has a position, and shows exactly what was committed before it.  One that
-was taken by SQL has none: a commit is in WAL a little before snapshots show it, or much before it where
-standbys have to confirm it.  There the numbers of the transactions decide.
+A snapshot that a replication slot exports has a position, and shows exactly what was committed before it. A
+snapshot taken by SQL has none: a commit is in the WAL shortly before snapshots show it, or long before if
+standbys must confirm it. In that case transaction ids decide.
 
-This is the one place that decides which changes a copy already has: one change (`shows`), the changes of a batch (`mask`),
+Only this module decides which changes a copy already has: one change (`shows`), the changes of a batch (`mask`),
 or a whole segment (`shows_all`).
 """
 
@@ -49,7 +49,7 @@ class Moment:
         return 0 < (self.xmax - xid) % _NUMBERS < _NUMBERS // 2 and xid not in self.running
 
     def shows_all(self, segment: SegmentRef) -> bool:
-        """Whether it surely shows all changes of a segment, which ends with the commit of a transaction."""
+        """Whether it certainly shows all changes of a segment, which ends with a commit."""
         if segment.kind == "truncate" and segment.commit_lsn:
             return self.shows(segment.commit_lsn, segment.xid)
         return self.xmax is None and segment.last_lsn <= self.position
