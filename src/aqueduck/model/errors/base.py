@@ -22,14 +22,14 @@ _FIX = ". Fix: "
 
 
 class Retry(enum.Enum):
-    """Who acts after an error: the service by itself, or a person."""
+    """Who acts after an error: the service, which retries, or a person."""
 
     AUTO = "auto"
     OPERATOR = "operator"
 
 
 class AqueduckError(Exception):
-    """The base of every error that Aqueduck raises on purpose."""
+    """The base of all errors that Aqueduck raises on purpose."""
 
     code: ClassVar[str] = "aqueduck.error"
     retry: ClassVar[Retry] = Retry.OPERATOR
@@ -77,7 +77,7 @@ class AqueduckError(Exception):
 
 
 def error_codes() -> dict[str, type[AqueduckError]]:
-    """Every code, and the class that it belongs to."""
+    """Every code and its class."""
     return dict(_classes())
 
 
@@ -114,7 +114,7 @@ def _rebuild(cls: type[AqueduckError], message: str, keywords: dict[str, Any]) -
 
 
 def own_error(exc: BaseException) -> AqueduckError:
-    """The error itself if it is ours; else its kind and place, and the system's reason: its message may hold anything."""
+    """The error itself if it is ours; otherwise its type and place, and the system's reason: the message could contain anything."""
     if isinstance(exc, AqueduckError):
         return exc
     frames = traceback.extract_tb(exc.__traceback__)
@@ -130,5 +130,5 @@ def own_error(exc: BaseException) -> AqueduckError:
 
 
 def system_reason(exc: OSError) -> str:
-    """What the operating system says, for the middle of a sentence; without the path, which `exc` itself would show."""
+    """The operating system's message, for the middle of a sentence; without the path that `exc` would show."""
     return (exc.strerror or "unknown reason").lower()

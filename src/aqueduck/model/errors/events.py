@@ -18,7 +18,7 @@ __all__ = [
 
 
 class EventError(AqueduckError):
-    """The family of errors about change events and their sinks; never raised itself."""
+    """The family of errors about change events and their sinks; never raised directly."""
 
 
 class EventValueError(EventError):
@@ -34,38 +34,38 @@ class TransactionTooLargeError(EventError):
 
 
 class BookmarkError(EventError):
-    """The bookmark cannot be read or written, or does not fit the sink or the source."""
+    """The bookmark cannot be read or written, or does not match the sink or the source."""
 
     code = "events.bookmark"
 
 
 class SinkPathError(EventError):
-    """A file of the sink or the state cannot be opened or made."""
+    """A file of the sink or the state cannot be opened or created."""
 
     code = "sink.path"
 
 
 class SinkTableError(EventError):
-    """The table of the sink has other columns than events need."""
+    """The sink's table does not have the columns that events need."""
 
     code = "sink.table"
 
 
 class SinkWriteError(EventError):
-    """Writing to the sink failed, such as on a full disk; nothing of the batch counts as delivered."""
+    """Writing to the sink failed, for example on a full disk; no event of the batch counts as delivered."""
 
     code = "sink.write"
     retry = Retry.AUTO
 
 
 class SinkRejectedError(EventError):
-    """The sink answered that it will not take an event, now or later."""
+    """The sink rejected an event permanently."""
 
     code = "sink.rejected"
 
 
 class SinkUnreachableError(EventError):
-    """The sink did not answer, or answered that it cannot take events now."""
+    """The sink did not answer, or cannot accept events now."""
 
     code = "sink.unreachable"
     retry = Retry.AUTO

@@ -19,55 +19,55 @@ __all__ = [
 
 
 class HttpError(AqueduckError):
-    """The family of errors about the HTTP server; never raised itself."""
+    """The family of errors about the HTTP server; never raised directly."""
 
     status: ClassVar[int] = 500
-    """Of the answer."""
+    """The status of the answer."""
 
 
 class ServerStartError(HttpError):
-    """The HTTP server cannot listen where it should."""
+    """The HTTP server cannot listen on its address."""
 
     code = "http.start"
 
 
 class BadRequestError(HttpError):
-    """A request that does not make sense as it stands."""
+    """A request is malformed."""
 
     code = "http.request"
     status = 400
 
 
 class TokenError(HttpError):
-    """A request needs the server's token and has none, or a wrong one."""
+    """A request needs the server's token and has none, or an invalid one."""
 
     code = "http.token"
     status = 401
 
 
 class ReadOnlyError(HttpError):
-    """A request wants to change something, and the server has no token that would permit it."""
+    """A request would change something, and the server has no token that permits it."""
 
     code = "http.read_only"
     status = 403
 
 
 class ScopeError(HttpError):
-    """A request wants to change something, and its token may only read."""
+    """A request would change something, and its token is read-only."""
 
     code = "http.scope"
     status = 403
 
 
 class NotFoundError(HttpError):
-    """There is nothing at this address."""
+    """The address does not exist."""
 
     code = "http.not_found"
     status = 404
 
 
 class MethodError(HttpError):
-    """What is at this address does not take this method."""
+    """The address does not support the method."""
 
     code = "http.method"
     status = 405

@@ -29,7 +29,7 @@ __all__ = [
 
 
 class LakeError(AqueduckError):
-    """The family of errors about DuckLake; never raised itself."""
+    """The family of errors about DuckLake; never raised directly."""
 
 
 class CatalogUnreachableError(LakeError):
@@ -39,13 +39,13 @@ class CatalogUnreachableError(LakeError):
 
 
 class DataPathError(LakeError):
-    """The lake's data path cannot be written or is not the one the catalog knows."""
+    """The lake's data path cannot be written or differs from the one in the catalog."""
 
     code = "lake.data_path"
 
 
 class EncryptedLakeError(LakeError):
-    """The lake is encrypted: DuckLake could not read files that somebody else wrote."""
+    """The lake is encrypted: DuckLake could not read the files that Aqueduck writes."""
 
     code = "lake.encrypted"
 
@@ -65,13 +65,13 @@ class LakeWriteError(LakeError):
 
 
 class ValueCastError(LakeError):
-    """A value cannot be held by the type of its lake column."""
+    """The type of a lake column cannot hold a value."""
 
     code = "lake.value"
 
 
 class LakeTypeError(LakeError):
-    """A column has a type that cannot be carried exactly."""
+    """A column's type cannot be replicated exactly."""
 
     code = "lake.type"
 
@@ -83,66 +83,66 @@ class SchemaChangeError(LakeError):
 
 
 class SourceExpiredError(LakeError):
-    """Lake snapshots that were still to be read have expired."""
+    """Lake snapshots expired before they were read."""
 
     code = "lake.expired"
 
 
 class MergedChangesError(LakeError):
-    """Updates that were not read yet lie in files that were merged, and look like new rows."""
+    """Updates that were not read yet are in merged files, where they look like new rows."""
 
     code = "lake.merged"
 
 
 class SourceDivergedError(LakeError):
-    """The source lake has another history than the one that was read: it was put back and written on."""
+    """The source lake's history differs from the one that was read: it was restored and then written."""
 
     code = "lake.diverged"
 
 
 class ReservedColumnError(LakeError):
-    """A source column has a name that DuckLake's change feed needs for itself."""
+    """A source column has a name that DuckLake's change feed needs."""
 
     code = "lake.reserved_column"
 
 
 class LakeTableMissingError(LakeError):
-    """The lake table to read or to fill does not exist."""
+    """The lake table to read or to write does not exist."""
 
     code = "lake.table_missing"
 
 
 class TargetReplacedError(LakeError):
-    """A table or view that we did not make has the name of a target."""
+    """A table or view that Aqueduck did not create has the name of a target."""
 
     code = "lake.table_replaced"
 
 
 class PartitionedTargetError(LakeError):
-    """A target is partitioned, and its files would not be."""
+    """A target is partitioned, but the files written to it would not be."""
 
     code = "lake.partitioned"
 
 
 class ForeignTargetError(LakeError):
-    """The target is a table of the lake that Aqueduck did not make."""
+    """The target is a lake table that Aqueduck did not create."""
 
     code = "lake.foreign_target"
 
 
 class NoSnapshotError(LakeError):
-    """No lake snapshot shows the source as of what was asked for."""
+    """No lake snapshot shows the source at the requested point."""
 
     code = "lake.no_snapshot"
 
 
 class DuplicateKeyError(LakeError):
-    """A write has several rows of one key, and nothing says which of them wins."""
+    """A write has several rows with the same key, and nothing determines which one to keep."""
 
     code = "lake.duplicate_key"
 
 
 class ResyncNeededError(LakeError):
-    """A change of the source table can only be followed by copying the table again."""
+    """A change of the source table requires copying the table again."""
 
     code = "lake.resync_needed"

@@ -29,7 +29,7 @@ __all__ = [
 
 
 class SourceError(AqueduckError):
-    """The family of errors about the PostgreSQL source; never raised itself."""
+    """The family of errors about the PostgreSQL source; never raised directly."""
 
 
 class SourceUnreachableError(SourceError):
@@ -52,7 +52,7 @@ class WalLevelError(SourceError):
 
 
 class PrivilegeError(SourceError):
-    """The role lacks a right that it needs."""
+    """The role lacks a required privilege."""
 
     code = "pg.privilege"
 
@@ -70,7 +70,7 @@ class TableMissingError(SourceError):
 
 
 class TableRecreatedError(SourceError):
-    """A source table was dropped, and another one has its name."""
+    """A source table was dropped, and another table has its name."""
 
     code = "pg.table_recreated"
 
@@ -82,26 +82,26 @@ class NoKeyError(SourceError):
 
 
 class SlotLostError(SourceError):
-    """The slot is gone, and with it the WAL between it and now."""
+    """The slot is gone, and the WAL since its position with it."""
 
     code = "pg.slot_lost"
 
 
 class SlotActiveError(SourceError):
-    """Another connection is reading the slot right now."""
+    """Another connection is reading the slot."""
 
     code = "pg.slot_active"
     retry = Retry.AUTO
 
 
 class SlotConflictError(SourceError):
-    """A slot of that name exists, but it is not the one that fits the lake."""
+    """A slot of that name exists, but it does not match the lake."""
 
     code = "pg.slot_conflict"
 
 
 class TwoPhaseSlotError(SourceError):
-    """The slot sends prepared transactions before anybody knows whether they will be committed."""
+    """The slot sends prepared transactions before their outcome is known."""
 
     code = "pg.slot_two_phase"
 
@@ -119,13 +119,13 @@ class PublicationError(SourceError):
 
 
 class UnpublishedError(SourceError):
-    """Tables were not published for a while, and what changed in them then was not sent."""
+    """Tables were not published for a while, and their changes during that time were not sent."""
 
     code = "pg.unpublished"
 
 
 class ProtocolError(SourceError):
-    """The replication stream holds bytes that pgoutput does not write."""
+    """The replication stream contains bytes that pgoutput does not write."""
 
     code = "pg.protocol"
     retry = Retry.AUTO

@@ -25,32 +25,32 @@ class ConfigError(AqueduckError):
 
 
 class CopyDisturbedError(AqueduckError):
-    """Something happened to a table while it was copied; the copy starts over by itself."""
+    """A table changed while it was copied; the copy restarts automatically."""
 
     code = "copy.disturbed"
     retry = Retry.AUTO
 
 
 class TableDisabledError(AqueduckError):
-    """Somebody disabled the table: its changes are parked until it is enabled again."""
+    """The table is disabled: its changes are parked until it is enabled."""
 
     code = "table.disabled"
 
 
 class RoutingError(AqueduckError):
-    """Rows cannot be told apart by the routing field and the destinations' values."""
+    """The routing field and the destinations' values do not separate rows."""
 
     code = "fanout.routing"
 
 
 class VerifyDifferenceError(AqueduckError):
-    """Source and lake do not hold the same rows."""
+    """Source and lake do not have the same rows."""
 
     code = "verify.different"
 
 
 class VerifyPostponedError(AqueduckError):
-    """A comparison was given up, because the flow needs the machine."""
+    """A comparison was stopped because the flow needs the machine."""
 
     code = "verify.postponed"
     retry = Retry.AUTO
@@ -63,12 +63,12 @@ class ServiceLockedError(AqueduckError):
 
 
 class RegistryIncompleteError(AqueduckError):
-    """The registry lacks what the service or the lake knows, and nobody removed that."""
+    """The registry lacks entries that the service or the lake knows and that were not removed."""
 
     code = "registry.incomplete"
 
 
 class MaintenanceError(AqueduckError):
-    """The lake could not be maintained; its rows are as they were."""
+    """Maintenance of the lake failed; its rows are unchanged."""
 
     code = "maintenance.failed"

@@ -12,19 +12,19 @@ __all__ = [
 
 
 class SparkStartError(AqueduckError):
-    """Spark, or the Java that it runs on, did not start."""
+    """Spark, or its Java, did not start."""
 
     code = "spark.start"
 
 
 class SparkQueryError(AqueduckError):
-    """A streaming query ended for a reason of Spark's own, such as a process that was lost."""
+    """A streaming query ended because of Spark itself, for example a lost process."""
 
     code = "spark.query"
     retry = Retry.AUTO
 
 
 class StageFullError(AqueduckError):
-    """The stage has no room left and cannot make any."""
+    """The stage is full and cannot free space."""
 
     code = "stage.full"
