@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from aqueduck.model.columns.projection import only_needed
@@ -22,6 +21,7 @@ from aqueduck.model.errors import ProtocolError
 from aqueduck.model.schema import Column, TableSchema
 from aqueduck.postgres.decode import pgoutput as wireformat
 from aqueduck.postgres.decode import pgoutput_messages as messages
+from aqueduck.postgres.decode.arrow_columns import column_of, own_lsns, unchanged_of
 from aqueduck.postgres.decode.layouts import Layout, make_layout, merged
 from aqueduck.postgres.decode.stream_tables import GivenTables, StreamTables
 from aqueduck.postgres.decode.streamed import Description, Finish, Forget, StreamedTransaction
@@ -39,8 +39,6 @@ __all__ = [
     "make_layout",
     "warm_up",
 ]
-
-_BYTES_SINCE_LSN = 29  # between the LSN in a message's header and the row in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,12 +430,12 @@ class Decoder:
             pa.array(index.tx_xid[tx] if none is None else np.full(rows.size, stream)),
             pa.array(cells.key_changed.view(np.bool_)),
             pa.array(cells.old),
-            _unchanged(cells, layout),
+            unchanged_of(cells, layout),
         ]
-        arrays += [_column(buf, layout, i, cells.new_off, cells.new_len) for i in range(len(layout.sent))]
-        arrays += [_column(buf, layout, i, cells.old_off, cells.old_len) for i in layout.old_columns]
+        arrays += [column_of(buf, layout, i, cells.new_off, cells.new_len) for i in range(len(layout.sent))]
+        arrays += [column_of(buf, layout, i, cells.old_off, cells.old_len) for i in layout.old_columns]
         if self._own_lsn:
-            arrays.append(pa.array(_own_lsns(buf, index.row_at[rows])))
+            arrays.append(pa.array(own_lsns(buf, index.row_at[rows])))
         counts = np.bincount(cells.op, minlength=4)
         return Rows(
             layout,
@@ -457,52 +455,6 @@ _BOUNDS = np.zeros(256, np.bool_)
 _BOUNDS[
     [wireformat.STREAM_START, wireformat.STREAM_STOP, wireformat.STREAM_COMMIT, wireformat.STREAM_ABORT]
 ] = True
-
-
-def _strings(buf: wireformat.Bytes, off: wireformat.Ints, length: wireformat.Ints) -> pa.Array:
-    offsets, data, validity, nulls = wireformat.gather(buf, off, length)
-    buffers = [
-        None if validity is None else pa.py_buffer(validity),
-        pa.py_buffer(offsets),
-        pa.py_buffer(data),
-    ]
-    return pa.Array.from_buffers(pa.string(), length.size, buffers, nulls)
-
-
-def _column(
-    buf: wireformat.Bytes, layout: Layout, index: int, off: wireformat.Ints, length: wireformat.Ints
-) -> pa.Array:
-    at = layout.sent[index]
-    if index in layout.blank:
-        return pa.nulls(length[at].size, pa.string())
-    return _strings(buf, off[at], length[at])
-
-
-def _own_lsns(buf: wireformat.Bytes, row_at: wireformat.Ints) -> wireformat.Ints:
-    """The positions in the headers of the messages; outside of streamed transactions, rows begin a fixed distance after."""
-    at = row_at - _BYTES_SINCE_LSN
-    lsns: wireformat.Ints = buf[at[:, None] + np.arange(8)].view(">i8").ravel().astype(np.int64)
-    return lsns
-
-
-def _unchanged(cells: wireformat.Cells, layout: Layout) -> pa.Array:
-    if not cells.unchanged_total:
-        return pa.nulls(cells.op.size, pa.list_(pa.int16()))
-    offsets, values = wireformat.unchanged_lists(cells)
-    if len(layout.sent) < layout.key_mask.size:
-        offsets, values = _places(layout, offsets, values)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=pa.array(cells.unchanged == 0))
-
-
-def _places(
-    layout: Layout, offsets: npt.NDArray[np.int32], values: npt.NDArray[np.int16]
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int16]]:
-    """Lists of columns of the stream as lists of the table's columns."""
-    place = np.full(layout.key_mask.size, -1, np.int16)
-    place[list(layout.sent)] = np.arange(len(layout.sent), dtype=np.int16)
-    moved = place[values]
-    kept = np.concatenate(([0], np.cumsum(moved >= 0)))
-    return kept[offsets].astype(np.int32), moved[moved >= 0]
 
 
 def warm_up() -> None:
