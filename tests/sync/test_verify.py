@@ -388,7 +388,10 @@ def test_tables_that_are_not_ready_are_not_compared(db: Database, items: SmallSe
     group = items.config.groups[0].model_copy(update={"tables": (file, later)})
     config = items.config.model_copy(update={"groups": (group,)})
     [(_, state)] = read_states(items.lake, "test").items()
-    for error, note in ((None, "its copy is not in yet"), ("[lake.write] x", "errored: [lake.write] x")):
+    for error, note in (
+        (None, "its copy is not complete yet"),
+        ("[lake.write] x", "errored: [lake.write] x"),
+    ):
         write_state(items.lake, "test", [type(state)(state.oid, state.source, state.target, False, 0, error)])
         results = verify_tables(config)
         assert [(r.table, r.verdict, r.note) for r in results] == [

@@ -1,8 +1,8 @@
 """
-What people may ask of a running service, for the HTTP API: the registry's functions under Python names.
+Control of a running service by the HTTP API: the registry's functions under Python names.
 
-The same functions as SQL and the command line use (docs/sql-api.md), so a refusal reads the same everywhere.
-Each call has a connection of its own: they are rare, and a lost one hurts nobody.
+SQL and the command line use the same functions (docs/sql-api.md), so errors are the same everywhere. Each
+call opens its own connection: calls are rare, and a lost connection affects nothing else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`aqueduck asof`: from a position or a time of the source to a lake snapshot.  The search is in `lake.ledger.lineage`."""
+"""
+`aqueduck asof`: from a position or a time of the source to a lake snapshot. `lake.ledger.lineage` does the
+search.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ __all__ = ["find_snapshot"]
 
 
 def find_snapshot(config: SyncConfig, *, lsn: str | None, time: str | None, group: str | None) -> SourceState:
-    """Options as they were given; mistakes are `ConfigError`s."""
+    """Find the lake snapshot for the command's options; mistakes raise `ConfigError`."""
     if (lsn is None) == (time is None):
         raise ConfigError("give either --lsn or --time")
     names = [g.name for g in config.groups]
@@ -35,12 +38,12 @@ def _position(text: str | None) -> int | None:
     try:
         return None if text is None else parse_lsn(text)
     except ValueError:
-        raise ConfigError(f"--lsn: {text} is no position", hint="such as 0/1A2B3C4") from None
+        raise ConfigError(f"--lsn: {text} is not a position", hint="such as 0/1A2B3C4") from None
 
 
 def _time(text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise ConfigError(f"--time: {text} is no time", hint="such as 2026-05-01T12:00:00Z") from None
+        raise ConfigError(f"--time: {text} is not a time", hint="such as 2026-05-01T12:00:00Z") from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)

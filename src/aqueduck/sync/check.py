@@ -1,9 +1,9 @@
 """
-The preflight: every requirement of a configuration, what is wrong, and what repairs it.
+The preflight: every requirement of a configuration, what is wrong, and how to fix it.
 
-Each check returns what it found or raises the error that the service would raise later, with the
-exact statement that fixes it as the hint.  Nothing is created.  What all flows ask of a server is in
-`check_server`, checks of the lake are in `check_lake`.
+Each check returns its finding or raises the error that the service would raise later, with the exact
+statement that fixes it as the hint. Nothing is created. Requirements of all flows on a server are in
+`service.check_server`, checks of the lake in `service.check_lake`.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ from aqueduck.web.server import check_server
 __all__ = ["run_checks"]
 
 COPY_CONNECTIONS = 1
-"""Slots and walsenders that the initial copy takes for a while, besides one a group."""
+"""Slots and walsenders that the initial copy uses temporarily, besides one per group."""
 
 
 def run_checks(config: SyncConfig) -> list[CheckResult]:
-    """Check everything that can be checked; what depends on a failed connection is left out."""
+    """Run every check that can be run; checks that depend on a failed connection are skipped."""
     with existing_lake(config.lake) as lake:
         results = list(_source_checks(config, lake))
     return [
@@ -135,7 +135,7 @@ def _within(what: str, needed: int, used: int, limit: int, fix: str) -> str:
 
 
 def _registry_check(conn: Connection) -> CheckResult:
-    """Without the rights the file alone is enough, so the statements that grant them are only a note."""
+    """Check the registry. Without its privileges the file alone is enough, so the grants are only a note."""
     result = result_of("registry", check_registry, conn)
     if isinstance(result.error, PrivilegeError):
         return CheckResult(
@@ -174,7 +174,7 @@ def _check_group(conn: Connection, config: SyncConfig, group: GroupConfig) -> st
     if lake is not None and lake != config.lake.data_path:
         raise ConfigError(
             f"the group {group.name} fills another lake, {lake}",
-            hint="choose another name for the group; if it is the same lake in a new place:"
+            hint="choose another name for the group; if it is the same lake at a new location:"
             f" select aqueduck.release_group({literal(group.name)})",
         )
     return "its name is free" if lake is None else "fills this lake"
@@ -199,12 +199,12 @@ def _check_slot(
 
 
 def _owned(conn: Connection, group: GroupConfig, lake: LakeSession | None) -> Owned:
-    """Whether slot and publication are ours, as a start would find it."""
+    """Whether slot and publication are ours, as a start would determine it."""
     if lake is None:
-        return Owned(slot=True, publication=True)  # only a start that has the lake can tell
+        return Owned(slot=True, publication=True)  # only a start that has the lake can know
     try:
         noted = read_ownership(conn, group.name)
-    except AqueduckError:  # a registry of an earlier version, which a start brings up to date
+    except AqueduckError:  # a registry of an earlier version, which a start upgrades
         noted = None
     return owned_parts(conn, group, noted, adopt=False, filled=read_position(lake, group.name) is not None)
 
@@ -212,7 +212,7 @@ def _owned(conn: Connection, group: GroupConfig, lake: LakeSession | None) -> Ow
 def _target_checks(
     lake: LakeSession, config: SyncConfig, group: GroupConfig, tables: list[TableSchema]
 ) -> Iterator[CheckResult]:
-    """Whether the lake's tables are those that the service made, or can be made and filled."""
+    """Whether the lake's tables are those that the service created, or can be created and filled."""
     known = tables_at(lake, current_version(lake)).get(group.name, {})
     by_name = {table.source_table: table for table in group.tables}
     for schema in tables:
@@ -239,7 +239,10 @@ def _check_target(
 def _check_table(
     conn: Connection, config: SyncConfig, group: GroupConfig, wanted: TableConfig, found: list[TableSchema]
 ) -> str:
-    """Exists, has a key and an identity, fits its options, and may be read; added to `found` where it exists."""
+    """
+    The table exists, has a key and a replica identity, matches its options, and may be read; added to `found`
+    if it exists.
+    """
     mode = wanted.table_mode
     table = describe_table(conn, wanted.source, need_key=mode.needs_key, publication=group.users_publication)
     found.append(table)
@@ -294,7 +297,7 @@ def _check_publication(conn: Connection, server: ServerInfo, group: GroupConfig,
         refuse_foreign_publication(group.publication)
     if not row[0]:
         raise PrivilegeError(
-            f"the publication {group.publication} has to be changed, but belongs to another role",
+            f"the publication {group.publication} must be changed, but belongs to another role",
             hint=f"alter publication {name} owner to {to}",
         )
     return "will be changed"

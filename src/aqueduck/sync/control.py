@@ -1,10 +1,11 @@
 """
-The control plane as the service sees it: what is wanted, and where to write what is.
+The control plane from the service's side: read the desired state, write the observed state.
 
-`open_control` installs the registry in the source database and writes the configuration file into it.
-Where there is none and none may be made, the file alone says what is wanted (`FileControl`).  A registry that cannot be
-read says nothing at all: `wanted` raises, and nobody takes the file, or the absence of a row, for an answer.  A table
-leaves a group only with a `Parting`, which only what was read can give.  Acting on what is wanted is the service's business.
+`open_control` installs the registry in the source database and writes the configuration file into it. If
+there is none and none may be created, the file alone is the desired state (`FileControl`). A registry that
+cannot be read gives no answer: `wanted` raises, and neither the file nor a missing row is used in its place.
+A table leaves a group only with a `Parting`, which requires data that was actually read. The service applies
+the desired state.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ log = structlog.get_logger()
 
 _GROUP_SETTINGS = sorted(
     {f.name for f in fields(registry.Settings)} & set(GroupConfig.model_fields)
-)  # inline_rows is of tables, see `inline_limits`
+)  # inline_rows is per table, see `inline_limits`
 
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Positive knowledge that a table is to leave its group."""
+    """Proof that a table is to leave its group."""
 
     why: str
     drop_target: bool = False
@@ -58,9 +59,10 @@ class Parting:
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """
-    One group as somebody wants it, read whole: from the registry, or from the file where there is no registry (`id` is None).
+    The desired state of one group, read completely: from the registry, or from the file if there is no
+    registry (`id` is None).
 
-    `rows` are its tables in the registry, by source name; those that were removed are under names of their own.
+    `rows` are its tables in the registry, by source name; removed tables have separate names.
     """
 
     group: GroupConfig
@@ -69,14 +71,20 @@ class Wanted:
     id: int | None = None
     rows: dict[str, TableRow] = field(default_factory=dict)
     elsewhere: tuple[TableRow, ...] = ()
-    """The rows of the other groups of the lake."""
+    """The rows of the lake's other groups."""
     partial: bool = False
-    """Whether more may be wanted than this: there is a registry, and the role may not read it, or it is malformed here."""
+    """
+    Whether the desired state may contain more: the registry exists, but is not readable for the role, or
+    malformed here.
+    """
     problem: ConfigError | None = None
-    """Why the group cannot run: a row of the registry is not what its readers expect."""
+    """Why the group cannot run: a row of the registry is malformed."""
 
     def parting(self, oid: int, source: str, target: TableName, mode: TableMode) -> Parting | None:
-        """Why a table that the group has, and does not list, is to leave it; None where nobody said that it should."""
+        """
+        Why a table that the group has, and the registry does not list, is to leave it; None if it was not
+        removed.
+        """
         if self.partial:
             return None
         if self.id is None:
@@ -89,22 +97,22 @@ class Wanted:
         if any(not row.removed and row.is_about(oid, source) for row in self.elsewhere):
             return Parting("it was moved to another group")
         if any(not row.removed and row.is_about(oid, source) for row in self.rows.values()):
-            return Parting("something else is wanted of it")
+            return Parting("its configuration was changed")
         return None
 
     def as_observed(self, seen: Mapping[int, TableObservation]) -> Wanted:
-        """The same, with what was seen of its tables since it was read, by their rows' ids."""
+        """The same, updated with the tables' observed state since it was read, by row id."""
         rows = {n: replace(row, observed=seen.get(row.id, row.observed)) for n, row in self.rows.items()}
         return replace(self, rows=rows)
 
     def wants(self, removed: TableRow) -> bool:
-        """Whether a table that was removed was added again as it was."""
+        """Whether a removed table was added again unchanged."""
         same = (removed.source, removed.target, removed.table_mode)
         return any(not r.removed and (r.source, r.target, r.table_mode) == same for r in self.rows.values())
 
     @property
     def refused(self) -> list[TableObservation]:
-        """Tables that this version cannot sync, as the registry should show them."""
+        """Tables that this version cannot sync, with the errors to show in the registry."""
         return [
             replace(
                 row.observed,
@@ -119,7 +127,7 @@ class Wanted:
 
     @property
     def disabled(self) -> set[str]:
-        """Sources whose changes are to be parked until they are enabled again."""
+        """Sources whose changes are parked until they are enabled."""
         return {name for name, row in self.rows.items() if not row.removed and not row.enabled}
 
     @property
@@ -128,36 +136,36 @@ class Wanted:
 
 
 class Control(Protocol):
-    """Who says what is wanted of one source database, and is told what is."""
+    """The desired state of one source database, and the place for the observed state."""
 
     listens: bool
-    """Whether the server tells us of changes; through a pooler it does not."""
+    """Whether the server notifies us of changes; through a pooler it cannot."""
 
     def wanted(self) -> list[Wanted]:
-        """All that is wanted; raises where that cannot be known now."""
+        """The complete desired state; raises if it cannot be read now."""
 
     def has_notice(self) -> bool:
-        """Whether somebody changed what is wanted since the last call."""
+        """Whether the desired state changed since the last call."""
 
     def observe(self, tables: Sequence[TableObservation], groups: Sequence[GroupObservation]) -> None:
-        """Write what is."""
+        """Write the observed state."""
 
     def heartbeat(self) -> None:
-        """A small message in WAL, so that the slot has something of this database to follow."""
+        """Write a small message to WAL, so that the slot sees WAL of this database."""
 
     def forget(self, *, tables: Iterable[TableRow] = (), group: Wanted | None = None) -> None:
-        """Delete what was removed, after it was taken down."""
+        """Delete removed rows, after they were taken down."""
 
     def close(self) -> None: ...
 
 
 @dataclass
 class FileControl:
-    """There is no registry that the role may use or make: the file alone says what is wanted."""
+    """No registry that the role may use or create: the file alone is the desired state."""
 
     config: SyncConfig
     partial: bool = False
-    """Whether there is one all the same, which may want more."""
+    """Whether a registry exists all the same, which may contain more."""
     listens: bool = False
 
     def wanted(self) -> list[Wanted]:
@@ -182,7 +190,10 @@ class FileControl:
 
 @dataclass
 class RegistryControl:
-    """The registry, on one connection; once that is lost, every call raises until the registry is opened again."""
+    """
+    The registry on one connection; once the connection is lost, every call raises until the registry is
+    reopened.
+    """
 
     config: SyncConfig
     conn: psycopg.Connection[Any]
@@ -215,14 +226,14 @@ class RegistryControl:
 
 
 def open_control(config: SyncConfig) -> Control:
-    """The registry, installed and brought up to date with the file; without the rights to it, the file alone."""
+    """The registry, installed and updated with the file; without the privileges, the file alone."""
     conn = connect(config.source.dsn)
     try:
         return _open_registry(config, conn)
     except PrivilegeError as exc:
         with contextlib.closing(conn):
             hidden = registry.exists(conn)
-        log.warning("no registry in the source database, the file alone says what is wanted", reason=str(exc))
+        log.warning("no registry in the source database, only the file is used", reason=str(exc))
         return FileControl(config, partial=hidden)
     except BaseException:
         conn.close()
@@ -230,13 +241,13 @@ def open_control(config: SyncConfig) -> Control:
 
 
 def reopen_registry(config: SyncConfig) -> Control:
-    """The registry that was there before; one that is gone is not made anew, as that one would want less."""
+    """Reopen the registry; a missing one is not re-created, because it would lack tables and groups."""
     conn = connect(config.source.dsn)
     try:
         if not registry.exists(conn):
             raise RegistryIncompleteError(
-                "the registry, the schema aqueduck, is gone; what runs goes on as it was wanted last",
-                hint="restore it, or start the service again, which makes a new one from the file, and add"
+                "the registry, the schema aqueduck, is gone; everything running continues with its last configuration",
+                hint="restore it, or restart the service, which creates a new one from the file, and add"
                 " what was added by SQL again",
             )
         return _open_registry(config, conn)
@@ -255,10 +266,10 @@ def _open_registry(config: SyncConfig, conn: psycopg.Connection[Any]) -> Control
 
 
 def wanted_groups(conn: psycopg.Connection[Any], config: SyncConfig) -> list[GroupConfig]:
-    """The file's groups, with the tables and groups that only the registry has; for those who look and write nothing."""
+    """The file's groups, plus the tables and groups that only the registry has; for read-only callers."""
     try:
         rows = registry.read_desired(conn, lake=config.lake.data_path)
-    except AqueduckError:  # there is none, or it is not for this role
+    except AqueduckError:  # there is none, or the role may not read it
         return list(config.groups)
     live = (row for row in rows if row.lake is not None and row.enabled and not row.removed)
     more = {row.name: _wanted(row, []).group for row in live}
@@ -272,7 +283,10 @@ def wanted_groups(conn: psycopg.Connection[Any], config: SyncConfig) -> list[Gro
 
 
 def inline_limits(groups: Iterable[Wanted]) -> dict[TableName, int]:
-    """How many rows of a batch may be inlined, by target table; where several sources fill it, the lowest counts."""
+    """
+    How many rows of a batch may be inlined, by target table; if several sources fill it, the lowest limit
+    applies.
+    """
     limits: dict[TableName, int] = {}
     for row in (row for wanted in groups for row in wanted.rows.values() if not row.removed):
         rows = row.settings.inline_rows
@@ -281,7 +295,7 @@ def inline_limits(groups: Iterable[Wanted]) -> dict[TableName, int]:
 
 
 def _why_refused(row: TableRow) -> ConfigError | None:
-    """Why a table of the registry cannot be synced, if that can be told without looking at it."""
+    """Why a table of the registry cannot be synced, as far as its row alone shows."""
     if row.mode not in MODES:
         return ConfigError(f"mode {row.mode} is unknown here", hint="upgrade this Aqueduck")
     try:
@@ -292,7 +306,7 @@ def _why_refused(row: TableRow) -> ConfigError | None:
 
 
 def _wanted(row: GroupRow, elsewhere: Sequence[TableRow]) -> Wanted:
-    """A group that somebody wrote into the registry in a form that cannot be read stands alone with its error."""
+    """A group with unreadable rows: it has no tables, only its error."""
     if row.problem is None:
         try:
             return _readable(row, elsewhere)
@@ -309,7 +323,7 @@ def _wanted(row: GroupRow, elsewhere: Sequence[TableRow]) -> Wanted:
 
 
 def _what_is_wrong(exc: ValidationError) -> str:
-    """The first key that does not fit, without its value."""
+    """The first key that is invalid, without its value."""
     first = exc.errors(include_input=False, include_url=False, include_context=False)[0]
     return ".".join(map(str, first["loc"])) or "a value"
 

@@ -1,9 +1,9 @@
 """
 Maintenance of a sync's lake: inside the service, on its schedule, or by `aqueduck maintain`.
 
-The service's own session does the work, under the lock under which it commits: nobody else may write its tables meanwhile
-(ADR 32).  So `aqueduck maintain` works by itself only if no service runs the groups; otherwise it leaves a note in
-`state_dir`, and the service does it and leaves the report.
+The service's own session does the work under its commit lock: nothing else may write its tables meanwhile
+(ADR 32). So `aqueduck maintain` runs maintenance itself only if no service runs the groups; otherwise it
+leaves a request in `state_dir`, and the service runs it and writes the report.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _keep(config: SyncConfig) -> Callable[[], Kept]:
 
 
 class Maintainer:
-    """A thread of the service that maintains the lake now and then, and when it is asked to."""
+    """A thread of the service that maintains the lake on schedule and on request."""
 
     def __init__(self, service: SyncService) -> None:
         self._service = service
@@ -101,7 +101,7 @@ class Maintainer:
         self._thread.start()
 
     def stop(self) -> None:
-        """After the step that is under way."""
+        """Stop after the current step."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(timeout=60)
@@ -159,7 +159,10 @@ class Maintainer:
 
 
 def maintain_sync(config: SyncConfig) -> dict[str, Any]:
-    """By itself if no service runs the groups, otherwise by the one that does; the report as plain values."""
+    """
+    Maintain directly if no service runs the groups, otherwise through that service; returns the report as
+    plain values.
+    """
     with connect(config.source.dsn, application_name="aqueduck maintain") as conn:
         if not all(try_lock_group(conn, group.name) for group in config.groups):
             return _ask(config)
@@ -180,7 +183,7 @@ def maintain_sync(config: SyncConfig) -> dict[str, Any]:
 
 
 def _ask(config: SyncConfig) -> dict[str, Any]:
-    """Have the running service do it."""
+    """Request maintenance from the running service."""
     notes, asked = _notes(config), uuid.uuid4().hex
     notes.mkdir(parents=True, exist_ok=True)
     write_note(notes / "request", asked)
@@ -201,7 +204,7 @@ def _ask(config: SyncConfig) -> dict[str, Any]:
 
 
 def _notes(config: SyncConfig) -> Path:
-    return Path(config.state_dir) / "maintenance.notes"  # no group can have this name
+    return Path(config.state_dir) / "maintenance.notes"  # not a valid group name
 
 
 def _read(path: Path) -> str | None:
@@ -212,7 +215,7 @@ def _read(path: Path) -> str | None:
 
 
 def _groups(session: LakeSession, system_identifier: str) -> list[str]:
-    """Groups that this lake has of the same source, also those that are not in the file."""
+    """The lake's groups of the same source, including those that are not in the file."""
     rows = session.execute(
         f"select t.table_name from {METADATA}.ducklake_table t join {METADATA}.ducklake_schema s using (schema_id)"
         " where s.schema_name = ? and t.table_name like 'progress_%' and t.end_snapshot is null"

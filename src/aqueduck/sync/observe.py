@@ -1,8 +1,8 @@
 """
-What people see of a running group: the registry's observed columns, put together from what the runner knows.
+The observed state of a running group: the registry's observed columns, computed from the runner's knowledge.
 
-Values follow the changes of each table, never the server's position: writing them moves that position, and
-an idle system must come to rest.
+Values follow the changes of each table, never the server's position: writing them moves that position, and an
+idle system must not write.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def table_state(runner: GroupRunner, oid: int) -> SyncState:
-    """What people call the state of a table."""
+    """The state of a table, in the words that users see."""
     state = runner.states[oid]
     if oid in runner.book.disabled or _is_disabled(state.error):
         return SyncState.PENDING
@@ -50,7 +50,7 @@ def table_state(runner: GroupRunner, oid: int) -> SyncState:
 
 
 def stream_error(runner: GroupRunner, oid: int) -> AqueduckError | None:
-    """Why changes of a table that is ready do not come, although the table itself is well."""
+    """Why a ready table receives no changes, although the table itself is in order."""
     if oid in runner.book.unsent:
         return runner.book.unsent[oid]
     if runner.proof.error is not None:
@@ -62,14 +62,15 @@ def stream_error(runner: GroupRunner, oid: int) -> AqueduckError | None:
 
 def observe_tables(runner: GroupRunner, wanted: Wanted) -> dict[int, TableObservation]:
     """
-    All tables of the group that the registry has, by its rows' ids: the one answer for SQL, the API, the page and the metrics.
+    All tables of the group in the registry, by row id: the one source for SQL, the API, the page and the
+    metrics.
 
-    A table that cannot be what is wanted is errored, also if it goes on as it was.
+    A table whose configuration cannot be applied is errored, even if it continues with its previous one.
     """
     found = {}
     for oid, table in runner.tables.items():
         row = wanted.rows.get(table.source)
-        if row is not None and oid in runner.states:  # it may just be handed over
+        if row is not None and oid in runner.states:  # it may be in a handover
             found[row.id] = observe_table(runner, wanted.id, oid, row)
     for name, error in runner.book.refused.items():
         row = wanted.rows.get(name)
@@ -79,7 +80,7 @@ def observe_tables(runner: GroupRunner, wanted: Wanted) -> dict[int, TableObserv
 
 
 def table_error(runner: GroupRunner, oid: int) -> str | None:
-    """What is wrong with a table of which the registry says nothing."""
+    """The error of a table that is missing in the registry."""
     stray = runner.book.strays.get(runner.tables[oid].source)
     if stray is not None:
         return str(stray)
@@ -115,12 +116,12 @@ def group_error(runner: GroupRunner) -> AqueduckError | None:
 
 
 def errored_group(id: int, error: AqueduckError) -> GroupObservation:  # noqa: A002 - the registry's name
-    """A group that stands."""
+    """A group that is errored."""
     return GroupObservation(id=id, error_code=error.code, error_message=str(error))
 
 
 def waiting_tables(wanted: Wanted, refused: Mapping[str, AqueduckError]) -> list[TableObservation]:
-    """The tables of a group that is not started yet, or is disabled: nobody carries them."""
+    """The tables of a group that is not started yet, or is disabled: no query replicates them."""
     live = {name: row for name, row in wanted.rows.items() if not row.removed}
     found = {row.id: _waiting(row.observed) for row in live.values()}
     found |= {live[n].id: _with_error(live[n].observed, error) for n, error in refused.items() if n in live}
@@ -132,7 +133,7 @@ def _waiting(seen: TableObservation) -> TableObservation:
 
 
 def errored_tables(wanted: Wanted, error: AqueduckError) -> list[TableObservation]:
-    """The tables of a group that stands: none of them goes on."""
+    """The tables of an errored group: all of them have stopped."""
     live = (row for row in wanted.rows.values() if not row.removed and row.enabled)
     return [_with_error(row.observed, error) for row in live]
 

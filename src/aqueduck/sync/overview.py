@@ -1,8 +1,9 @@
 """
-The picture of a running sync service: `overview.values.Overviews` from what the service and its groups know.
+The picture of a running sync service: `overview.values.Overviews`, made from the knowledge of the service and
+its groups.
 
-Quick enough for once a second.  What takes longer (the lake's files, the slots, the processes) is looked at less
-often, and the lake only while nobody commits.  The service is only read here, never changed.
+It is quick enough for once a second. Slower parts (the lake's files, the slots, the processes) are read less
+often, and the lake only between commits. This module only reads the service.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ FLOW = "sync"
 
 
 class SyncOverviews:
-    """Overviews of one service; `overview` is for one thread."""
+    """The overviews of one service; `overview` is not thread-safe."""
 
     def __init__(self, service: SyncService) -> None:
         self._service = service
@@ -101,7 +102,10 @@ class SyncOverviews:
         )
 
     def _verified(self, table: TableOverview, error: str | None = None) -> TableOverview:
-        """With its error, and what the last comparison said: a difference is an error as long as there is no other."""
+        """
+        Add the table's error and the last comparison: a difference is shown as the error if there is no
+        other.
+        """
         verified = self._service.verdicts[subject(table.group, table.source)]
         text = error or difference(verified, f"aqueduck tables resync -c FILE {table.source}")
         problem = self._problems.see(text, group=table.group, table=table.source)
@@ -114,14 +118,14 @@ class SyncOverviews:
         if service.commit_lock.acquire(blocking=False):
             try:
                 self._lake = read_health(service.lake)
-            except AqueduckError as exc:  # the groups say so too; what was found last says when that was
+            except AqueduckError as exc:  # the groups report it as well; the last result keeps its time
                 log.warning("the lake's health cannot be read", error=str(exc))
             finally:
                 service.commit_lock.release()
         try:
             with connect(service.config.source.dsn) as conn:
                 self._retained = {row["name"]: row["retained_bytes"] for row in rows_of(conn, "groups")}
-        except AqueduckError:  # there need not be a registry; one that is out of reach is the flow's error
+        except AqueduckError:  # there may be no registry; an unreachable one is the flow's error
             self._retained = {}
 
     def _groups(self) -> Iterator[GroupOverview]:
@@ -135,7 +139,7 @@ class SyncOverviews:
                 yield self._standing(name, wanted)
 
     def _standing(self, name: str, wanted: Wanted) -> GroupOverview:
-        """A group that does not run: not yet, not any more, or because it cannot."""
+        """A group that does not run: not yet, no longer, or because it cannot."""
         errored = self._service.errored.get(name)
         state: GroupState = "starting" if wanted.enabled else "disabled"
         seen = {found.id: found for found in waiting_tables(wanted, self._service.refused(name))}
@@ -184,7 +188,7 @@ class SyncOverviews:
         )
 
     def _tables(self, runner: GroupRunner, wanted: Wanted) -> Iterator[TableOverview]:
-        """What SQL shows, and what only the file wants or nobody does."""
+        """The tables that SQL shows, plus those that only the file has, and those that are not registered."""
         group, seen = runner.group.name, observe_tables(runner, wanted)
         listed = {str(row.source): row for row in wanted.rows.values() if not row.removed}
         oids = {table.source: oid for oid, table in runner.tables.items() if oid in runner.states}

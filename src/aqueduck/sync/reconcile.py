@@ -1,8 +1,8 @@
 """
-Bring what runs in line with what people want, and write back what is.
+Bring the running groups in line with the registered configuration, and write back the observed state.
 
-What is wanted is in the registry (`control`): groups are started, stopped and taken down, tables come and go
-(`group_tables`), requests are acted on.  How a group is prepared, started and kept running is in `service`.
+The registry (`control`) has the desired state: groups are started, stopped and removed, tables are added and
+removed (`group_tables`), requests are executed. `service` prepares and starts groups and keeps them running.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ from aqueduck.sync.observe import (
 )
 from aqueduck.sync.prepare import stray
 
-if TYPE_CHECKING:  # the service has its groups reconciled
+if TYPE_CHECKING:  # the service owns the reconciler
     from aqueduck.sync.service import SyncService
 
 __all__ = ["Reconciler", "switch_tables"]
 
 log = structlog.get_logger()
 
-RECONCILE_SECONDS = 10.0  # also without a notice
-RECONCILE_SECONDS_POOLED = 1.0  # a pooler passes no notices on
+RECONCILE_SECONDS = 10.0  # even without a notice
+RECONCILE_SECONDS_POOLED = 1.0  # a pooler does not forward notices
 REOPEN_SECONDS = 5.0  # after the connection was lost
 
 
 class Reconciler:
-    """The registry and the groups of one service; for one thread."""
+    """The registry and the groups of one service; not thread-safe."""
 
     def __init__(self, service: SyncService, control: Control) -> None:
         self._service = service
@@ -79,9 +79,9 @@ class Reconciler:
         self._listed: set[str] = set()
         self._taken_down: list[TableRow] = []
         self.known_at = datetime.now(UTC)
-        """When what is wanted was last known, and what is was last written."""
+        """When the desired state was last read, and the observed state last written."""
         self.error: AqueduckError | None = None
-        """Why it is not known now."""
+        """Why the desired state is currently unknown."""
 
     def close(self) -> None:
         if self._control is not None:
@@ -89,9 +89,9 @@ class Reconciler:
 
     def follow(self) -> None:
         """
-        Act on changes within a moment, and write what is once a second.
+        Apply changes within a moment, and write the observed state once a second.
 
-        Where the registry cannot be asked, nobody knows what is wanted: everything goes on as it is, until it can.
+        While the registry cannot be read, the desired state is unknown: everything continues unchanged.
         """
         try:
             if self._control is None:
@@ -131,17 +131,17 @@ class Reconciler:
         self._heartbeat(control)
 
     def _unlisted(self) -> AqueduckError | None:
-        """Groups that run or stand here, and of which the registry says nothing: not even that they were removed."""
+        """Groups that run or are errored here and are missing in the registry, without being marked as removed."""
         missing = sorted((set(self._service.running) | set(self._service.errored)) - self._listed)
         if not missing:
             return None
         return RegistryIncompleteError(
-            f"the registry does not have the group {', '.join(missing)} any more, and nobody removed it: it goes on as it was",
-            hint=f"make it again, with its tables: select aqueduck.create_group('{missing[0]}'), then aqueduck.add_table(…)",
+            f"the registry does not have the group {', '.join(missing)} any more, although it was not removed: it continues unchanged",
+            hint=f"re-create it with its tables: select aqueduck.create_group('{missing[0]}'), then aqueduck.add_table(…)",
         )
 
     def observe(self) -> None:
-        """Write what is, as of now."""
+        """Write the current observed state."""
         tables: list[TableObservation] = []
         groups: list[GroupObservation] = []
         for name, runner in self._service.running.items():
@@ -172,7 +172,7 @@ class Reconciler:
                 control.heartbeat()
 
     def prepare(self, wanted_groups: list[Wanted]) -> Iterator[Wanted]:
-        """At a start: take down what was removed; the groups that are to be prepared."""
+        """At a start: take down removed groups; returns the groups to prepare."""
         self._listed = {wanted.group.name for wanted in wanted_groups}
         for wanted in wanted_groups:
             if wanted.removed:
@@ -182,14 +182,14 @@ class Reconciler:
         self.forget_rows()
 
     def _reconcile(self, wanted_groups: list[Wanted], *, noticed: bool = False) -> None:
-        """Bring what runs in line with what is wanted, group by group; after a notice also those that stand."""
+        """Apply the desired state group by group; after a notice also to errored groups."""
         self._listed = {wanted.group.name for wanted in wanted_groups}
         known = self._service.wanted
         # Of a group that cannot be read, what was read last goes on.
         self._service.lake.limits = inline_limits(
             [known.get(w.group.name, w) if w.problem is not None else w for w in wanted_groups]
         )
-        # First who gets tables, then who gives them: a table that moves is handed over.
+        # Groups that gain tables come before groups that lose them: a moved table is handed over.
         for wanted in sorted(wanted_groups, key=self._loses_tables):
             if not noticed and self._stands(wanted):
                 continue
@@ -215,7 +215,7 @@ class Reconciler:
         runner.unfollowed = error
 
     def _stands(self, wanted: Wanted) -> bool:
-        """Whether a group cannot run for a reason that nobody has done anything about."""
+        """Whether a group cannot run for a reason that is still unresolved."""
         errored = self._service.errored.get(wanted.group.name)
         if errored is None or errored.due or wanted.removed or not wanted.enabled:
             return False
@@ -246,12 +246,12 @@ class Reconciler:
             self._service.start_group(name)
         else:
             if any(row.resync_wanted for row in wanted.rows.values()):
-                self._service.watch.look(self._service.running[name])  # the table that is there now is meant
+                self._service.watch.look(self._service.running[name])  # use the current table
             self._change_tables(wanted, all_wanted)
         self._act_on_requests(wanted)
 
     def _change_tables(self, wanted: Wanted, all_wanted: list[Wanted]) -> None:
-        """Tables come and go while the group's query runs."""
+        """Add and remove tables while the group's query runs."""
         runner = self._service.running[wanted.group.name]
         self._service.wanted[wanted.group.name] = wanted
         for row in wanted.rows.values():
@@ -277,14 +277,14 @@ class Reconciler:
         if new:
             renew = [name for name, row in wanted.rows.items() if row.resync_wanted]
             add_tables(runner, new, handover=lambda oid: self._giver(oid, runner), renew=renew)
-            for oid, table in runner.tables.items():  # a new table's copy is what was asked for
+            for oid, table in runner.tables.items():  # a new table is copied anyway
                 new_here = (table.schema.qualified, table.target, table.mode) not in known
                 if new_here and table.source in renew:
                     runner.book.note_resync(oid, wanted.rows[table.source].resync_requested)
         switch_tables(runner, wanted)
 
     def _gone(self, runner: GroupRunner, wanted: Wanted, all_wanted: list[Wanted]) -> dict[int, Parting]:
-        """Tables to take out of a group now: those that another one is taking over stay until it has them."""
+        """Tables to remove from a group now; a table that moves stays until its new group has it."""
         elsewhere = {
             t.source_table.qualified
             for other in all_wanted
@@ -302,7 +302,7 @@ class Reconciler:
         return {oid: parting for oid, parting in partings.items() if parting is not None}
 
     def _giver(self, oid: int, taker: GroupRunner) -> GroupRunner | None:
-        """The group that carries a table which comes to another one."""
+        """The group that currently replicates a table which moves to another group."""
         for runner in self._service.running.values():
             if runner is not taker and runner.book.is_ready(oid):
                 return runner
@@ -327,7 +327,7 @@ class Reconciler:
                 runner.book.note_resync(oid, row.resync_requested)
 
     def forget_tables(self, wanted: Wanted) -> None:
-        """Rows of tables that were removed: out of the lake's books, with the target where that was asked for."""
+        """Remove the tables' entries from the lake's ledger, and drop their targets if requested."""
         gone, lake, group = wanted.removed_tables, self._service.lake, wanted.group.name
         if not gone:
             return
@@ -338,10 +338,10 @@ class Reconciler:
             known = read_states(lake, group)
             for row in gone:
                 if row.drop_target:
-                    for state in known.values():  # what the books do not have was dropped, or is not ours
+                    for state in known.values():  # other entries were dropped, or are not ours
                         if (state.target, state.mode) == (row.target, row.table_mode):
                             remove_target(lake, row.target, row.table_mode, state.target_uuid)
-                    if row.observed.source_oid is not None:  # if it was added again, it begins anew
+                    if row.observed.source_oid is not None:  # if it was added again, it starts anew
                         forget_tables(lake, group, row.observed.source_oid)
                 elif not wanted.wants(row):
                     left = [s.oid for s in known.values() if row.is_of(s.oid, s.source, s.target, s.mode)]
@@ -354,13 +354,13 @@ class Reconciler:
         self._taken_down += gone
 
     def forget_rows(self) -> None:
-        """Out of the registry, last of all: until then it says that they were removed."""
+        """Delete the rows from the registry, as the last step: until then they mark the removal."""
         if self._taken_down and self._control is not None:
             self._control.forget(tables=self._taken_down)
         self._taken_down = []
 
     def take_down(self, wanted: Wanted) -> None:
-        """A removed group: its tables, its slot, its publication, its place in the lake's books."""
+        """Remove a group: its tables, slot, publication, and entry in the lake's ledger."""
         name = wanted.group.name
         self.forget_tables(wanted)
         with connect(self._service.config.source.dsn) as conn:
@@ -385,7 +385,7 @@ def _parting(runner: GroupRunner, oid: int, wanted: Wanted) -> Parting | None:
 
 
 def _dropped(runner: GroupRunner, wanted: Wanted) -> dict[int, Parting]:
-    """Tables whose targets are to be dropped; also one that was added again at once: it begins anew."""
+    """Tables whose targets are to be dropped, including one that was re-added at once: it starts anew."""
     dropped = {(row.target, row.table_mode) for row in wanted.removed_tables if row.drop_target}
     return {
         oid: Parting("it was removed", drop_target=True)
@@ -395,7 +395,7 @@ def _dropped(runner: GroupRunner, wanted: Wanted) -> dict[int, Parting]:
 
 
 def _strays(runner: GroupRunner, wanted: Wanted) -> dict[str, AqueduckError]:
-    """Tables that the group follows, that nobody wants, and that nobody removed: they go on, and it is said."""
+    """Tables that run although they are neither registered nor removed: they continue, and this is reported."""
     lost = [oid for oid in _surplus(runner, wanted) if _parting(runner, oid, wanted) is None]
     found: dict[str, AqueduckError] = {
         runner.tables[oid].source: stray(runner.tables[oid].source, wanted.group.name) for oid in lost
@@ -406,7 +406,7 @@ def _strays(runner: GroupRunner, wanted: Wanted) -> dict[str, AqueduckError]:
 
 
 def _concerns(source: str, error: AqueduckError, wanted: Wanted) -> bool:
-    """Whether a table that could not be added is still to be: it is wanted, or nobody has given it up."""
+    """Whether a table that could not be added is still wanted: it is registered, or was not removed."""
     if source in {table.source for table in wanted.group.tables} or source in wanted.rows:
         return True
     given_up = any(str(row.source) == source for row in wanted.removed_tables)
@@ -414,13 +414,13 @@ def _concerns(source: str, error: AqueduckError, wanted: Wanted) -> bool:
 
 
 def _surplus(runner: GroupRunner, wanted: Wanted) -> list[int]:
-    """Tables that run and are not wanted here any more."""
+    """Running tables that no longer belong to this group."""
     names = {(t.source_table.qualified, t.target_table, t.table_mode) for t in wanted.group.tables}
     return [oid for oid, t in runner.tables.items() if (t.schema.qualified, t.target, t.mode) not in names]
 
 
 def switch_tables(runner: GroupRunner, wanted: Wanted) -> None:
-    """Disable and enable tables; at a start, also try once what failed before."""
+    """Disable and enable tables; at a start, also retry failed ones once."""
     for oid, table in runner.tables.items():
         disabled = table.source in wanted.disabled
         if disabled != (oid in runner.book.disabled):
@@ -428,7 +428,7 @@ def switch_tables(runner: GroupRunner, wanted: Wanted) -> None:
 
 
 def _drop_slot_soon(conn: psycopg.Connection[Any], name: str, *, seconds: float = 10.0) -> None:
-    """The capture that read it has just been stopped: the server needs a moment to notice."""
+    """Drop the slot shortly after its capture stopped: the server needs a moment to notice."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -440,7 +440,7 @@ def _drop_slot_soon(conn: psycopg.Connection[Any], name: str, *, seconds: float 
 
 
 def _other_settings(running: GroupConfig, wanted: GroupConfig) -> bool:
-    """Whether a group has to be started again to be what is wanted."""
+    """Whether the group must restart to apply its settings."""
     options = {table.source: table.options for table in running.tables}
     return running.model_copy(update={"tables": ()}) != wanted.model_copy(update={"tables": ()}) or any(
         options.get(table.source, table.options) != table.options for table in wanted.tables

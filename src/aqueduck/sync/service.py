@@ -70,7 +70,7 @@ WATCH_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ErroredGroup:
-    """A group that waits for a person, and when it is tried again all the same."""
+    """A group that waits for a person, and the time of its next automatic try."""
 
     error: AqueduckError
     retry_at: float
@@ -123,11 +123,11 @@ class SyncService:
         return self._spark
 
     def prepare(self, *, trust_slot: bool = False, adopt: bool = False) -> None:
-        """Everything that can be refused is refused here, before Spark starts."""
+        """Refuse everything that can be refused before Spark starts."""
         self._traces = open_traces(self.config.tracing)
         self._lake = open_lake(self.config.lake)
         self._locks = GroupLocks(self.config.source.dsn)
-        # Before the file is written into the registry that another service follows.
+        # Before the file is written into a registry that another service uses.
         for group in self.config.groups:
             self._lock(group.name)
         control = open_control(self.config)
@@ -142,10 +142,10 @@ class SyncService:
                 self._unlock(wanted.group.name)
         if not self.prepared:
             self._raise_errored()
-        self._reconciler.observe()  # nothing streams until Spark is there
+        self._reconciler.observe()  # nothing streams before Spark runs
 
     def holds(self, name: str) -> bool:
-        """Whether the group is ours to run: it runs, stands, or is on its way to either."""
+        """Whether the group is ours to run: it runs, is errored, or is becoming either."""
         return self._locks is not None and self._locks.has(name)
 
     def _lock(self, name: str) -> None:
@@ -169,7 +169,10 @@ class SyncService:
             raise errored.error
 
     def set_errored(self, wanted: Wanted, error: AqueduckError) -> None:
-        """The group stands until a person acts, or what was wrong is gone; its place in WAL is kept by its slot."""
+        """
+        Mark the group as errored until a person acts or the cause disappears; its slot keeps its WAL
+        position.
+        """
         name = wanted.group.name
         known = self.errored.get(name)
         if known is None or str(known.error) != str(error):
@@ -207,7 +210,7 @@ class SyncService:
         runner.on_traced = None if self._traces is None else self._traces.batch
         self.running[name] = runner
         switch_tables(runner, self.wanted[name])
-        for oid, table in runner.tables.items():  # a copy that is due anyway is what was asked for
+        for oid, table in runner.tables.items():  # a copy that is due anyway fulfils the request
             row = self.wanted[name].rows.get(table.source)
             if row is not None and row.resync_wanted and runner.states[oid].awaits_copy:
                 runner.book.note_resync(oid, row.resync_requested)
@@ -219,7 +222,7 @@ class SyncService:
         return self.prepared[name].refused if name in self.prepared else {}
 
     def stop_group(self, name: str) -> None:
-        """Nobody wants it to run, or not as it does."""
+        """Stop a group that was removed, disabled or changed."""
         self._halt(name)
         self.errored.pop(name, None)
         self._unlock(name)
@@ -234,13 +237,13 @@ class SyncService:
         self.prepared.pop(name, None)
 
     def check(self) -> None:
-        """Raise what ended a query, if anything did."""
+        """Raise the error that ended a query, if any."""
         self._raise_errored()
         for runner in self.running.values():
             runner.query.check()
 
     def supervise(self, stopping: threading.Event) -> None:
-        """Keep the queries running until told to stop."""
+        """Keep the queries running until the service is stopped."""
         self._maintainer = Maintainer(self)
         self._maintainer.start()
         self.verifier = sync_verifier(self)
@@ -265,7 +268,7 @@ class SyncService:
             try:
                 look()
             except ServiceLockedError:
-                raise  # another service has taken over
+                raise  # another service took over
             except AqueduckError as exc:
                 blind = exc
         if blind is None:
@@ -286,18 +289,21 @@ class SyncService:
 
     @property
     def seen_at(self) -> datetime:
-        """When everything that the source says was last known: what is wanted, and whether it streams."""
+        """When the source's complete information was last known: the registry, and that the groups stream."""
         known = self._looked_at if self._reconciler is None else self._reconciler.known_at
         return min(known, self._looked_at)
 
     @property
     def source_error(self) -> AqueduckError | None:
-        """Why that is not known now."""
+        """Why it is currently unknown."""
         error = None if self._reconciler is None else self._reconciler.error
         return error or self._blind
 
     def _recover(self, runner: GroupRunner) -> None:
-        """A query ended: look why, and start it again when that is due.  Nobody waits here: the other groups go on."""
+        """
+        Handle a query that ended: find the reason, and restart it when due. Never waits, because the other
+        groups continue.
+        """
         try:
             if runner.retry_at is None:
                 runner.query.check()
@@ -305,7 +311,7 @@ class SyncService:
                 return
             self._restart(runner)
         except ServiceLockedError:
-            raise  # another service has taken over
+            raise  # another service took over
         except AqueduckError as exc:
             self._failed(runner, exc)
 
@@ -325,7 +331,7 @@ class SyncService:
         self._halt(name)
         if isinstance(error, SlotLostError) and runner.group.on_slot_loss == "resync":
             try:
-                self.prepare_group(self.wanted[name])  # all tables are copied again
+                self.prepare_group(self.wanted[name])  # all tables are re-copied
                 self.start_group(name)
             except AqueduckError as exc:
                 error = exc
@@ -348,20 +354,20 @@ class SyncService:
                     keep=copier.settings.run_id,
                     names=copier.kept_files(),
                 )
-        except DataPathError as exc:  # they are in nobody's way
+        except DataPathError as exc:  # they do no harm
             log.warning("files of the failed batch stay for now", group=runner.group.name, error=str(exc))
         runner.start()
         log.info("group restarted", group=runner.group.name, position=lsn_text(runner.stored_position()))
 
     def run_once(self, stopping: threading.Event) -> None:
-        """Until every copy is in and every query has caught up and ended, or we are told to stop."""
+        """Run until every copy is complete and every query has caught up and ended, or the service is stopped."""
         self._watch_sources()
         failed: list[AqueduckError] = []
         for runner in self.running.values():
             try:
                 if not self._run_to_its_end(runner, stopping):
                     return
-            except AqueduckError as exc:  # the other groups catch up all the same
+            except AqueduckError as exc:  # let the other groups catch up
                 failed.append(exc)
                 runner.status.state = "retrying"
                 runner.status.last_error = str(exc)
@@ -371,7 +377,7 @@ class SyncService:
         self._raise_errored()
 
     def _run_to_its_end(self, runner: GroupRunner, stopping: threading.Event) -> bool:
-        """Whether it got there before it was told to stop."""
+        """Whether it finished before the service was stopped."""
         reading_to = 0
         while True:
             while not runner.query.wait(1):
@@ -384,7 +390,7 @@ class SyncService:
             runner.copier.start()
             if not runner.copier.busy or stopping.is_set():
                 break
-            # A copy that goes on after a crash needs the changes up to its position.
+            # A copy that resumes after a crash needs the changes up to its position.
             reading_to = flushed_position(self.config.source.dsn)
             runner.start(once=True)
         runner.copier.raise_failures()
@@ -395,7 +401,7 @@ class SyncService:
             self.reconciler.observe()
 
     def stop(self) -> None:
-        """Finish the commits that are under way, then end."""
+        """Finish the current commits, then end."""
         if self.verifier is not None:
             self.verifier.stop()
             self.verifier = None
@@ -431,11 +437,11 @@ class SyncService:
         return self.running[group].refresh()
 
     def position(self, group: str) -> int:
-        """What the lake has of the group."""
+        """The position that the group has reached in the lake."""
         return self.running[group].status.position
 
     def hold(self, group: str, on: bool, *, seconds: float = 30.0) -> None:
-        """Let go of the group's slot, or take it again; what WAL holds waits."""
+        """Release the group's slot, or take it again; meanwhile the changes wait in WAL."""
         runner = self.running[group]
         path = runner.directory / "hold"
         if not on:
@@ -445,7 +451,7 @@ class SyncService:
         _wait(lambda: bool(runner.report().get("held")), seconds, "the capture did not let go of its slot")
 
     def wait_until_streaming(self, group: str, *, seconds: float) -> None:
-        """Until every copy is in and the capture reads the slot."""
+        """Wait until every copy is complete and the capture reads the slot."""
         runner = self.running[group]
 
         def streams() -> bool:
@@ -456,7 +462,7 @@ class SyncService:
         _wait(streams, seconds, "the stream did not start")
 
     def wait_until_seen(self, group: str, position: int, *, seconds: float) -> None:
-        """Until everything the server had written at `position` is in the lake."""
+        """Wait until everything that the server had written at `position` is in the lake."""
         runner = self.running[group]
 
         def caught_up() -> bool:

@@ -1,4 +1,4 @@
-"""What the service knows about a group, as plain values for the terminal, JSON and the page."""
+"""A group's status, as plain values for the terminal, JSON and the page."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class TableCounts:
     deletes: int = 0
     truncates: int = 0
     copied: int = 0
-    """Rows that copies brought."""
+    """Rows that copies wrote."""
     applied: tuple[int, datetime] | None = None
-    """Position and time of the last batch that had changes of it, or of its copy."""
+    """Position and time of the last batch with changes of it, or of its copy."""
 
     def add(self, segment: SegmentRef) -> None:
         """The changes of one more segment."""
@@ -59,26 +59,26 @@ class GroupStatus:
     group: str
     state: str = "starting"
     position: int = 0
-    """What the lake has."""
+    """The position that the lake has reached."""
     seen: int = 0
-    """What the capture has decoded."""
+    """The position that the capture has decoded."""
     lag_bytes: int = 0
     lag_seconds: float = 0.0
-    """Age of the oldest commit that waits for the lake."""
+    """Age of the oldest commit that is not in the lake yet."""
     freshness_seconds: float | None = None
-    """Source commit to lake commit, of the last batch's last transaction."""
+    """Time from source commit to lake commit, of the last transaction of the last batch."""
     last_commit_at: datetime | None = None
     batches: int = 0
     transactions: int = 0
     staged_bytes: int = 0
     unfinished_bytes: int = 0
-    """What is staged of source transactions that have not ended."""
+    """Staged bytes of source transactions that have not ended."""
     streams_in_progress: bool = True
-    """Whether the capture reads large transactions before they end; it stops where the server cannot."""
+    """Whether the capture reads large transactions before they end; false if the server does not support it."""
     queued: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Changes and bytes that wait on disk, by table."""
     reading: bool = False
-    """Whether the capture has said anything since the query was started last."""
+    """Whether the capture has reported since the query's last start."""
     paused: bool = False
     held: bool = False
     restarts: int = 0

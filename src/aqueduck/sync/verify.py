@@ -1,9 +1,9 @@
 """
-`aqueduck verify`: compare source and lake table by table, also while both are busy.
+`aqueduck verify`: compare source and lake table by table, even while both change.
 
-Counts and content hashes first, then the first keys that differ.  A round compares everything that
-stood still (`verify_rounds`); what was in motion is compared in the next, a few times.  Reading is
-done by Spark, or in this process for callers that have a small lake in hand.
+Counts and content hashes first, then the first keys that differ. A round compares all keys that did not
+change (`verify_rounds`); keys that changed are compared in the next rounds, a few times. Spark reads, or this
+process for callers with a small lake.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ class TableComparison:
     source_rows: int
     lake_rows: int
     position: str | None
-    """Of the source's state that was compared last."""
+    """The source rows in the state that was compared last."""
     lake_snapshot: int | None
     in_motion: int
     """Keys that changed in every round, and were not compared."""
     differing: int
-    """Keys that differ; more than this if `more`."""
+    """Keys that differ; a lower bound if `more`."""
     more: bool
     differences: tuple[dict[str, Any], ...]
-    """The first of them: kind and key."""
+    """The first differing keys: kind and key."""
     note: str | None
     behind: bool = False
-    """The lake did not have everything up to the position: what differs may only be late."""
+    """The lake lacked changes up to the position: differences may only be late."""
     findings: tuple[Finding, ...] = ()
-    """What is wrong with the lake table by itself; only of a deep comparison."""
+    """Inconsistencies within the lake table; only for a deep comparison."""
 
     @property
     def same(self) -> bool:
@@ -86,10 +86,10 @@ def verify_tables(
     progress: Progress | None = None,
 ) -> list[TableComparison]:
     """
-    Compare all tables that the lake has, or that the registry or the file wants, or only `tables`.
+    Compare all tables of the lake, the registry or the file, or only `tables`.
 
-    `session` is for callers whose own process holds the catalog; without `spark`, this process reads, unless there is
-    a `reader`.  `deep` also looks at what the lake tables have to be by themselves.
+    `session` is for callers whose own process holds the catalog; without `spark`, this process reads, unless
+    there is a `reader`. `deep` also checks the lake tables' internal consistency.
     """
     with contextlib.ExitStack() as stack:
         lake = session or stack.enter_context(contextlib.closing(open_lake(config.lake, read_only=True)))
@@ -113,11 +113,11 @@ def verify_tables(
 
 
 def _works(config: SyncConfig, lake: LakeSession, conn: psycopg.Connection[Any]) -> list[Work]:
-    """Tables that the lake knows, however they came there, and those that the registry or the file wants and the lake does not know yet."""
+    """All tables in the lake, plus those of the registry and the file that are not in the lake yet."""
     known = tables_at(lake, current_version(lake))
     works = [Work(group, state) for group, states in known.items() for state in states.values()]
     for group, source, target, note in _should_be_there(config, conn):
-        # A table that the file names may have been moved to another group.
+        # A table of the file may have been moved to another group.
         beside = [w.state for w in works if group is None or w.group == group]
         if any(state.source == source.qualified for state in beside):
             continue
@@ -131,7 +131,7 @@ def _works(config: SyncConfig, lake: LakeSession, conn: psycopg.Connection[Any])
 
 
 def _check_modes(lake: LakeSession, works: Sequence[Work]) -> None:
-    """What rows of the targets say about themselves, at the lake snapshots that were compared."""
+    """Check the mode columns of the targets at the compared lake snapshots."""
     for work in works:
         if work.version is None or work.verdict == "not compared":
             continue
@@ -147,9 +147,10 @@ def _should_be_there(
     config: SyncConfig, conn: psycopg.Connection[Any]
 ) -> Iterator[tuple[str | None, TableName, TableName, str | None]]:
     """
-    Group (of the registry's), source, target and error of every table that is wanted in this lake.
+    Group (of the registry), source, target and error of every table registered for this lake.
 
-    Where there is a registry that the role may not read, nobody knows: that is an error, not an empty answer.
+    If the role may not read an existing registry, the answer is unknown: that is an error, not an empty
+    result.
     """
     if registry.exists(conn):
         for group in registry.read_desired(conn, lake=config.lake.data_path):
@@ -176,7 +177,7 @@ def _chosen(works: list[Work], tables: Sequence[str]) -> list[Work]:
     for text, name in wanted.items():
         if name not in known:
             hint = f"tables of this lake: {', '.join(sorted(known))}"
-            raise ConfigError(f"{text} is no table that the lake follows", hint=hint)
+            raise ConfigError(f"{text} is not a table of this lake", hint=hint)
     return [work for work in works if work.state.source in wanted.values()]
 
 
@@ -184,14 +185,14 @@ def _name(text: str) -> TableName:
     try:
         return parse_table_name(text, default_schema="public")
     except ValueError as exc:
-        raise ConfigError(f"{text} is no name of a table: it {exc}") from None
+        raise ConfigError(f"{text} is not a table name: it {exc}") from None
 
 
 def _slots(config: SyncConfig, conn: psycopg.Connection[Any], groups: set[str]) -> dict[str, str]:
-    """The slot of each group, as the registry has it, or else the file."""
+    """The slot of each group, from the registry, otherwise from the file."""
     slots = {group: f"aqueduck_{group}" for group in groups}
     slots |= {group.name: group.slot_name for group in config.groups}
-    with contextlib.suppress(AqueduckError):  # there need not be a registry
+    with contextlib.suppress(AqueduckError):  # there may be no registry
         slots |= {row["name"]: row["slot_name"] for row in rows_of(conn, "groups")}
     return slots
 
@@ -200,13 +201,13 @@ def _result(work: Work) -> TableComparison:
     verdict, note, in_motion = work.verdict, work.note, 0
     if verdict is None and work.keys is not None and note is None:
         verdict, in_motion = "identical", len(work.keys)
-        note = f"{in_motion:,} keys changed all the time and were not compared"
+        note = f"{in_motion:,} keys changed during every comparison and were not compared"
     if work.findings:
         verdict = "different"
         found = "; ".join(f"{f.rows:,} {f.what}" for f in work.findings)
         note = found if note is None else f"{note}; {found}"
     if verdict in ("identical", "different") and work.left_out:
-        unsent = f"not compared: {', '.join(work.left_out)}, whose unchanged values the log does not have"
+        unsent = f"not compared: {', '.join(work.left_out)}, whose unchanged values are not in the WAL"
         note = unsent if note is None else f"{note}; {unsent}"
     return TableComparison(
         group=work.group,

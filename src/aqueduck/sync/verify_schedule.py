@@ -1,8 +1,8 @@
 """
-Comparing a running sync's tables: one at a time, beside the stream.
+Scheduled comparison of a running sync's tables: one at a time, beside the stream.
 
-The source is read by Spark jobs of one task, the lake by an engine of its own in a thread of low priority; between any two
-pieces the stream may have the machine to itself.  A catalog that is a DuckDB file is read on the service's own session.
+Spark jobs of one task read the source, a separate engine in a low-priority thread reads the lake; between any
+two pieces the stream may take priority. A catalog in a DuckDB file is read on the service's own session.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ __all__ = ["subject", "sync_verdicts", "sync_verifier"]
 FLOW = "sync"
 WAIT_SECONDS = 30.0
 """How long the lake may take to reach the position of the source's snapshot."""
-BEHIND = "the lake was behind the source, and what differs may only be late"
+BEHIND = "the lake was behind the source, and differences may only be late"
 
 
 def subject(group: str, source: str) -> str:
-    """The name under which a table's verdict is kept."""
+    """The name under which a table's verdict is stored."""
     return f"{group} {source}"
 
 
 def sync_verdicts(config: SyncConfig) -> Verdicts:
-    """Those that the last service left."""
-    return Verdicts(Path(config.state_dir) / "verify.notes" / "verdicts.json")  # no group can have this name
+    """The verdicts that the last service stored."""
+    return Verdicts(Path(config.state_dir) / "verify.notes" / "verdicts.json")  # not a valid group name
 
 
 Reads = Callable[[LakeSession], Reader]
 
 
 def sync_verifier(service: SyncService, reads: Reads | None = None) -> Verifier:
-    """The verifier of a sync; `reads` is who reads the source, by default Spark."""
+    """The verifier of a sync; `reads` reads the source, by default with Spark."""
     source = reads or (lambda lake: OnSpark(service.spark, lake))
     config = service.config.verify
 
@@ -115,7 +115,7 @@ def _as_look(found: TableComparison) -> Look:
 
 
 def _note(found: TableComparison) -> str | None:
-    """Kinds and numbers; keys are values, and are for whoever asks on the command line."""
+    """Kinds and numbers only: keys are values, which only the command line shows."""
     if found.verdict != "different":
         return found.note
     kinds: dict[str, int] = {}

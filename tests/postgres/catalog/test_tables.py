@@ -205,7 +205,7 @@ def test_a_missing_table_says_that_it_does_not_exist(any_db: Database, conn: Con
         assert describe_table(conn, source).name == "t"
         assert describe_table(conn, '"T"').name == "T"
         return
-    with pytest.raises(TableMissingError, match=r"does not exist|is no name of a table"):
+    with pytest.raises(TableMissingError, match=r"does not exist|is not a table name"):
         describe_table(conn, source)
     assert describe_table(conn, "t").name == "t"
 

@@ -189,7 +189,7 @@ def _parse(source: str) -> TableName:
     try:
         return parse_table_name(source, default_schema="public")
     except ValueError as exc:
-        raise TableMissingError(f"{source!r} is no name of a table: it {exc}") from None
+        raise TableMissingError(f"{source!r} is not a table name: it {exc}") from None
 
 
 def _names(name: TableName) -> dict[str, str]:

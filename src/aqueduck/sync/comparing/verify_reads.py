@@ -1,8 +1,8 @@
 """
-What a comparison reads: tables on their way to a verdict, and questions to both of their sides.
+What a comparison reads: tables on their way to a verdict, and queries on both sides.
 
-`Sides` turns questions into pieces for a reader (`spark.query.verify_job`): chunks of the source under a
-snapshot and the lake at a version.  What is asked, and what follows from the answers, is in `verify_rounds`.
+`Sides` turns queries into pieces for a reader (`spark.query.verify_job`): chunks of the source under a
+snapshot and the lake at a version. `verify_rounds` chooses the queries and judges the answers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOOKUP_KEYS_MAX = 50_000
 
 Verdict = Literal["identical", "different", "not compared"]
 Progress = Callable[[str, str, float], None]
-"""Called with a table, what is being done, and the share of it that is done."""
+"""Called with a table, the current step, and the finished share of it."""
 
 
 @dataclass
@@ -43,29 +43,29 @@ class Work:
     group: str
     state: TableState
     keys: pa.Table | None = None
-    """What is left to compare: these keys, or the whole table."""
+    """What remains to be compared: these keys, or the whole table."""
     source_rows: int = 0
     lake_rows: int = 0
     differences: list[Difference] = field(default_factory=list)
     more: bool = False
-    """Whether there are differences besides those that were listed."""
+    """Whether more rows differ than were listed."""
     position: int | None = None
     version: int | None = None
     key_names: tuple[str, ...] = ()
     note: str | None = None
-    """Why it was not compared, or what to know about the verdict."""
+    """Why it was not compared, or a remark on the verdict."""
     left_out: tuple[str, ...] = ()
-    """Columns that are not compared, because the lake does not have all of their values."""
+    """Columns that are not compared, because the lake lacks some of their values."""
     verdict: Verdict | None = None
     behind: bool = False
-    """Whether the lake lacked something of the source's snapshot when it was compared."""
+    """Whether the lake lacked changes of the source's snapshot when it was compared."""
     findings: tuple[Finding, ...] = ()
-    """What is wrong with the lake table by itself."""
+    """Inconsistencies within the lake table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where the two sides are pinned: an exported snapshot of the source, a version of the lake."""
+    """The pinned state of both sides: an exported snapshot of the source, a version of the lake."""
 
     snapshot: str
     version: int
@@ -82,7 +82,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wanted:
-    """A question about one pair; about some keys only if they are given."""
+    """A query on one pair; restricted to some keys if they are given."""
 
     pair: Pair
     question: Question
@@ -91,7 +91,7 @@ class Wanted:
 
 @dataclass
 class Sides:
-    """Source and lake, and who reads them."""
+    """Source and lake, and their readers."""
 
     dsn: str
     conn: psycopg.Connection[Any]
@@ -102,7 +102,7 @@ class Sides:
     """Whether the source's snapshot is taken without a replication connection."""
 
     def answers(self, cut: Cut, wanted: Sequence[Wanted], doing: str) -> list[tuple[Answer, Answer]]:
-        """What the source and the lake answer to each."""
+        """The answers of source and lake to each query."""
         reads: list[SourceRead | LakeRead] = []
         keys: dict[int, pa.Array] = {}
         counts: list[list[int]] = []
@@ -117,7 +117,7 @@ class Sides:
             so_far = counts[part // 2]
             so_far[0] += count
             w = wanted[part // 2]
-            # The part in motion of a table is a moment's work.
+            # The part of a table in motion is small.
             if w.keys is None or w.pair.work.keys is not None:
                 self.progress(w.pair.work.state.source, doing, so_far[0] / so_far[1])
 
@@ -125,14 +125,14 @@ class Sides:
         return [(found.get(2 * i, Answer()), found[2 * i + 1]) for i in range(len(wanted))]
 
     def source_answers(self, snapshot: str, wanted: Sequence[Wanted]) -> list[Answer]:
-        """What the source alone answers, under a snapshot of its own."""
+        """The answers of the source alone, under its own snapshot."""
         reads = [read for i, w in enumerate(wanted) for read in self._source_reads(i, w, snapshot)]
         keys = {i: hashes(w.keys) for i, w in enumerate(wanted) if w.keys is not None}
         found = self.reader.read(reads, keys, lambda _part, _count: None)
         return [found.get(i, Answer()) for i in range(len(wanted))]
 
     def _source_reads(self, part: int, w: Wanted, snapshot: str) -> list[SourceRead]:
-        """The table's chunks; or, for few keys that can be looked up, one statement for each partition."""
+        """The table's chunks; or, for a few keys that can be looked up, one statement for each partition."""
         schema, condition, chunk_bytes = w.pair.schema, None, CHUNK_BYTES
         few = w.keys is not None and len(w.keys) <= LOOKUP_KEYS_MAX and not masks_key(schema)
         if w.keys is not None and few and can_look_up(schema.streamed):
@@ -151,6 +151,6 @@ def hashes(keys: pa.Table) -> pa.Array:
 
 
 def key_table(differences: Sequence[Difference]) -> pa.Table:
-    """The keys of differences, to be asked for again."""
+    """The keys of differences, to be queried again."""
     rows = {"k": [d.key_hash for d in differences], "key": [list(d.key) for d in differences]}
     return pa.table(rows, KEYS)

@@ -1,14 +1,14 @@
 """
-One round of a comparison: source and lake pinned, read, and what differs proven.
+One round of a comparison: pin source and lake, read both, and prove the differences.
 
-The source is read under an exported snapshot, whose position P is known.  The lake is read at a
-version that has everything up to P; it may have more.  What it has more was written by versions
-after the one that was current before the source's snapshot was made, so keys that these versions
-touched are *in motion*: they are left out on both sides and compared in the next round.
+The source is read under an exported snapshot whose position P is known. The lake is read at a version that
+has everything up to P, and possibly more. Any additional changes were written by versions after the one that
+was current before the source's snapshot was made, so keys that these versions touched are *in motion*: they
+are left out on both sides and compared in the next round.
 
-That leaves one way to be wrong: a row that came before P and went after P within one batch leaves no trace
-in the lake.  Hence a row that the lake misses counts only if the same version of it is still in the
-source after the lake's version was read.  docs/verify.md has the whole argument.
+One error remains possible: a row that was inserted before P and deleted after P within one batch leaves no
+trace in the lake. Hence a row that is missing in the lake counts only if the same version of it is still in
+the source after the lake's version was read. docs/verify.md has the whole argument.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ NEW_COLUMNS = "its columns changed in the source, and reach the lake within 10 s
 
 @dataclass
 class Round:
-    """What all rounds share; `run` is one of them."""
+    """What all rounds share; `run` executes one."""
 
     sides: Sides
     slots: Mapping[str, str]
@@ -76,7 +76,7 @@ class Round:
         return self.sides.lake
 
     def run(self, works: Sequence[Work]) -> None:
-        """Compare what is left of each; those with a verdict are done."""
+        """Compare what remains of each; works with a verdict are done."""
         before = current_version(self.lake)
         notice_changes(self.lake)
         storage = self._storage(works)
@@ -98,7 +98,10 @@ class Round:
     # -- pinning
 
     def _wait(self, groups: Iterable[str], position: int) -> dict[str, int]:
-        """Until the lake has everything up to `position`; by how many bytes the groups are behind that did not get there."""
+        """
+        Wait until the lake has everything up to `position`; returns the lag in bytes of the groups that did
+        not reach it.
+        """
         deadline = time.monotonic() + self.wait_seconds
         behind: dict[str, int] = {}
         for group in groups:
@@ -107,7 +110,7 @@ class Round:
                 stored = read_position(self.lake, group)
                 has = max(
                     stored.position if stored is not None else 0,
-                    # A slot is confirmed up to what the lake has, also while nothing comes.
+                    # A slot is confirmed up to the lake's position, even when there are no changes.
                     (slot.confirmed_flush_lsn or 0) if slot is not None else 0,
                 )
                 if has >= position:
@@ -119,7 +122,7 @@ class Round:
         return behind
 
     def _lives(self, group: str, slot: SlotInfo | None) -> bool:
-        """Whether a service moves the group on; between two queries its slot is not active."""
+        """Whether a service advances the group; between two queries its slot is not active."""
         return slot is not None and (slot.active or group_runs(self.sides.conn, group))
 
     def _pin(
@@ -131,15 +134,15 @@ class Round:
         after: int,
         behind: Mapping[str, int],
     ) -> Pair | None:
-        """The table's columns and its keys in motion; without them, the work's note says why."""
+        """The table's columns and its keys in motion; if unavailable, the work's note says why."""
         state = now.get(work.group, {}).get(work.state.oid)
         if state is None or not state.ready:
-            work.verdict, work.note = "not compared", "its copy is not in yet"
+            work.verdict, work.note = "not compared", "its copy is not complete yet"
             if state is not None and state.error is not None:
                 work.note = f"errored: {state.error}"
             return None
         if state != before.get(work.group, {}).get(work.state.oid):
-            work.keys, work.note = None, "it was copied again meanwhile"
+            work.keys, work.note = None, "it was re-copied meanwhile"
             return None
         work.state = state
         if (changed := _changed_by_hand(self.lake, state)) is not None:
@@ -178,7 +181,7 @@ class Round:
         return Pair(work, schema, moved)
 
     def _compared(self, work: Work, schema: TableSchema) -> TableSchema:
-        """The columns to compare; without a key, all of them are it."""
+        """The columns to compare; a table without a key is identified by all of its columns."""
         state = work.state
         if state.mode.name == "append":
             work.left_out = unsent_columns(self.lake, state.target, self._cut.version, state.mode)
@@ -190,7 +193,7 @@ class Round:
         return read_storage(self.sides.conn, [work.state.oid for work in works])
 
     def _again(self, pair: Pair, rewritten: set[int]) -> bool:
-        """Whether what was read means nothing, because the table was rewritten at the same time."""
+        """Whether the reading is void, because the table was rewritten at the same time."""
         if pair.work.state.oid not in rewritten:
             return False
         pair.work.keys, pair.work.more = None, False
@@ -230,7 +233,7 @@ class Round:
         return result
 
     def _find(self, pairs: Sequence[Pair]) -> list[tuple[Pair, list[Difference]]]:
-        """Which keys of tables whose sums differ: first which buckets, then their rows."""
+        """The differing keys of tables whose sums differ: first their buckets, then their rows."""
         buckets = {
             p: max(1, min(BUCKETS_MAX, max(p.work.source_rows, p.work.lake_rows) // BUCKET_ROWS))
             for p in pairs
@@ -250,7 +253,7 @@ class Round:
         return found
 
     def _compare_keys(self, pairs: Sequence[Pair]) -> list[tuple[Pair, list[Difference]]]:
-        """What was in motion in the round before, key by key."""
+        """Compare the keys that were in motion in the previous round, one by one."""
         wanted = [Wanted(p, Question(listed=(0,)), p.work.keys) for p in pairs]
         found = []
         for w, (source, lake) in zip(
@@ -268,7 +271,7 @@ class Round:
     # -- judging
 
     def _judge(self, found: Sequence[tuple[Pair, list[Difference]]], behind: Mapping[str, int]) -> None:
-        """What is proven, and what is left for the next round."""
+        """Which differences are proven, and what remains for the next round."""
         up_to_date = [(p, d) for p, d in found if p.work.group not in behind]
         still_there = self._still_there([f for f in up_to_date if any(d.kind == "missing" for d in f[1])])
         for pair, differences in found:
@@ -280,7 +283,7 @@ class Round:
     def _still_there(
         self, suspects: Sequence[tuple[Pair, list[Difference]]]
     ) -> dict[Pair, set[tuple[int, str]]]:
-        """Keys and versions of rows that the lake misses and that are in the source even now."""
+        """Keys and versions of rows that are missing in the lake and still in the source."""
         if not suspects:
             return {}
         wanted = []
@@ -300,7 +303,7 @@ class Round:
 
 
 def _exported(sides: Sides) -> ExportedSnapshot:
-    """In a thread: it waits for open transactions of others, and a person may not want to."""
+    """Export a snapshot in a thread: it waits for open transactions, and a person may interrupt the wait."""
     made: Future[ExportedSnapshot] = Future()
 
     def export() -> None:
@@ -320,13 +323,13 @@ def _exported(sides: Sides) -> ExportedSnapshot:
 
 
 def _differ(work: Work, source: Answer, lake: Answer) -> bool:
-    """Whether the sums differ; the numbers of rows are noted."""
+    """Whether the sums differ; records the row counts."""
     work.source_rows, work.lake_rows = source.count, lake.count
     return source.sums != lake.sums
 
 
 def _buckets_to_list(source: Answer, lake: Answer) -> tuple[tuple[int, ...], bool]:
-    """Buckets that differ, as many as may be read row by row; whether there are more."""
+    """Differing buckets, as many as may be read row by row; and whether there are more."""
     differing = sorted(
         b for b in source.sums.keys() | lake.sums.keys() if source.sums.get(b) != lake.sums.get(b)
     )
@@ -349,7 +352,7 @@ def _count_without(rows: pa.Table, hashes: pa.Array) -> int:
 
 
 def _changed_by_hand(lake: LakeSession, state: TableState) -> AqueduckError | None:
-    """Why there is nothing to compare with: the target was dropped, replaced or altered."""
+    """Why a comparison is impossible: the target was dropped, replaced or altered."""
     schema = state.schema
     name = None if schema is None else TableName(schema.schema, schema.name)
     try:
@@ -364,7 +367,7 @@ def _changed_by_hand(lake: LakeSession, state: TableState) -> AqueduckError | No
 
 
 def _judge_behind(work: Work, differences: list[Difference], behind: int) -> None:
-    """Without a lake that has everything, nothing is proven; equal is equal all the same."""
+    """Judge against a lake that is behind: a difference proves nothing, equality counts."""
     work.differences, work.verdict, work.behind = (
         differences,
         "different" if differences else "identical",
@@ -384,7 +387,7 @@ def _judge(pair: Pair, differences: Sequence[Difference], still_there: set[tuple
     left = pair.moved if work.keys is None else _only(work.keys, hashes(pair.moved))
     if proven:
         work.differences, work.verdict = proven, "different"
-    elif work.more:  # nothing in the buckets that were listed, but there are others
+    elif work.more:  # the listed buckets are equal, but there are others
         work.keys, work.more, work.note = None, False, TOO_FAST
     elif not len(left) and not unproven:
         work.verdict = "identical"

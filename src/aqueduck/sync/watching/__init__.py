@@ -1,1 +1,1 @@
-"""Watching the source and the lake for what the stream does not bring."""
+"""Watching the source and the lake for changes that the stream does not contain."""

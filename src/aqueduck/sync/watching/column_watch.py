@@ -1,8 +1,8 @@
 """
-Watch the source for columns that change while no row does: the stream tells of new columns only with a row.
+Watch the source for columns that change without a row: the stream announces new columns only with a row.
 
-`ColumnWatch.look` compares what the catalog says would be sent with what the lake's tables were made for.  What it finds is
-applied once the lake has everything up to a position that was read after the catalog (ADR 57).
+`ColumnWatch.look` compares the columns that the catalog would send with the columns of the lake's tables. It
+applies a difference once the lake has everything up to a position that was read after the catalog (ADR 57).
 """
 
 from __future__ import annotations
@@ -45,33 +45,33 @@ __all__ = ["ColumnWatch"]
 log = structlog.get_logger()
 
 DESCRIBED_MAX = 100
-"""Tables that one look describes: after a start all of them are new to us."""
+"""Tables that one look describes: after a start, none has been described yet."""
 
 Marks = dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """Columns that a table has by now, and how far the lake has to be before it gets them."""
+    """New columns of a table, and the position that the lake must reach before it gets them."""
 
     state: TableState
     columns: TableSchema | ResyncNeededError
     marks: Marks
     open_before: str | None
-    """Transactions before this one may still have rows with the old columns, if they are open."""
+    """Transactions before this one may still have rows with the old columns if they are open."""
     position: int | None = None
 
 
 class ColumnWatch:
-    """Looks at the columns of groups' tables, now and then."""
+    """Checks the columns of groups' tables periodically."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int], Marks] = {}
-        """What the catalog said of columns that the lake has, by group and table."""
+        """The catalog's marks of columns that the lake has, by group and table."""
         self._due: dict[tuple[str, int], _Due] = {}
 
     def look(self, runner: GroupRunner) -> None:
-        """Once; raises when source or lake cannot be asked."""
+        """Check once; raises if source or lake cannot be read."""
         group = runner.group.name
         self._find(runner, {oid: s for oid, s in runner.states.items() if s.ready and s.schema})
         for key, due in [(key, due) for key, due in self._due.items() if key[0] == group]:
@@ -96,7 +96,7 @@ class ColumnWatch:
                     self._seen[group, oid] = now[oid]
                 else:
                     found[oid] = columns
-            # Whoever changes a table waits for those who write to it; whoever changes a publication does not.
+            # Changing a table waits for its writers; changing a publication does not.
             horizon = next_transaction(conn) if found and runner.group.users_publication else None
             for oid, columns in found.items():
                 self._due[group, oid] = _Due(states[oid], columns, now[oid], horizon)
@@ -119,7 +119,7 @@ class ColumnWatch:
 def _marks(
     conn: psycopg.Connection[Any], runner: GroupRunner, states: dict[int, TableState]
 ) -> dict[int, Marks]:
-    """What changes with the columns that are sent of each table."""
+    """Marks that change with the sent columns of each table."""
     group, marks = runner.group, read_column_marks(conn, list(states))
     if not group.users_publication:
         return marks
@@ -129,13 +129,13 @@ def _marks(
 
 
 def _new_columns(conn: psycopg.Connection[Any], state: TableState) -> TableSchema | ResyncNeededError | None:
-    """What the next row would come with, and the lake lacks; an error if that does not fit the table's options any more."""
+    """Columns that the next row would add to the lake; an error if the table's options no longer match."""
     old = state.schema
     assert old is not None
     try:
         now = describe_oid(conn, state.oid, need_key=False, projection=state.projection)
     except (TableMissingError, PublicationError):
-        return None  # whoever watches the source says so
+        return None  # the source watch reports it
     except ConfigError as exc:
         return ResyncNeededError(exc.message, table=exc.table)
     version = only_needed(now.following(old.streamed)).in_lake
@@ -145,7 +145,7 @@ def _new_columns(conn: psycopg.Connection[Any], state: TableState) -> TableSchem
 
 
 def _names(due: _Due) -> tuple[str, ...]:
-    """Columns that are not in the lake as the source has them by now."""
+    """Columns whose current source form is not in the lake."""
     if due.state.schema is None or not isinstance(due.columns, TableSchema):
         return ()
     sides = [{(c.name, c.type_oid, c.typmod) for c in s.columns} for s in (due.state.schema, due.columns)]
@@ -153,7 +153,7 @@ def _names(due: _Due) -> tuple[str, ...]:
 
 
 def _follow(runner: GroupRunner, due: _Due) -> bool:
-    """Whether the lake has the columns; if not, the table ends as it would with its next row."""
+    """Whether the lake has the columns; if not, handle the table as its next row would."""
     state, group = due.state, runner.group
     with runner.commit_lock:
         if not runner.book.is_current(state):
@@ -161,7 +161,7 @@ def _follow(runner: GroupRunner, due: _Due) -> bool:
         try:
             _change(runner, state, due.columns)
         except (LakeBusyError, CatalogUnreachableError, DataPathError):
-            raise  # not the table's fault
+            raise  # not caused by the table
         except LakeError as exc:
             error = exc
         else:

@@ -1,9 +1,10 @@
 """
-Whether a group that is said to stream does: the proof behind the state STREAMING.
+Whether a group that reports streaming really streams: the proof behind the state STREAMING.
 
-`SourceWatch` takes a `Probe` of the source's catalog every few seconds.  `Proof` compares it with what the group's capture says: its
-tables are in the publication, its slot is being read, and its position passes where the server was a while ago.  What is
-not so for `STILL_SECONDS` is an error, and its tables are not shown as STREAMING; the next probe that finds it well takes it back.
+`SourceWatch` takes a `Probe` of the source's catalog every few seconds. `Proof` compares it with the group's
+capture: its tables are in the publication, its slot is being read, and its position passes an earlier
+position of the server. A condition that fails for `STILL_SECONDS` is an error, and the group's tables are not
+shown as STREAMING; the next successful probe clears it.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ STILL_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What the source's catalog says of a group at one moment."""
+    """The catalog's view of a group at one moment."""
 
     at: float
-    """By the clock that only goes forward."""
+    """By the monotonic clock."""
     published: frozenset[int]
     """The tables that its publication sends, by OID."""
     slot_active: bool
@@ -32,22 +33,22 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the group says of itself at that moment."""
+    """The group's own view at that moment."""
 
     slot: str
     seen: int
     """Every change before this position is decoded."""
     received: int
-    """Bytes, also of a transaction that has not ended."""
+    """Bytes received, including those of a transaction that has not ended."""
     waits: bool
-    """Whether it does not read on purpose: it is held, paused, or started again after a failure."""
+    """Whether it is intentionally not reading: held, paused, or restarting after a failure."""
     polls: bool
     """Whether it reads by SQL: its slot is active only now and then."""
 
 
 @dataclass(slots=True)
 class Proof:
-    """What the probes of one group have shown; `error` is why it cannot be said to stream."""
+    """The results of a group's probes; `error` is why it cannot be shown as streaming."""
 
     last: Probe | None = None
     error: AqueduckError | None = None
@@ -56,10 +57,10 @@ class Proof:
     _moved_at: float = 0.0
     _seen: tuple[int, int] = (0, 0)
     _goal: int = 0
-    """Where the server was when the position last moved; passing it is moving, too."""
+    """The server's position when the group's position last moved; passing it counts as progress."""
 
     def take(self, probe: Probe, group: Reading) -> None:
-        """Take one more probe."""
+        """Add one probe."""
         seen = group.seen, group.received
         well = self.last is None or group.waits
         moved, self._seen = seen != self._seen, seen
@@ -73,12 +74,12 @@ class Proof:
     def _judge(self, now: float, slot: str) -> AqueduckError | None:
         if now - self._read_at >= STILL_SECONDS:
             return ConnectionLostError(
-                f"the slot {slot} is not read by anybody, for {now - self._read_at:.0f} s",
-                hint="look at the service's log; if nothing is tried again, restart the service",
+                f"the slot {slot} has had no reader for {now - self._read_at:.0f} s",
+                hint="see the service's log; if it does not retry, restart the service",
             )
         if now - self._moved_at >= STILL_SECONDS:
             return ConnectionLostError(
                 f"the position of the slot {slot} has not moved for {now - self._moved_at:.0f} s, and the server is ahead of it",
-                hint="look at the service's log; if nothing is tried again, restart the service",
+                hint="see the service's log; if it does not retry, restart the service",
             )
         return None

@@ -1,10 +1,11 @@
 """
-Watch the source for what the stream does not tell: tables that are dropped or not sent, partitions that come and go with rows.
+Watch the source for changes that the stream does not contain: tables that are dropped or not sent, and
+partitions attached or detached with rows.
 
-`SourceWatch.look` reads the catalog and acts: a dropped table leaves the group, a table whose rows came or
-went with a partition is copied again, unless `on_partition_change` says to keep what the lake has.  One that somebody took
-out of our publication is published again, and copied.  What it saw of the publication and the slot is the proof that a
-group streams (`probe`).
+`SourceWatch.look` reads the catalog and acts: a dropped table leaves the group; a table that gained or lost
+rows with a partition is re-copied, unless `on_partition_change` says to keep the lake's rows. A table that
+was taken out of our publication is published again, and re-copied. Its findings about publication and slot
+are the proof that a group streams (`probe`).
 """
 
 from __future__ import annotations
@@ -49,24 +50,27 @@ log = structlog.get_logger()
 
 
 class SourceWatch:
-    """Looks at groups' tables in the source's catalog, now and then."""
+    """Checks groups' tables in the source's catalog periodically."""
 
     def __init__(self) -> None:
         self._awaited: dict[int, int] = {}
-        """Tables that seem to have been truncated as a whole, and the position by which the stream must have told."""
+        """
+        Tables that seem to have been truncated as a whole, and the position by which the stream must have
+        reported it.
+        """
         self._horizons: dict[int, int] = {}
-        """When tables last were as their marks say: which transactions had ended by then."""
+        """When tables last matched their marks: which transactions had ended by then."""
         self._sent: dict[str, dict[int, int]] = {}
-        """What each group's publication sent at the last look."""
+        """The tables that each group's publication sent at the last look."""
         self._slots: dict[str, SlotMark] = {}
-        """How far each group's slot was at the last look."""
+        """The position of each group's slot at the last look."""
 
     def forget(self, group: str) -> None:
-        """The group was taken down, and its publication with it."""
+        """Forget a group that was taken down together with its publication."""
         self._sent.pop(group, None)
 
     def look(self, runner: GroupRunner) -> None:
-        """Once; raises when the source cannot be asked."""
+        """Check once; raises if the source cannot be read."""
         self._forget_left(runner)
         dsn, tables = runner.config.source.dsn, list(runner.tables)
         with connect(dsn) as conn:
@@ -95,12 +99,15 @@ class SourceWatch:
             self._publish_again(runner, tables, sent)
 
     def _forget_left(self, runner: GroupRunner) -> None:
-        """A table that left and came back was not published in between, and need not have been."""
+        """Forget tables that left the group: one that comes back need not have been published in between."""
         for oid in runner.book.take_left():
             self._sent.get(runner.group.name, {}).pop(oid, None)
 
     def _note_slot(self, runner: GroupRunner, now: SlotMark | None) -> None:
-        """Noted is what was there at the last look already: it is on the server's disk, and survives a crash."""
+        """
+        Record the position seen at the previous look: the server has it on disk by now, so it survives a
+        crash.
+        """
         name, before = runner.group.name, self._slots.get(runner.group.name)
         if now is not None and before is not None and before.timeline == now.timeline:
             note_slot(runner.directory / "slot", before)
@@ -108,18 +115,19 @@ class SourceWatch:
             self._slots[name] = now
 
     def _publish_again(self, runner: GroupRunner, tables: list[int], sent: dict[int, int]) -> None:
-        """Tables that were not sent for a while are sent, and copied; one that is being copied, once more after that."""
+        """
+        Publish tables again that were not sent for a while, and re-copy them; one that is being copied is
+        re-copied afterwards.
+        """
         group, before = runner.group, self._sent.get(runner.group.name, {})
         missed = [o for o in tables if o not in sent or before.get(o, sent[o]) != sent[o]]
-        if missed or sent.keys() - set(
-            tables
-        ):  # one too many was left by a handover whose connection was lost
+        if missed or sent.keys() - set(tables):  # a handover whose connection was lost left an extra one
             with connect(runner.config.source.dsn) as conn:
                 publish(conn, group, [t.schema for t in runner.tables.values()])
                 sent = published_since(conn, group.publication)
         self._sent[group.name] = sent
         for oid in missed:
-            if oid not in runner.tables:  # another group has it by now
+            if oid not in runner.tables:  # another group has it now
                 continue
             if runner.copier.is_copying(oid):
                 sent[oid] = 0
@@ -133,7 +141,7 @@ class SourceWatch:
             runner.resync(oid)
 
     def _news(self, conn: psycopg.Connection[Any], oid: int, before: Marks, leaves: dict[int, Leaf]) -> News:
-        """What matters of it: partitions that came with rows, went, or may have been emptied."""
+        """The relevant news: partitions attached with rows, detached, or possibly truncated."""
         found = partition_news(before.nodes, leaves, before.ties)
         horizon = max(before.horizon, self._horizons.get(oid, 0))
         filled = tuple(leaf for leaf in found.attached if has_rows(conn, leaves[leaf]))
@@ -146,7 +154,7 @@ class SourceWatch:
     def _act(self, runner: GroupRunner, oid: int, news: News, now: Marks, before: Marks | None) -> None:
         group, table = runner.group, runner.tables[oid].schema.qualified
         if news.whole and not news.attached and not news.lost:
-            # TRUNCATE of the table itself is in the stream, which may not have come so far.
+            # The stream contains a TRUNCATE of the table itself, but may not have reached it.
             position = self._awaited.setdefault(oid, flushed_position(runner.config.source.dsn))
             if runner.book.take_truncated(oid):
                 news = News()
@@ -178,7 +186,7 @@ def _take_proof(runner: GroupRunner, probe: Probe) -> None:
 
 
 def _note_unsent(runner: GroupRunner, published: Collection[int]) -> None:
-    """A publication that is not ours does not send a table any more; when it does again, the table is copied."""
+    """Detect tables that a user's publication no longer sends; when it sends one again, the table is re-copied."""
     for oid, table in runner.tables.items():
         if oid in runner.book.unsent and oid in published:
             log.warning(
@@ -207,7 +215,7 @@ def _leave_dropped(runner: GroupRunner, structure: Structure) -> None:
 
 
 def marks_of(leaves: dict[int, Leaf], horizon: int) -> Marks:
-    """What is noted of partitions as they are now."""
+    """The marks of partitions as they are now."""
     nodes = {oid: leaf.filenode for oid, leaf in leaves.items()}
     return Marks(nodes, horizon, {oid: leaf.ties for oid, leaf in leaves.items()})
 
@@ -215,7 +223,7 @@ def marks_of(leaves: dict[int, Leaf], horizon: int) -> Marks:
 def _describe(news: News) -> str:
     counted = (
         ("attached", news.attached),
-        ("detached or dropped, also for a while", news.lost),
+        ("detached or dropped, possibly only for a while", news.lost),
         ("truncated or rewritten", news.rewritten),
     )
     parts = [f"{len(oids)} {what}" for what, oids in counted if oids]

@@ -1,8 +1,9 @@
 """
-Watch the lake for what people do to targets, also to those that nothing is written to.
+Watch the lake for manual changes of targets, including targets that receive no writes.
 
-`TargetWatch.look` asks for one number.  Only if it says that some table of the lake was changed are the targets looked at: one that is
-not what we made any more is errored before the next batch meets it, and one that is right again goes on.
+`TargetWatch.look` reads one number. Only if it shows that a table of the lake changed are the targets
+checked: a target that is no longer the one we created is errored before the next batch reaches it, and one
+that is correct again continues.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ _CODES = {error.code for error in _ABOUT_TARGETS}
 
 
 class TargetWatch:
-    """Looks at groups' targets, now and then."""
+    """Checks groups' targets periodically."""
 
     def __init__(self) -> None:
         self._versions: dict[str, int | None] = {}
-        """DuckLake's count of changes of tables at the last look, by group."""
+        """DuckLake's count of table changes at the last look, by group."""
 
     def look(self, runner: GroupRunner) -> None:
-        """Once; raises when the lake cannot be asked."""
+        """Check once; raises if the lake cannot be read."""
         mended = []
         with runner.commit_lock:
             notice_changes(runner.lake)
