@@ -1,1 +1,1 @@
-"""What PostgreSQL's catalog says about tables: columns, keys, partitions, row security."""
+"""PostgreSQL's catalog information on tables: columns, keys, partitions, row security."""

@@ -1,8 +1,8 @@
 """
-Find rows by their keys: the condition for a statement that takes no parameters, such as COPY.
+Find rows by their keys: the condition for a statement without parameters, such as COPY.
 
-Only for key types whose text is the same in the lake as in PostgreSQL.  Whoever has other keys
-reads the whole table.
+Only for key types whose text is the same in the lake as in PostgreSQL. For other keys, callers read the whole
+table.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def can_look_up(table: TableSchema) -> bool:
 
 
 def key_condition(table: TableSchema, keys: Sequence[Sequence[str | None]]) -> str:
-    """That a row's key is one of `keys`, whose parts are in the order of the table's key; a NULL fits nothing."""
+    """
+    The condition that a row's key is one of `keys`, whose parts are in the order of the table's key; a NULL
+    matches nothing.
+    """
     columns = [table.columns[i] for i in table.key_indexes]
     arrays = ", ".join(
         f"array[{', '.join(_value(key[i]) for key in keys)}]::{_TYPES[c.type_oid]}[]"

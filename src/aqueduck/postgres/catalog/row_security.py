@@ -1,8 +1,8 @@
 """
 Tables with row-level security: refused before anything is read, unless the role is exempt from it.
 
-Sessions have `row_security` off (`session_guards`), so PostgreSQL refuses what a policy would thin.  Here that is found
-early, for a table and all of its partitions, with the statement that helps.
+Sessions have `row_security` off (`model.connections`), so PostgreSQL refuses a query whose rows a policy
+would filter. This module finds such tables early, including all partitions, with the statement that fixes it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["refuse_row_security"]
 
 
 def refuse_row_security(conn: psycopg.Connection[Any], table: TableSchema) -> None:
-    """Raise if a policy could keep rows of the table from the role of `conn`, whatever the policies say now."""
+    """Raise if a policy could hide rows of the table from the role of `conn`, whatever the current policies are."""
     with translate_errors(f"look for policies of {table.qualified}", table.qualified, conn=conn):
         row = conn.execute(_ACTIVE, {"oid": table.oid}).fetchone()
     if row is None:
         return
     role, schema, name, exempt_as_owner = row
     fix = f"alter role {identifier(role)} bypassrls"
-    if exempt_as_owner:  # but for "force"
+    if exempt_as_owner:  # except with "force"
         fix += f"; -- or alter table {table_identifier(TableName(schema, name))} no force row level security"
     raise RowSecurityError(
         f"{schema}.{name} has row-level security, which may hide rows from the role {role}",

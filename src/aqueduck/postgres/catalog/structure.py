@@ -1,8 +1,8 @@
 """
-What happens to tables beside their rows: dropped, or a partition attached, detached or truncated.
+Changes of tables that are not row changes: dropped, or a partition attached, detached or truncated.
 
-None of it is in the stream (a truncate of the whole table is).  `read_structure` reads the catalog as it is now;
-`partition_news` says what the difference to an earlier reading means for the rows.
+The stream contains none of them (only a truncate of the whole table). `read_structure` reads the current
+catalog; `partition_news` derives what the difference to an earlier reading means for the rows.
 """
 
 from __future__ import annotations
@@ -47,14 +47,17 @@ class Leaf:
     """A partition that holds rows."""
 
     filenode: int
-    """Changes with a truncate, and with a rewrite such as VACUUM FULL: `has_rows_since_before` may tell which."""
+    """
+    Changes with a truncate, and with a rewrite such as VACUUM FULL: `has_rows_since_before` can distinguish
+    them.
+    """
     changed_by: int
     """The transaction that last changed it in the catalog."""
     born_here: bool
     """Created as a partition, so without rows; otherwise it was attached."""
     name: str
     ties: str = ""
-    """The transactions that made it a partition, on every level: others after it was away."""
+    """The transactions that made it a partition, on every level: if they changed, it was detached in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +70,15 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What changed: nothing about rows, the whole table truncated, or partitions that took rows with them or brought some."""
+    """The changes: none that affects rows, the whole table truncated, or partitions that removed or added rows."""
 
     attached: tuple[int, ...] = ()
-    """May have had rows when they came."""
+    """May have had rows when they were attached."""
     lost: tuple[int, ...] = ()
-    """Gone; or away for a while, in which nobody told of their rows."""
+    """Detached or dropped; or detached for a while, during which their changes were not sent."""
     rewritten: tuple[int, ...] = ()
     whole: bool = False
-    """All partitions were rewritten by one transaction, as TRUNCATE of the table does."""
+    """One transaction rewrote all partitions, as TRUNCATE of the table does."""
 
 
 def read_structure(conn: psycopg.Connection[Any], oids: Collection[int]) -> Structure:
@@ -93,7 +96,10 @@ def read_structure(conn: psycopg.Connection[Any], oids: Collection[int]) -> Stru
 
 
 def read_horizon(conn: psycopg.Connection[Any]) -> int:
-    """Every transaction with a lower number has ended; of several things read from the catalog, read this first."""
+    """
+    Every transaction with a lower id has ended; when reading several things from the catalog, read this
+    first.
+    """
     with translate_errors("look at the tables", conn=conn):
         row = conn.execute(b"select pg_snapshot_xmin(pg_current_snapshot())::text::int8").fetchone()
     assert row is not None
@@ -107,12 +113,12 @@ def has_rows(conn: psycopg.Connection[Any], leaf: Leaf) -> bool:
 
 def has_rows_since_before(conn: psycopg.Connection[Any], leaf: Leaf, horizon: int) -> bool:
     """
-    Whether a row was written by a transaction below the horizon: then nobody has emptied the partition since.
+    Whether a row was written by a transaction below the horizon: then the partition was not truncated since.
 
-    VACUUM FULL, CLUSTER and a move to another tablespace keep the number of the transaction that wrote a row, also of
-    frozen ones.  What is written after a truncate has numbers from the horizon on.  Of numbers the table has the lower
-    half only: one that comes round again is taken for a young one.  And only the first pages are looked at, to be done soon.  So
-    rows may be missed, but never made up.
+    VACUUM FULL, CLUSTER and a move to another tablespace keep the id of the transaction that wrote a row,
+    even of frozen rows. Rows written after a truncate have ids from the horizon on. The table stores only the
+    lower half of an id, so a wrapped one counts as recent; and only the first pages are read, to be quick. So
+    rows may be missed, but never invented.
     """
     query = (
         "select exists (select from (select pg_snapshot_xmax(pg_current_snapshot())::text::int8 as next offset 0) s"
@@ -124,7 +130,7 @@ def has_rows_since_before(conn: psycopg.Connection[Any], leaf: Leaf, horizon: in
 
 
 def partition_news(before: Mapping[int, int], now: Mapping[int, Leaf], ties: Mapping[int, str]) -> News:
-    """What lies between file nodes and ties by leaf, as they were noted, and the leaves as they are."""
+    """The difference between recorded file nodes and ties by leaf, and the current leaves."""
     rewritten = tuple(oid for oid, node in before.items() if oid in now and now[oid].filenode != node)
     return News(
         attached=tuple(oid for oid, leaf in now.items() if oid not in before and not leaf.born_here),

@@ -1,8 +1,8 @@
 """
-Whether a table was rewritten between two looks at it.
+Whether a table was rewritten between two readings.
 
-TRUNCATE and the forms of ALTER TABLE that rewrite take rows away also from older snapshots, and VACUUM FULL
-moves rows to other pages.  Each of them gives the table new files, as does a change of its partitions.
+TRUNCATE and rewriting forms of ALTER TABLE remove rows from older snapshots too, and VACUUM FULL moves rows
+to other pages. Each of them gives the table new files, as does a change of its partitions.
 """
 
 from __future__ import annotations
@@ -28,6 +28,6 @@ _QUERY = """
 
 
 def read_storage(conn: psycopg.Connection[Any], oids: Sequence[int]) -> dict[int, str]:
-    """Which files each table has now, as a text that changes with them; empty for a table that is gone."""
+    """The current files of each table, as a text that changes with them; empty for a table that does not exist."""
     with translate_errors("look at the tables' files", conn=conn):
         return dict(conn.execute(_QUERY, (list(oids),)).fetchall())

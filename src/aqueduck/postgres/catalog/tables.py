@@ -1,8 +1,8 @@
 """
-What the source tables look like: columns, types and the key by which rows are matched.
+The source tables: columns, types and the key that identifies rows.
 
-Reads the server's catalog, one statement a table, so that a table is never seen halfway
-through a change.  The same things as the stream tells them are in `decoder`.
+Reads the server's catalog with one statement per table, so that a table is never seen halfway through a
+change. `decoder` reads the same information from the stream.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KINDS = {
 }
 
 _FIRST_OWN_OID = 16384
-"""Tables with lower ones came with the server, and cannot be published."""
+"""Tables with lower OIDs belong to the server, and cannot be published."""
 
 
 def describe_table(
@@ -45,8 +45,8 @@ def describe_table(
     """
     Describe `model.schema.table`; either part may be quoted, and the schema is `public` by default.
 
-    Without a key it raises `NoKeyError`, or has an empty key where none is needed.  With a `publication`, which is
-    not ours, only what that publishes of the table.
+    Without a key it raises `NoKeyError`, or returns an empty key if none is needed. With a `publication` of
+    the user's, only the columns that it publishes.
     """
     name = _parse(source)
     with translate_errors(f"describe {name.qualified}", name.qualified, conn=conn):
@@ -62,9 +62,9 @@ def describe_oid(
     conn: Connection, oid: int, *, need_key: bool = True, projection: Projection | None = None
 ) -> TableSchema:
     """
-    Describe the table with this OID, whatever its name is by now.
+    Describe the table with this OID, whatever its current name.
 
-    With a projection that was bound to it earlier, the table has it again.
+    A projection that was bound to it earlier is applied again.
     """
     with translate_errors(f"describe the table with OID {oid}", conn=conn):
         row = _find(conn, "c.oid = %(oid)s", {"oid": oid})
@@ -81,7 +81,7 @@ def describe_oid(
 
 
 def dropped_columns(conn: Connection, oid: int) -> set[int]:
-    """The numbers of columns that the table had once."""
+    """The numbers of the table's dropped columns."""
     with translate_errors(f"describe the table with OID {oid}", conn=conn):
         rows = conn.execute(
             b"select attnum from pg_attribute where attrelid = %s and attnum > 0 and attisdropped", (oid,)
@@ -90,13 +90,16 @@ def dropped_columns(conn: Connection, oid: int) -> set[int]:
 
 
 def has_key(conn: Connection, oid: int, key: Sequence[str]) -> bool:
-    """Whether the table has an index because of which no two rows have the same of these columns, at any moment."""
+    """Whether a unique index guarantees at every moment that no two rows agree in these columns."""
     with translate_errors(f"look for the key of the table with OID {oid}", conn=conn):
         return bool(conn.execute(_KEY_QUERY, {"oid": oid, "key": list(key)}).fetchall())
 
 
 def resolve_type(conn: Connection, column: Column) -> Column:
-    """A column that the stream announced, with what only the catalog knows about its type, if it still does."""
+    """
+    A column that the stream announced, completed with the catalog's facts about its type, if the type still
+    exists.
+    """
     given = {"oid": column.type_oid, "typmod": column.typmod}
     with (
         translate_errors("look up a type", conn=conn),
@@ -107,12 +110,15 @@ def resolve_type(conn: Connection, column: Column) -> Column:
 
 
 def _may_send_generated(conn: Connection, publication: str) -> bool:
-    """Whether it may send stored generated columns: one of others, and not before PostgreSQL 18."""
+    """
+    Whether the publication may send stored generated columns: only a user's publication, from PostgreSQL 18
+    on.
+    """
     return bool(publication) and conn.info.server_version >= 180000
 
 
 def _described(row: dict[str, Any], need_key: bool, *, generated: bool = False) -> TableSchema:
-    """With `generated`, also the stored generated columns, which a publication of others may send."""
+    """With `generated`, include stored generated columns, which a user's publication may send."""
     columns = [c for c in row["columns"] if not c.pop("generated") or generated]
     table = TableSchema(
         oid=row["oid"],
@@ -166,10 +172,11 @@ def _no_key(table: TableSchema, unique_index: str | None, *, deferrable: bool) -
     by_index = f"alter table {name} replica identity using index {index}"
     problem = f"{table.qualified} has neither a primary key nor a replica identity"
     ways = [f"alter table {name} add primary key (<columns>)", by_index]
-    if deferrable:  # PostgreSQL does not take it for an identity, and the table can have no other primary key
+    # PostgreSQL does not accept it as an identity, and the table can have no other primary key
+    if deferrable:
         problem = f"the primary key of {table.qualified} is deferrable: two rows may have the same within a transaction"
         ways = [by_index]
-    elif unique_index:  # the statement that works as it stands comes first
+    elif unique_index:  # the statement that works as it is comes first
         ways.reverse()
     ways.append(f"alter table {name} replica identity full")
     return NoKeyError(

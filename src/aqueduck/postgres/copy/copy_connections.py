@@ -1,8 +1,9 @@
 """
-Connections of readers that are done, for the next ones of the same process.
+Idle connections of finished readers, for the next readers of the same process.
 
-A new connection costs the server as much as reading some megabytes, and a worker of Spark has several tasks of a copy in a row.
-What is kept is in no transaction, so it holds nothing back; after a moment without use it is closed.
+A new connection costs the server as much as reading some megabytes, and a Spark worker runs several tasks of
+a copy in a row. Kept connections are in no transaction, so they hold nothing back; after a short time without
+use they are closed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ IDLE_SECONDS = 2.0
 
 
 class KeptStreams:
-    """Streams by the server they are connected to; of one process, for all its threads."""
+    """Streams by the server that they are connected to; shared by all threads of a process."""
 
     def __init__(self, idle_seconds: float = IDLE_SECONDS) -> None:
         self._idle_seconds = idle_seconds
@@ -25,15 +26,15 @@ class KeptStreams:
         self._kept: dict[str, dict[CopyOutStream, threading.Timer]] = {}
 
     def take(self, dsn: str) -> CopyOutStream:
-        """One that was kept, or a new one."""
+        """A kept stream, or a new one."""
         while (stream := self._pop(dsn)) is not None:
             if stream.is_idle():
                 return stream
-            stream.close()  # the server ended it meanwhile
+            stream.close()  # the server closed it meanwhile
         return CopyOutStream(connect_wire(dsn))
 
     def keep(self, dsn: str, stream: CopyOutStream) -> None:
-        """Whoever took it is done with it; what is in the middle of something is of no use to anybody."""
+        """Return a stream after use; one that is in the middle of something is closed."""
         if not stream.is_idle():
             stream.close()
             return
@@ -53,7 +54,7 @@ class KeptStreams:
 
     def _close(self, dsn: str, stream: CopyOutStream) -> None:
         with self._lock:
-            left = self._kept[dsn].pop(stream, None) is not None  # otherwise somebody took it just now
+            left = self._kept[dsn].pop(stream, None) is not None  # otherwise another reader just took it
         if left:
             stream.close()
 

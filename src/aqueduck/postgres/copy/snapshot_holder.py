@@ -1,11 +1,11 @@
 """
 A process that keeps an exported snapshot alive while the tasks of a read come and go.
 
-A snapshot can be used for as long as the session that exported it lives, and a Spark read has no process of its
-own that lives so long: Spark plans it in one Python worker, runs it in others, maybe on other machines, and tells
-none of them when it is over.  So `hold_snapshot` starts a process.  Tasks report through PostgreSQL itself (NOTIFY), which
-all of them reach.  The process ends when all parts were read and a moment has passed, when no part began or ended for
-`seconds`, or when the Spark that started it is gone.
+A snapshot can be used while the session that exported it is open, and no process of a Spark read lives that
+long: Spark plans the read in one Python worker, runs it in others, possibly on other machines, and notifies
+none of them at the end. So `hold_snapshot` starts a process. Tasks report to it through PostgreSQL (NOTIFY),
+which all of them can reach. The process ends a moment after all parts were read, when no part began or ended
+for `seconds`, or when the Spark that started it has ended.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from aqueduck.postgres.session.quoting import identifier, literal
 __all__ = ["HeldSnapshot", "check_snapshot", "hold_snapshot", "report"]
 
 LINGER_SECONDS = 30.0
-"""How long a snapshot outlives the last part: for a read that is repeated at once, such as by a failed task."""
+"""How long a snapshot outlives the last part: for a read that is repeated at once, for example by a failed task."""
 
 _holders: list[subprocess.Popen[str]] = []
 
 
 @dataclass(frozen=True, slots=True)
 class HeldSnapshot:
-    """A snapshot that a process of its own keeps alive."""
+    """A snapshot that a separate process keeps alive."""
 
     name: str
     channel: str
-    """Where tasks report."""
+    """The channel to which tasks report."""
 
 
 def hold_snapshot(dsn: str, parts: int, seconds: int) -> HeldSnapshot:
-    """Export a snapshot for a read of so many parts."""
+    """Export a snapshot for a read of this many parts."""
     channel = f"aqueduck_read_{uuid.uuid4().hex[:16]}"
     order = {
         "dsn": dsn, "channel": channel, "parts": parts, "seconds": seconds, "linger": LINGER_SECONDS,
@@ -87,7 +87,7 @@ def check_snapshot(conn: psycopg.Connection[Any], snapshot: HeldSnapshot) -> Non
 
 
 def report(conn: psycopg.Connection[Any], snapshot: HeldSnapshot, what: str) -> None:
-    """Tell the holder that a part began or ended."""
+    """Report to the holder that a part began or ended."""
     with translate_errors("report a part of a read", conn=conn):
         conn.execute("select pg_notify(%s, %s)", (snapshot.channel, what))
 
@@ -136,7 +136,7 @@ def _answer(told: dict[str, str]) -> None:
 
 
 def main() -> None:
-    """Read the order from standard input, answer with one line, and hold."""
+    """Read the request from standard input, answer with one line, and hold the snapshot."""
     order = json.loads(sys.stdin.readline())
     try:
         _hold(**order)

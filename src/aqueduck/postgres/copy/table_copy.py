@@ -61,7 +61,7 @@ GIVE_UP_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ExportedSnapshot:
-    """A snapshot that other sessions can use while this one stays open, and what it shows."""
+    """A snapshot that other sessions can use while this one stays open, and its visibility."""
 
     name: str
     moment: Moment
@@ -69,12 +69,15 @@ class ExportedSnapshot:
 
     @property
     def position(self) -> int:
-        """Nothing that was committed at or after it is shown."""
+        """The snapshot shows nothing that was committed at or after this position."""
         return self.moment.position
 
     @contextlib.contextmanager
     def connect(self, dsn: str) -> Iterator[psycopg.Connection[Any]]:
-        """A connection on which queries see tables, and the catalog's own, as the snapshot has them; functions may not."""
+        """
+        A connection on which queries see user tables and catalog tables as of the snapshot; catalog functions
+        may not.
+        """
         with connect(dsn, autocommit=False) as conn, translate_errors("read the copy's snapshot", conn=conn):
             conn.execute(b"set transaction isolation level repeatable read read only")
             conn.execute(f"set transaction snapshot {literal(self.name)}".encode())
@@ -93,17 +96,17 @@ class Chunk:
     bytes: int
     relation: int = 0
     filenode: int = 0
-    """Changes when the relation is rewritten, and its rows get other pages."""
+    """Changes when the table is rewritten, which moves rows to other pages."""
     since: int | None = None
-    """Only versions of rows that were made by this transaction or a later one."""
+    """Only row versions written by this transaction or a later one."""
 
 
 def export_snapshot(dsn: str, given_up: Callable[[], bool] = lambda: False) -> ExportedSnapshot:
     """
     A snapshot with its position.
 
-    Every transaction whose commit record lies before the position is in the snapshot, no other is.  The server waits for
-    those that are open now; `given_up` says that nobody waits here any more.
+    It contains exactly the transactions whose commit record is before the position. The server waits for
+    transactions that are open now; `given_up` returns whether the caller no longer needs the snapshot.
     """
     pgconn = connect_replication(dsn)
     name = f"aqueduck_copy_{uuid.uuid4().hex[:16]}"
@@ -141,10 +144,10 @@ def _answer(pgconn: pq.abc.PGconn, command: str, given_up: Callable[[], bool]) -
 
 def export_snapshot_by_sql(dsn: str) -> ExportedSnapshot:
     """
-    A snapshot on an ordinary connection, in a transaction that stays open: also through a pooler.
+    A snapshot on an ordinary connection, in a transaction that stays open: works through a pooler.
 
-    Nobody is waited for.  The position is read after the snapshot was taken, so whatever is
-    committed later is not in it; for what was committed before, see `Moment`.
+    It waits for no transaction. The position is read after the snapshot was taken, so later commits are not
+    in it; for earlier commits, see `Moment`.
     """
     conn = connect(dsn, autocommit=False, application_name="aqueduck copy")
     try:
@@ -162,7 +165,10 @@ def export_snapshot_by_sql(dsn: str) -> ExportedSnapshot:
 
 
 def snapshot_xmin(conn: psycopg.Connection[Any]) -> int:
-    """The oldest transaction that was running when the snapshot was taken: what it does not show is not older."""
+    """
+    The oldest transaction that was running when the snapshot was taken: everything the snapshot does not show
+    is at least this recent.
+    """
     with translate_errors("read the snapshot", conn=conn):
         row = conn.execute(
             b"select pg_snapshot_xmin(pg_current_snapshot())::text::numeric % 4294967296"
@@ -172,7 +178,7 @@ def snapshot_xmin(conn: psycopg.Connection[Any]) -> int:
 
 
 def plan_chunks(conn: psycopg.Connection[Any], table: TableSchema, *, chunk_bytes: int) -> list[Chunk]:
-    """Ranges of at most `chunk_bytes` (but a page at least), of the table or of the leaves of its partitions."""
+    """Ranges of at most `chunk_bytes` (but at least a page), of the table or of the leaves of its partitions."""
     query = """
         select n.nspname::text, c.relname::text, coalesce(pg_relation_size(c.oid), 0), c.oid::int8, c.relfilenode::int8
         from pg_class c join pg_namespace n on n.oid = c.relnamespace
@@ -195,9 +201,9 @@ def plan_chunks(conn: psycopg.Connection[Any], table: TableSchema, *, chunk_byte
 
 def read_column_marks(conn: psycopg.Connection[Any], oids: Sequence[int]) -> dict[int, dict[int, int]]:
     """
-    By table and number of the column, the transaction that last changed it: its name, its type, whether it is there.
+    The transaction that last changed each column's name, type or existence, by table and column number.
 
-    A chunk reads columns by their names, as they are at that time and not as the snapshot has them.
+    A chunk reads columns by their current names, not by those of the snapshot.
     """
     query = """
         select attrelid::int8, attnum, xmin::text::int8 from pg_attribute where attrelid = any(%s::oid[]) and attnum > 0
@@ -210,7 +216,10 @@ def read_column_marks(conn: psycopg.Connection[Any], oids: Sequence[int]) -> dic
 
 
 def _first_pages(pages: int, wanted: float) -> list[int]:
-    """Where so many chunks begin, or a few more.  The last are smaller: no core works long while the others have nothing left."""
+    """
+    The first pages of this many chunks, or a few more. The last chunks are smaller, so that no core works
+    long while the others are idle.
+    """
     if wanted <= EVEN:
         count, halves = max(1, math.ceil(wanted)), 0
     else:
@@ -237,9 +246,10 @@ def copy_sql(columns: str, chunk: Chunk, condition: str | None = None, options: 
 
 class ChunkReader:
     """
-    Reads chunks under a snapshot, one after the other, on a connection that nobody else has meanwhile.
+    Reads chunks under a snapshot, one after the other, on a connection of its own.
 
-    Each in a transaction of its own: who locks several tables never meets one that waits for the second and has the first.
+    Each chunk has its own transaction: a session that locks several tables cannot deadlock with a reader that
+    holds one and waits for another.
     """
 
     def __init__(self, dsn: str, snapshot: str) -> None:
@@ -253,7 +263,10 @@ class ChunkReader:
     def rows(
         self, table: TableSchema, chunk: Chunk, condition: str | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of one chunk, where `condition` holds, as columns n0, n1 and so on: typed as `copybinary` says, the others text."""
+        """
+        The rows of one chunk for which `condition` holds, as columns n0, n1 and so on: typed as in
+        `copybinary`, the others text.
+        """
         kinds = [copybinary.binary_type(c) for c in table.columns]
         columns = ", ".join(copybinary.column_sql(c) for c in table.columns)
         begun = False
@@ -270,7 +283,7 @@ class ChunkReader:
     def texts(
         self, table: TableSchema, chunk: Chunk, condition: str | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of one chunk, where `condition` holds, as string columns n0, n1 and so on."""
+        """The rows of one chunk for which `condition` holds, as string columns n0, n1 and so on."""
         blank = blank_columns(table)
         columns = ", ".join("null" if i in blank else identifier(c.name) for i, c in enumerate(table.columns))
 
@@ -295,7 +308,7 @@ class ChunkReader:
 
 
 def _published(table: TableSchema, condition: str | None = None) -> str | None:
-    """`condition` and the row filter of the table's publication, if it has one."""
+    """`condition` combined with the row filter of the table's publication, if it has one."""
     conditions = [condition] if condition is not None else []
     if table.projection is not None and table.projection.published_where:
         conditions.append(table.projection.published_where)

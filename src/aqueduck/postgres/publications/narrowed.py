@@ -1,8 +1,8 @@
 """
-What a publication that is not ours sends of a table: some of its columns, some of its rows.
+The part of a table that a user's publication sends: some of its columns, some of its rows.
 
-The copy has to read the same, so that it equals the stream.  Making and changing our own publications is in
-`publications`; they publish tables whole.
+The copy must read the same part, so that it equals the stream. `publications` creates and changes our own
+publications; they publish whole tables.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Connection = psycopg.Connection[Any]
 
 
 def as_published(conn: Connection, table: TableSchema, publication: str) -> TableSchema:
-    """The table with the columns that `publication` sends, and its row filter; as it is without a publication."""
+    """The table with the columns that `publication` sends, and its row filter; unchanged without a publication."""
     if not publication:
         return table
     names, rows, listed = _read(conn, table, publication)
-    # A column that comes to a list was there before, with values that the stream did not bring.
+    # A column that is added to a list existed before, with values that the stream did not send.
     columns = tuple(
         replace(c, computed=c.computed or listed) for c in table.columns if names is None or c.name in names
     )
@@ -46,9 +46,9 @@ def as_published(conn: Connection, table: TableSchema, publication: str) -> Tabl
 
 def publication_marks(conn: Connection, publication: str, oids: Collection[int]) -> dict[int, dict[int, int]]:
     """
-    By table, the transactions that last changed the publication, and the table's place in it.
+    By table, the transactions that last changed the publication, and the table's entry in it.
 
-    They go with the marks of columns (`read_column_marks`), whose numbers begin with 1.
+    They are used with the marks of columns (`read_column_marks`), whose numbers begin with 1.
     """
     query = """
         select o.oid::int8, p.xmin::text::int8, r.xmin::text::int8
@@ -61,7 +61,10 @@ def publication_marks(conn: Connection, publication: str, oids: Collection[int])
 
 
 def _read(conn: Connection, table: TableSchema, publication: str) -> tuple[set[str] | None, str | None, bool]:
-    """Names of the columns (None before there were lists), the row filter, and whether columns are listed."""
+    """
+    Names of the columns (None on servers without column lists), the row filter, and whether columns are
+    listed.
+    """
     narrows = conn.info.server_version >= 150000
     columns = "t.attnames::text[], t.rowfilter" if narrows else "null, null"
     listed = "r.prattrs is not null" if narrows else "false"

@@ -1,9 +1,11 @@
 """
-Which slot and publication of a group are ours: the service made them, or somebody gave them to us (`adopt`).
+Whether a group's slot and publication are ours: the service created them, or the user handed them over
+(`adopt`).
 
-The registry notes it before they are made, so that a crash leaves nothing of ours that nobody drops.  A registry operator
-may name any slot and publication of the database, with the service's rights: those of others are neither read, changed nor
-dropped.  Without a registry, the file alone names them, and what the lake was filled from counts as ours.
+The registry records this before they are created, so that a crash leaves nothing of ours behind that is never
+dropped. A registry operator can name any slot and publication of the database, with the service's rights:
+those of others are neither read, changed nor dropped. Without a registry, only the file names them, and the
+slot and publication that filled the lake count as ours.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _ADOPT = "if it is for this group and nobody else needs it, start once with: aqu
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """What of a group is ours; `None` where no registry tells."""
+    """Which of a group's objects are ours; `None` without a registry."""
 
     slot: str | None
     publication: str | None
@@ -36,7 +38,7 @@ class Ownership:
 
 
 def read_ownership(conn: Connection, group: str) -> Ownership | None:
-    """Nothing for a group that the registry does not have, or where the role may not read it."""
+    """Nothing for a group that is not in the registry, or if the role may not read it."""
     with registry_errors(f"look for the group {group}", conn):
         readable = conn.execute(
             "select coalesce(has_schema_privilege(to_regnamespace('aqueduck'), 'usage')"
@@ -52,7 +54,7 @@ def read_ownership(conn: Connection, group: str) -> Ownership | None:
 
 @contextlib.contextmanager
 def noting(conn: Connection, group: str, before: Ownership | None, after: Ownership | None) -> Iterator[None]:
-    """Note `after` before what is made inside; after a failure, what was ours `before` is all again."""
+    """Record `after` before the objects are created inside the block; restore `before` on a failure."""
     if before is None or after is None:
         yield
         return

@@ -1,8 +1,8 @@
 """
-Publications: what of the source goes into the stream.
+Publications: which part of the source is streamed.
 
-`ensure_publication` makes one publish exactly the wanted tables, and changes nothing where it
-already does, so that a role without the rights can use what an administrator prepared.
+`ensure_publication` makes a publication send exactly the given tables, and changes nothing if it already
+does, so that a role without the privileges can use a publication that an administrator prepared.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _OPTIONS = "publish = 'insert, update, delete, truncate', publish_via_partition_
 class _Publication:
     all_tables: bool
     options_fit: bool
-    """All changes, in the name of the root of partitions, without generated columns."""
+    """All changes, under the name of the root of partitions, without generated columns."""
     schemas: bool
     """Whether whole schemas are published."""
     narrowed: bool
@@ -56,7 +56,7 @@ class _Publication:
 
 
 def ensure_publication(conn: Connection, name: str, tables: Sequence[TableSchema]) -> None:
-    """Create the publication, or change it so that it publishes these tables whole, and no others."""
+    """Create the publication, or change it so that it publishes exactly these tables, whole."""
     for table in tables:
         refuse_without_identity(table)
     with translate_errors(f"set up the publication {name}", conn=conn), conn.transaction():
@@ -86,9 +86,10 @@ def publishes_exactly(conn: Connection, name: str, tables: Sequence[TableSchema]
 
 def published_since(conn: Connection, name: str) -> dict[int, int]:
     """
-    The tables that the publication sends whole, by OID, each with a mark that is another one once it was out of it.
+    The tables that the publication sends whole, by OID, each with a mark that changes if it was out of the
+    publication for a while.
 
-    Empty where there is no such publication, or one that does not send every kind of change.
+    Empty if the publication does not exist, or does not send every kind of change.
     """
     with translate_errors(f"read the publication {name}", conn=conn):
         found = _read(conn, name)
@@ -103,19 +104,22 @@ def published_since(conn: Connection, name: str) -> dict[int, int]:
 
 
 def create_publication_sql(name: str, tables: Sequence[TableSchema]) -> str:
-    """The statement that makes the publication from nothing."""
+    """The statement that creates the publication."""
     published = f" for table {_list(tables)}" if tables else ""
     return f"create publication {identifier(name)}{published} with ({_OPTIONS})"
 
 
 def drop_publication(conn: Connection, name: str) -> None:
-    """Drop the publication; an absent one is fine."""
+    """Drop the publication; a missing one is not an error."""
     with translate_errors(f"drop the publication {name}", conn=conn):
         conn.execute(f"drop publication if exists {identifier(name)}".encode())
 
 
 def refuse_without_columns(table: TableSchema) -> None:
-    """A table of no columns, or of nothing but generated ones, has rows that nothing tells apart and no file can hold."""
+    """
+    Refuse a table without columns, or with generated ones only: its rows cannot be distinguished, and no file
+    can hold them.
+    """
     if not table.columns:
         raise NoKeyError(
             f"{table.qualified} has no columns that are sent",
@@ -125,7 +129,7 @@ def refuse_without_columns(table: TableSchema) -> None:
 
 
 def refuse_without_identity(table: TableSchema) -> None:
-    """Publishing such a table would make the application's own updates and deletes fail."""
+    """Refuse a table without identity: publishing it would make the application's updates and deletes fail."""
     if table.identity == "n" or (table.identity != "f" and not table.key):
         identity = "default" if table.key else "full"
         raise NoKeyError(
@@ -136,7 +140,10 @@ def refuse_without_identity(table: TableSchema) -> None:
 
 
 def refuse_foreign(conn: Connection, publication: str, table: TableSchema) -> None:
-    """Only the owner of a table may publish it; one that the publication has already is fine."""
+    """
+    Refuse a table of another owner, because only the owner may publish it; one that is already in the
+    publication is accepted.
+    """
     with translate_errors(f"read the owner of {table.qualified}", table.qualified, conn=conn):
         row = conn.execute(
             "select r.rolname::text, r.rolsuper, current_user::text from pg_class c join pg_roles r on r.oid = c.relowner"
@@ -148,7 +155,7 @@ def refuse_foreign(conn: Connection, publication: str, table: TableSchema) -> No
     if row is None:
         return
     owner, owner_is_superuser, role = row
-    # Membership leaves the table with its owner; nobody should become a member of a superuser.
+    # Membership leaves the table with its owner; never grant membership of a superuser.
     fix = (
         f"alter table {table_identifier(table)} owner to {identifier(role)}"
         if owner_is_superuser
@@ -163,9 +170,9 @@ def refuse_foreign(conn: Connection, publication: str, table: TableSchema) -> No
 
 def give_identity(conn: Connection, table: TableSchema) -> TableSchema:
     """
-    A table without a key needs its whole rows in WAL before it can be published; done where it is not so yet.
+    Set the full replica identity for a table without a key, if necessary, before it is published.
 
-    The lock is asked for a few seconds only: somebody may have a long transaction on the table.
+    The lock is requested for a few seconds only: a long transaction may hold the table.
     """
     if table.key or table.identity == "f":
         return table
@@ -180,7 +187,7 @@ def give_identity(conn: Connection, table: TableSchema) -> TableSchema:
 
 
 def refuse_without_key(table: TableSchema, mode: str) -> None:
-    """Without a key, nothing tells which version of a row came before another."""
+    """Refuse a table without a key, which the mode needs to order the versions of a row."""
     if not table.key:
         raise NoKeyError(
             f"{table.qualified} has no key, which mode {mode} needs to tell the versions of a row",
@@ -190,14 +197,17 @@ def refuse_without_key(table: TableSchema, mode: str) -> None:
 
 
 class PublishedTables:
-    """The tables of a publication by name, as they are now; asked one by one, on a connection of its own."""
+    """The current tables of a publication by name; queried one by one, on a separate connection."""
 
     def __init__(self, dsn: str, publication: str) -> None:
         self._dsn = dsn
         self._publication = publication
 
     def __call__(self, name: TableName) -> tuple[TableSchema, bool] | None:
-        """The table to which changes of `name` belong, and whether it is that itself, not a partition of it."""
+        """
+        The table to which changes of `name` belong, and whether it is that table itself, not a partition of
+        it.
+        """
         with connect(self._dsn) as conn, translate_errors("look for a published table", conn=conn):
             row = conn.execute(_PUBLISHED, (self._publication, name.schema, name.name)).fetchone()
             return None if row is None else (describe_oid(conn, row[0], need_key=False), bool(row[1]))
@@ -214,7 +224,7 @@ _PUBLISHED = """
 
 
 def _as_named_now(conn: Connection, tables: Sequence[TableSchema]) -> list[TableSchema]:
-    """The tables under their names of now: another one may have taken the name that we know."""
+    """The tables under their current names: another table may have taken the name that we know."""
     rows = conn.execute(
         "select c.oid::int8, n.nspname::text, c.relname::text from pg_class c"
         " join pg_namespace n on n.oid = c.relnamespace where c.oid = any (%s::oid[])",
@@ -237,13 +247,13 @@ def _set_tables(conn: Connection, name: str, found: _Publication, tables: Sequen
     if tables:
         conn.execute(f"alter publication {identifier(name)} set table {_list(tables)}".encode())
         return
-    # There is no way to set none: name what is to go.
+    # A publication cannot be set to no tables: drop them by name.
     conn.execute(f"drop publication {identifier(name)}".encode())
     conn.execute(create_publication_sql(name, ()).encode())
 
 
 def _list(tables: Sequence[TableSchema]) -> str:
-    # `only`: tables that inherit from one of ours are not ours.
+    # `only`: tables that inherit from ours are not ours.
     return ", ".join(f"only {table_identifier(table)}" for table in tables)
 
 

@@ -1,7 +1,7 @@
 """
-What a publication of somebody's has: for flows that read one as it is, and change nothing about it.
+The contents of a user's publication: for flows that read it and never change it.
 
-Making one that has exactly our tables is in `publications`.
+`publications` creates publications with exactly our tables.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ Connection = psycopg.Connection[Any]
 
 
 def publication_exists(conn: Connection, name: str) -> bool:
-    """Whether there is one of that name."""
+    """Whether a publication of that name exists."""
     return publication_oid(conn, name) > 0
 
 
 def check_publication(conn: Connection, name: str) -> str:
-    """Refuse a publication that does not exist or publishes nothing; otherwise say what it has."""
+    """Refuse a publication that does not exist or publishes nothing; otherwise describe its contents."""
     with translate_errors(f"read the publication {name}", conn=conn):
         row = conn.execute(
             "select puballtables, (select count(*) from pg_publication_tables t where t.pubname = p.pubname)"
@@ -65,7 +65,10 @@ def check_publication(conn: Connection, name: str) -> str:
 
 
 def publication_marks(conn: Connection, name: str) -> dict[str, str]:
-    """What the publication names (tables and schemas by OID, or all), each with a mark that is another one once it was out of it."""
+    """
+    The publication's entries (tables and schemas by OID, or all), each with a mark that changes if it was out
+    of the publication for a while.
+    """
     if not publication_oid(conn, name):
         raise PublicationError(
             f"the publication {name} does not exist any more: changes since it was dropped are not sent",
@@ -77,7 +80,7 @@ def publication_marks(conn: Connection, name: str) -> dict[str, str]:
 
 
 def publication_oid(conn: Connection, name: str) -> int:
-    """Another one where it was dropped and created again; 0 where there is none."""
+    """Changes if the publication was dropped and re-created; 0 if there is none."""
     with translate_errors(f"read the publication {name}", conn=conn):
         row = conn.execute("select oid::int8 from pg_publication where pubname = %s", (name,)).fetchone()
     return 0 if row is None else int(row[0])
@@ -86,7 +89,7 @@ def publication_oid(conn: Connection, name: str) -> int:
 def refuse_unpublished(
     conn: Connection, name: str, before: Mapping[str, str], now: Mapping[str, str], way_out: str
 ) -> None:
-    """Raise if something that is published now, and was before, was not published in between."""
+    """Raise if anything that is published now, and was before, was not published in between."""
     missed = [key for key, mark in now.items() if before.get(key, mark) != mark]
     if missed:
         with translate_errors(f"read the publication {name}", conn=conn):
@@ -116,7 +119,7 @@ _NAMES = """
 
 
 def published_oids(conn: Connection, name: str) -> frozenset[int]:
-    """The tables that a publication of anybody's sends, by OID; a partitioned one that is sent as itself, or leaf by leaf."""
+    """The tables that any publication sends, by OID; a partitioned table is sent as itself, or leaf by leaf."""
     with translate_errors(f"read the publication {name}", conn=conn):
         rows = conn.execute(
             "select c.oid::int8 from pg_publication_tables t join pg_namespace n on n.nspname = t.schemaname"
@@ -128,9 +131,10 @@ def published_oids(conn: Connection, name: str) -> frozenset[int]:
 
 def refuse_narrowed(conn: Connection, name: str, plugin: str) -> None:
     """
-    Refuse a publication of which the plugin knows nothing, and which does not publish its tables whole.
+    Refuse a publication that does not publish whole tables, for a plugin that ignores publications.
 
-    Only pgoutput keeps to column lists, row filters and kinds of change: another plugin would send what somebody wanted kept back.
+    Only pgoutput applies column lists, row filters and kinds of change: another plugin would send data that
+    should be withheld.
     """
     if plugin == "pgoutput":
         return
@@ -154,7 +158,7 @@ def refuse_narrowed(conn: Connection, name: str, plugin: str) -> None:
 
 
 def published_tables(conn: Connection, publication: str) -> tuple[TableSchema, ...]:
-    """The tables of a publication, as the catalog describes them."""
+    """The tables of a publication, as described by the catalog."""
     check_publication(conn, publication)
     with translate_errors(f"read the publication {publication}", conn=conn):
         rows = conn.execute(
@@ -166,23 +170,23 @@ def published_tables(conn: Connection, publication: str) -> tuple[TableSchema, .
         try:
             found.append(describe_table(conn, str(TableName(schema, name)), need_key=False))
         except (TableMissingError, PublicationError):
-            # Dropped a moment ago, or of a kind that we do not know.
+            # Dropped a moment ago, or of an unknown kind.
             log.warning("table not described, taken as the stream tells it", table=f"{schema}.{name}")
     return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """What the stream does not tell of a table that joined the publication while it is read."""
+    """What the stream does not send about a table that joined the publication while it is read."""
 
     key: tuple[str, ...] = ()
-    """Of a table with a full replica identity; of others, the stream tells it."""
+    """For a table with a full replica identity; for others, the stream sends it."""
     above: tuple[str, ...] = ()
-    """The partitioned tables, as schema.name, whose partition it is."""
+    """The partitioned tables of which it is a partition, as schema.name."""
 
 
 def newcomers(conn: Connection, publication: str, known: Iterable[int]) -> dict[int, Newcomer]:
-    """All tables of the publication, by OID, that are not among the known ones."""
+    """All tables of the publication, by OID, that are not known yet."""
     with translate_errors(f"read the publication {publication}", conn=conn):
         rows = conn.execute(_NEWCOMERS, (publication, list(known))).fetchall()
     return {oid: Newcomer(_key(conn, oid) if full else (), tuple(above)) for oid, full, above in rows}

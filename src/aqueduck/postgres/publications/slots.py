@@ -54,22 +54,22 @@ class SlotInfo:
     database: str | None
     active: bool
     confirmed_flush_lsn: int | None
-    """None where it has none, as a physical slot."""
+    """None for a slot without a plugin, such as a physical slot."""
     wal_status: str | None
     """reserved, extended, unreserved or lost."""
     invalidation_reason: str | None
-    """Why the slot cannot be read any more: wal_removed, rows_removed, …"""
+    """Why the slot can no longer be read: wal_removed, rows_removed, …"""
     temporary: bool
     two_phase: bool
     """Whether transactions are sent when they are prepared."""
     retained_bytes: int
-    """WAL that the server keeps because of this slot."""
+    """WAL that the server retains because of this slot."""
     restart_lsn: int | None = field(default=None, compare=False)
-    """Where decoding begins; it only moves forward, and not even a crash takes it back."""
+    """Where decoding begins; it only moves forward, even across a crash."""
 
 
 def slot_info(conn: Connection, name: str) -> SlotInfo | None:
-    """What the server knows about a slot; `None` if there is none of that name."""
+    """The server's information about a slot; `None` if it does not exist."""
     query = _slot_query(conn.info.server_version).encode()
     with translate_errors(f"read the slot {name}", conn=conn), conn.cursor(row_factory=dict_row) as cursor:
         row = cursor.execute(query, {"name": name}).fetchone()
@@ -81,7 +81,7 @@ def slot_info(conn: Connection, name: str) -> SlotInfo | None:
 
 
 def look_at_slot(conn: Connection, name: str) -> tuple[bool, int]:
-    """Whether somebody reads the slot at this moment, and how far the server has come."""
+    """Whether the slot is being read now, and the server's position."""
     with translate_errors(f"look at the slot {name}", conn=conn):
         row = conn.execute(
             "select exists (select from pg_replication_slots where slot_name = %s and active), (case when"
@@ -104,8 +104,8 @@ def create_slot(conn: Connection, name: str, plugin: str = PLUGIN) -> int:
     """
     Create the group's slot and return the position that it starts from.
 
-    A slot that is already there is taken if it is one of ours.  No copy may depend on the
-    snapshot of this call: it is older than the position.
+    An existing slot is used if it is ours. No copy may depend on the snapshot of this call: it is older than
+    the position.
     """
     found = slot_info(conn, name)
     if found is None:
@@ -122,7 +122,7 @@ def create_slot(conn: Connection, name: str, plugin: str = PLUGIN) -> int:
 
 
 def announced_slot(conn: Connection, name: str, plugin: str = PLUGIN) -> int:
-    """The slot as `create_slot` gives it; whoever gets a new one is told what that means."""
+    """The result of `create_slot`; logs what a new slot means for the server."""
     there = slot_info(conn, name) is not None
     begin = create_slot(conn, name, plugin)
     if not there:
@@ -136,13 +136,13 @@ def announced_slot(conn: Connection, name: str, plugin: str = PLUGIN) -> int:
 
 
 def missing_slot(name: str, plugin: str, otherwise: str) -> SlotLostError:
-    """For those who may not make a slot: the statement that does, or what lets us do it."""
+    """The error for a role that may not create a slot: the statement that creates it, or that grants the right."""
     create = f"select pg_create_logical_replication_slot({literal(name)}, {literal(plugin)})"
     return SlotLostError(f"the slot {name} does not exist", hint=f"{create}; or set {otherwise}")
 
 
 def drop_slot(conn: Connection, name: str) -> None:
-    """Drop a slot; an absent one is fine, one that is being read raises `SlotActiveError`."""
+    """Drop a slot; a missing one is not an error, one that is being read raises `SlotActiveError`."""
     found = slot_info(conn, name)
     if found is None:
         return
@@ -152,7 +152,7 @@ def drop_slot(conn: Connection, name: str) -> None:
         try:
             conn.execute("select pg_drop_replication_slot(%s)", (name,))
         except psycopg.errors.UndefinedObject:
-            return  # somebody else was faster
+            return  # it was dropped meanwhile
 
 
 def check_slot(
@@ -228,7 +228,7 @@ def _slot_query(version: int) -> str:
 
 
 def _database(conn: Connection) -> str:
-    """As the server calls it: a pooler may have another name for it."""
+    """The database's name on the server: a pooler may use another one."""
     with translate_errors("ask for the database", conn=conn):
         row = conn.execute("select current_database()::text").fetchone()
     assert row is not None

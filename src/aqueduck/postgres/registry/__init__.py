@@ -1,1 +1,1 @@
-"""The schema `aqueduck` in the source: what people want synced, and what the service writes back."""
+"""The schema `aqueduck` in the source: the desired configuration, and the state that the service writes back."""

@@ -84,12 +84,11 @@ Connection = psycopg.Connection[Any]
 
 def reconcile_file(conn: Connection, config: SyncConfig) -> bool:
     """
-    Make the registry want what the file says; whether anything changed.
+    Apply a configuration file to the registry; returns whether anything changed.
 
-    Groups and tables that it names are created or updated, and those that came from it before and
-    are no longer in it are marked as removed.  What was made by SQL is left alone, and so is
-    everything that belongs to another lake.  A table that does not exist is taken all the same:
-    its error is a matter of that table only.
+    Groups and tables in the file are created or updated; those that an earlier version of the file created
+    and that are no longer in it are marked as removed. Entries made by SQL, and everything of other lakes,
+    are left alone. A table that does not exist is accepted: its error affects only that table.
     """
     file = {"lake": config.lake.data_path, "groups": [_group(config, group) for group in config.groups]}
     _refuse_unstorable("the configuration file", file)
@@ -128,7 +127,7 @@ def _table(table: TableConfig) -> dict[str, Any]:
 
 
 def _settings(section: Section) -> dict[str, Any]:
-    """Only what the file says: the rest is left to the levels above."""
+    """Only the settings in the file: the others come from the levels above."""
     known = {field.name for field in fields(Settings)}
     return {name: getattr(section, name) for name in sorted(section.model_fields_set & known)}
 
@@ -149,7 +148,7 @@ def call(conn: Connection, function: str, **arguments: Any) -> Any:
 
 
 def _refuse_unstorable(name: str, value: Any) -> None:
-    """Before PostgreSQL does, whose words for it name neither the argument nor what to do."""
+    """Refuse values before PostgreSQL does, whose error names neither the argument nor the fix."""
     if name == "options":
         try:
             value = json.loads(value)
@@ -173,7 +172,7 @@ def _storable(value: Any) -> bool:
 
 
 def emit_heartbeat(conn: Connection) -> None:
-    """Write a message to WAL that the stream carries and everybody ignores."""
+    """Write a message to WAL that appears in the stream and has no effect."""
     with translate_errors("write a heartbeat", conn=conn):
         conn.execute("select pg_logical_emit_message(true, 'aqueduck', 'heartbeat')")
 
@@ -188,19 +187,19 @@ def rows_of(conn: Connection, function: str) -> list[dict[str, Any]]:
 
 
 def listen(conn: Connection) -> None:
-    """From now on, this connection is told when somebody changes what is wanted."""
+    """Subscribe this connection to changes of the desired configuration."""
     with translate_errors("listen to the registry", conn=conn):
         conn.execute(f"listen {identifier(CHANNEL)}".encode())
 
 
 def wait_for_notice(conn: Connection, timeout: float) -> bool:
     """
-    Wait for the next change, `timeout` seconds at most; several at once count as one.
+    Wait for the next change, at most `timeout` seconds; several at once count as one.
 
-    A pooler between may swallow notices: read again also where none came, only less often.
+    A pooler may swallow notices: also read without one, only less often.
     """
     with translate_errors("wait for the registry", conn=conn):
         if not list(conn.notifies(timeout=timeout, stop_after=1)):
             return False
-        list(conn.notifies(timeout=0))  # what came with it
+        list(conn.notifies(timeout=0))  # further notices that are already there
     return True

@@ -60,7 +60,7 @@ _REFUSALS: dict[str, type[AqueduckError]] = {
 
 
 def monitor_grants(role: str) -> tuple[str, ...]:
-    """What a role needs that only looks: `status()`, `groups()`, `tables()`, `get_setting()`."""
+    """Privileges of a read-only role: `status()`, `groups()`, `tables()`, `get_setting()`."""
     to = identifier(role)
     return (
         f"grant usage on schema aqueduck to {to}",
@@ -69,7 +69,7 @@ def monitor_grants(role: str) -> tuple[str, ...]:
 
 
 def manage_grants(role: str) -> tuple[str, ...]:
-    """What a role needs that changes what is synced, and what a service needs that does not own the registry."""
+    """Privileges of a role that changes the configuration, and of a service that does not own the registry."""
     return (*monitor_grants(role), f"grant insert, update, delete on {_WRITTEN_TABLES} to {identifier(role)}")
 
 
@@ -78,30 +78,33 @@ def manage_grants(role: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The registry as it is, through one role's eyes."""
+    """The registry's state, as one role sees it."""
 
     role: str
     database: str
     may_create_schema: bool
     has_schema: bool
     may_use_schema: bool
-    """Whether the role may create in the schema."""
+    """Whether the role may create objects in the schema."""
     foreign_owner: str | None
-    """Of the schema, where it is neither ours nor the administrators': a role that could change what is made in it."""
+    """
+    The schema's owner, if it is neither we nor an administrator: that role could change objects created in
+    it.
+    """
     owner: str | None
-    """Of the tables; `None` without them."""
+    """The owner of the tables; `None` if there are none."""
     is_owner: bool
     may_write: bool
 
 
 def install(conn: Connection) -> bool:
     """
-    Install or upgrade the registry; whether there was anything to do.
+    Install or upgrade the registry; returns whether anything was done.
 
-    Where the role may not, `PrivilegeError` says which statement would let it.
+    If the role may not, `PrivilegeError` names the statement that would permit it.
     """
     if check_registry(conn).endswith("is installed"):
-        return False  # without waiting for a transaction of somebody who changes what is wanted
+        return False  # do not wait for a transaction that changes the configuration
     with change("install the registry", conn):
         try:
             with conn.transaction():
@@ -135,7 +138,7 @@ def _install(conn: Connection) -> bool:
 
 
 def check_registry(conn: Connection) -> str:
-    """What `install` would find, in words; raises what it would raise, and changes nothing."""
+    """What `install` would find, in words; raises the same errors, and changes nothing."""
     with registry_errors("look at the registry", conn):
         found = _look(conn)
         version = _version_to_upgrade(conn, found)
@@ -145,13 +148,13 @@ def check_registry(conn: Connection) -> str:
 
 
 def exists(conn: Connection) -> bool:
-    """Whether there is a registry in the database, also one that the role may not read."""
+    """Whether the database has a registry, even one that the role may not read."""
     with registry_errors("look for the registry", conn):
         return _look(conn).owner is not None
 
 
 def _version_to_upgrade(conn: Connection, found: _Found) -> int | None:
-    """The version to upgrade from, 0 where there is none; `None` if all is as it should be."""
+    """The version to upgrade from, 0 if there is no registry; `None` if it is up to date."""
     if found.owner is None:
         _refuse_to_create(found)
         return 0
@@ -228,7 +231,7 @@ def _texts(folder: str) -> list[str]:
 
 @contextlib.contextmanager
 def change(what: str, conn: Connection) -> Iterator[None]:
-    """A transaction that does not wait for ever for one that somebody else left open."""
+    """A transaction with limited waiting for transactions that were left open."""
     with registry_errors(what, conn), conn.transaction():
         conn.execute(f"set local lock_timeout = '{LOCK_SECONDS_MAX}s'".encode())
         yield
@@ -236,7 +239,7 @@ def change(what: str, conn: Connection) -> Iterator[None]:
 
 @contextlib.contextmanager
 def registry_errors(what: str, conn: Connection) -> Iterator[None]:
-    """Refusals of our own functions, with their hints; the rest as everywhere."""
+    """Translate refusals of our own functions, with their hints; other errors as usual."""
     fix = "; ".join(manage_grants(conn.info.user))
     with translate_errors(what, conn=conn, fix=fix):
         try:

@@ -39,7 +39,7 @@ Connection = psycopg.Connection[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Values in force, resolved from default, global, group and table; the defaults are the registry's."""
+    """Effective values, resolved from default, global, group and table; the registry has the defaults."""
 
     flush_interval_ms: int = 1000
     stage_bytes_max: int = 1 << 30
@@ -67,18 +67,18 @@ class Settings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableObservation:
     """
-    How far a table is: all of it, not only what changed.
+    A table's observed state, complete, not only the changes.
 
-    `applied_lsn` and the lag are about changes of this table.  If they followed the server's position,
-    each write here would move that position and be the reason for the next one.
+    `applied_lsn` and the lag refer to changes of this table. If they followed the server's position, each
+    write here would move that position and cause the next one.
     """
 
     id: int
     state: SyncState = SyncState.PENDING
     source_oid: int | None = None
-    """`None` keeps what the registry has."""
+    """`None` keeps the registry's value."""
     active_group_id: int | None = None
-    """The group whose query carries the table."""
+    """The group whose query replicates the table."""
     resync_done: int = 0
     retry_done: int = 0
     snapshot_lsn: int | None = None
@@ -103,14 +103,14 @@ class TableObservation:
     parked_bytes: int = 0
     parked_since: datetime | None = None
     verdict: str = "never"
-    """Of the service's last comparison with the lake."""
+    """From the service's last comparison with the lake."""
     verified_at: datetime | None = None
     identical_at: datetime | None = None
     differences: int = 0
     verify_note: str | None = None
 
     def after(self, life: Lifecycle) -> TableObservation:
-        """The same table in another state of its life."""
+        """The same table in another lifecycle state."""
         failure = life.failure
         return replace(
             self,
@@ -125,11 +125,11 @@ class TableObservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupObservation:
-    """How far a group is; `confirmed_flush_lsn` moves with commits only, for the same reason."""
+    """A group's observed state; `confirmed_flush_lsn` moves only with commits, for the same reason."""
 
     id: int
     confirmed_flush_lsn: int | None = None
-    """`None` keeps what the registry has."""
+    """`None` keeps the registry's value."""
     last_sync_at: datetime | None = None
     paused: bool = False
     staged_bytes: int = 0
@@ -140,25 +140,25 @@ class GroupObservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRow:
-    """One table that is wanted, and how far it was when the service last wrote."""
+    """One registered table, and its state when the service last wrote it."""
 
     id: int
     source: TableName
-    """As it is called now; as it was called if it does not exist any more."""
+    """Its current name; its last name if it no longer exists."""
     target: TableName
     mode: str
     source_column: str | None
     source_value: str | None
     copy: bool
     adopt: bool
-    """Whether a table of the lake that we did not make may be taken for the target."""
+    """Whether a lake table that we did not create may become the target."""
     options: dict[str, Any]
     """Its columns, masks and row filter, as in the file."""
     enabled: bool
     settings: Settings
     created_by_file: bool
     removed: bool
-    """To be taken out of the stream, then deleted with `delete_removed`; before anything is added."""
+    """To be removed from the stream, then deleted with `delete_removed`, before anything is added."""
     drop_target: bool
     resync_requested: int
     retry_requested: int
@@ -170,27 +170,27 @@ class TableRow:
         return TableMode(self.mode, self.source_column, self.source_value)
 
     def is_of(self, oid: int, source: str, target: TableName, mode: TableMode) -> bool:
-        """Whether it is about such a table, by its identity or by its name."""
+        """Whether the row refers to this table, by its identity or by its name."""
         return self.is_about(oid, source) and (self.target, self.table_mode) == (target, mode)
 
     def is_about(self, oid: int, source: str) -> bool:
-        """Whether it is about that source table, whatever becomes of it."""
+        """Whether the row refers to that source table, even after a rename."""
         return self.observed.source_oid == oid or self.source.qualified == source
 
     @property
     def resync_wanted(self) -> bool:
-        """Whether somebody asked for a new copy that has not been begun."""
+        """Whether a new copy was requested that has not started."""
         return self.resync_requested > self.observed.resync_done
 
     @property
     def retry_wanted(self) -> bool:
-        """Whether somebody says that the error is repaired."""
+        """Whether a retry was requested after a repair."""
         return self.retry_requested > self.observed.retry_done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRow:
-    """One group that is wanted, with its tables."""
+    """One registered group with its tables."""
 
     id: int
     name: str
@@ -207,14 +207,14 @@ class GroupRow:
     observed: GroupObservation
     tables: tuple[TableRow, ...]
     problem: str | None = None
-    """What of its rows, or of its tables', is not in the form that it must have; it has no tables then."""
+    """Which of its rows, or its tables' rows, is malformed; the group then has no tables."""
 
 
 def read_desired(conn: Connection, lake: str | None = None) -> tuple[GroupRow, ...]:
     """
-    All groups with their tables; with `lake` only those that fill it or that nobody has claimed.
+    All groups with their tables; with `lake` only those that fill it or are unclaimed.
 
-    0.1 s for 1000 tables: read after a notice and every few seconds, not all the time.
+    0.1 s for 1000 tables: called after a notice and every few seconds, not all the time.
     """
     with registry_errors("read the registry", conn):
         rows = conn.execute(_READ, {"lake": lake}).fetchall()
@@ -222,7 +222,7 @@ def read_desired(conn: Connection, lake: str | None = None) -> tuple[GroupRow, .
 
 
 def _read_group(values: dict[str, Any], tables: list[dict[str, Any]]) -> GroupRow:
-    """People may write into these tables: what cannot be read is a matter of its group alone."""
+    """Read one group. People may write into these tables: a malformed row affects only its group."""
     try:
         return _group_row(values, tuple(map(_table_row, tables)))
     except ValueError as exc:
@@ -233,20 +233,20 @@ def _read_group(values: dict[str, Any], tables: list[dict[str, Any]]) -> GroupRo
 
 def write_observed(conn: Connection, updates: Sequence[TableObservation]) -> int:
     """
-    Write how far tables are, and return how many rows really changed.
+    Write the tables' observed state, and return how many rows really changed.
 
-    Rows that somebody has locked are left out instead of waited for: give all tables each time.
+    Locked rows are skipped instead of waited for: pass all tables each time.
     """
     return _write(conn, _WRITE_TABLES, updates)
 
 
 def write_group_observed(conn: Connection, updates: Sequence[GroupObservation]) -> int:
-    """Write how far groups are, in the same way."""
+    """Write the groups' observed state, in the same way."""
     return _write(conn, _WRITE_GROUPS, updates)
 
 
 def claim_group(conn: Connection, name: str, lake: str) -> bool:
-    """Take a group for a lake; `False` if it fills another one, or is gone."""
+    """Claim a group for a lake; `False` if it fills another one, or no longer exists."""
     with change(f"claim the group {name}", conn):
         conn.execute(
             "update aqueduck.sync_groups set lake = %(lake)s where name = %(name)s and lake is null",
@@ -257,7 +257,7 @@ def claim_group(conn: Connection, name: str, lake: str) -> bool:
 
 
 def lake_of(conn: Connection, name: str) -> str | None:
-    """Which lake a group fills; nothing if no service has taken it, or there is no registry that the role may read."""
+    """The lake that a group fills; None if no service has claimed it, or if no registry is readable."""
     with registry_errors(f"look for the group {name}", conn):
         readable = conn.execute(
             "select coalesce(has_schema_privilege(to_regnamespace('aqueduck'), 'usage')"
@@ -271,10 +271,10 @@ def lake_of(conn: Connection, name: str) -> str | None:
 
 def delete_removed(conn: Connection, *, tables: Sequence[int] = (), groups: Sequence[int] = ()) -> set[str]:
     """
-    Forget tables and groups that are marked as removed, after they were taken down.
+    Delete tables and groups that are marked as removed, after they were taken down.
 
-    Returns the names of the groups that are gone.  A group that somebody wanted back meanwhile
-    is not among them, and starts anew.
+    Returns the names of the deleted groups. A group that was re-created meanwhile is not among them, and
+    starts anew.
     """
     with change("delete what was removed", conn):
         conn.execute(
@@ -344,11 +344,11 @@ def _read_values(types: dict[str, str], row: dict[str, Any]) -> dict[str, Any]:
 
 
 class _MalformedError(ValueError):
-    """A column holds something else than what it is for."""
+    """A column's value does not have the expected form."""
 
 
 def _settings(values: Any) -> Settings:
-    """A registry that is newer than this program may know more settings."""
+    """Read the known settings; a newer registry may have more."""
     if not isinstance(values, dict):
         raise _MalformedError("settings")
     for name, default in asdict(Settings()).items():

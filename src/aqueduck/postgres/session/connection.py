@@ -69,7 +69,10 @@ def connect(
 
 
 class _GuardedCursor(psycopg.Cursor[Any]):
-    """Through a pooler, each transaction begins with the guards; everywhere else the session has them."""
+    """
+    A cursor that sets the guards at the start of each transaction through a pooler; elsewhere the session has
+    them.
+    """
 
     def execute(self, query: Any, params: Any = None, **keywords: Any) -> _GuardedCursor:
         conn = cast("_Guarded", self.connection)
@@ -106,7 +109,7 @@ class _Guarded(psycopg.Connection[Any]):
 
 
 def refuse_gss_encryption(given: Mapping[str, Any]) -> None:
-    """Readers of bulk data take the socket, which GSSAPI would have encrypted: refused instead of sent in clear."""
+    """Refuse GSSAPI encryption: bulk readers take over the socket, so their data would be sent unencrypted."""
     if (given.get("gssencmode") or os.environ.get("PGGSSENCMODE")) == "require":
         raise ConfigError(
             "gssencmode=require is not supported: the connection would not be encrypted",
@@ -116,15 +119,15 @@ def refuse_gss_encryption(given: Mapping[str, Any]) -> None:
 
 
 def options_of(given: Mapping[str, Any]) -> str:
-    """What the keywords of a connection, or else the environment, ask the server to set."""
+    """The server options that the connection's keywords, or else the environment, set."""
     return str(given.get("options") or os.environ.get("PGOPTIONS", ""))
 
 
 def is_pooled(conn: psycopg.Connection[Any]) -> bool:
     """
-    Whether somebody stands between us and the server, who may give each transaction another server connection.
+    Whether a pooler is between us and the server, which may give each transaction another server connection.
 
-    A pooler answers with a process number of its own making when we connect.
+    A pooler returns a process number of its own when we connect.
     """
     return isinstance(conn, _Guarded) and conn.is_shared
 
@@ -181,7 +184,7 @@ def connection_parameters(dsn: str) -> dict[str, Any]:
     try:
         return conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
-        # libpq quotes the part that it does not understand, which may be the password.
+        # libpq quotes the part that it cannot parse, which may be the password.
         raise ConfigError(
             "the connection string is not valid",
             hint="write host=… port=… dbname=… user=… or postgresql://user@host:port/dbname; "

@@ -59,12 +59,12 @@ _SEVERITY = re.compile(r"^[^\W\d_]+:\s+")
 
 
 def may_show(sqlstate: str | None, detail: str | None) -> bool:
-    """Whether an error's own text is free of data, so that it may be printed as a cause."""
+    """Whether an error's own text contains no data, so that it may be printed as a cause."""
     return not detail and not (sqlstate or "").startswith(_QUOTES_DATA)
 
 
 def classify_connect_failure(message: str, *, role: str | None = None) -> AqueduckError:
-    """What libpq says about a connection that it could not make, as one of ours."""
+    """Translate libpq's error about a failed connection attempt."""
     reason, place = _reason(message), _place(message)
     for words, make in _CONNECT_RULES:
         if words.search(message):
@@ -115,7 +115,7 @@ def classify_server_error(
 
 
 def privilege_fix(message: str, role: str | None, table: str | None = None) -> str | None:
-    """The statement that grants what a "permission denied" or "must be owner" asks for."""
+    """The statement that grants the right which a "permission denied" or "must be owner" error names."""
     to = identifier(role) if role else "<role>"
     if re.search(r"replication slots|WAL sender|replication role", message):
         return f"alter role {to} replication"
@@ -131,12 +131,12 @@ def privilege_fix(message: str, role: str | None, table: str | None = None) -> s
 
 
 def _about_objects(sqlstate: str, message: str, text: str, table: str | None) -> AqueduckError | None:
-    """Errors that are told apart by the kind of object they name."""
+    """Errors that differ by the kind of object they name."""
     if sqlstate in ("42704", "55000") and "replication slot" in message:
         hint = "run: aqueduck check; the tables need a new copy, as changes since then are gone"
         return SlotLostError(text, hint=hint, table=table)
     if sqlstate in ("42704", "22023", "55000") and "snapshot" in message:
-        # Nobody drops an exported snapshot: it goes with the connection that exported it.
+        # An exported snapshot cannot be dropped: it ends with the connection that exported it.
         return ConnectionLostError(text, table=table)
     if sqlstate == "42710" and "replication slot" in message:
         return SlotConflictError(text, hint="choose another slot_name, or drop that slot", table=table)
@@ -167,7 +167,7 @@ _MORE_CONNECTIONS = "close other connections or raise max_connections on the ser
 
 
 def _not_valid(reason: str, place: str, role: str) -> AqueduckError:
-    # No reason: libpq quotes what it does not understand, which may be a part of a password.
+    # Without the reason: libpq quotes the text that it cannot parse, which may be part of a password.
     hint = "check its numbers, such as port and connect_timeout, and words such as sslmode"
     return ConfigError("a value in the connection string is not valid", hint=hint)
 

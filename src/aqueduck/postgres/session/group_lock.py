@@ -1,13 +1,14 @@
 """
-One service for a group at a time: an advisory lock that lives as long as its connection.
+One service per group: an advisory lock that lives as long as its connection.
 
-It needs no registry, only the source database.  A service that dies lets go of it: its
-connection ends, and where its machine has vanished the server notices within 30 s (`model.connections`).  A pooler gives sessions to
-others between transactions: there each lock lives in a transaction that stays open, idle and without a snapshot.
+It needs no registry, only the source database. A service that ends releases it: its connection closes, and if
+its machine disappears the server notices within 30 s (`model.connections`). A pooler reuses sessions between
+transactions: there each lock is held by a transaction that stays open, idle and without a snapshot.
 
-Every role that may connect can take an advisory lock, so only locks of roles that could run a service count (ADR 67).
-The upper half of a lock's number says which group it is for.  Where a stranger has the group's own number, the service
-takes another one with that upper half, and then looks whether another service has one, too.
+Every role that may connect can take an advisory lock, so only locks of roles that could run a service count
+(ADR 67). The upper half of a lock's number identifies the group. If a foreign role holds the group's own
+number, the service takes another number with that upper half, and then checks whether another service holds
+one.
 """
 
 from __future__ import annotations
@@ -45,19 +46,19 @@ PATIENCE_SECONDS = 2.0
 
 
 def lock_key(name: str) -> int:
-    """The lock's number, the same on every machine; as `aqueduck._lock_key` has it."""
+    """The lock's number, the same on every machine; equals `aqueduck._lock_key`."""
     return int.from_bytes(hashlib.sha256(f"aqueduck.group:{name}".encode()).digest()[:8], "big", signed=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """Who else has a lock of the group."""
+    """Another holder of a lock of the group."""
 
     pid: int | None
     """`None` for a prepared transaction."""
     role: str | None
     address: str | None
-    """`None` where we may not see it."""
+    """`None` if we may not see it."""
     is_service: bool
 
     def __str__(self) -> str:
@@ -68,7 +69,7 @@ class _Holder:
 
 
 def try_lock_group(conn: Connection, name: str) -> bool:
-    """Take the group for as long as `conn` lives; `False` if another service has it."""
+    """Lock the group for the lifetime of `conn`; `False` if another service holds it."""
     if _claim(conn, name, "pg_try_advisory_lock"):
         return True
     unlock_group(conn, name)
@@ -77,9 +78,9 @@ def try_lock_group(conn: Connection, name: str) -> bool:
 
 def _claim(conn: Connection, name: str, function: LiteralString) -> bool:
     """
-    Place a lock, then look: of two services that do so at once, each sees the other or the later one sees the earlier.
+    Take a lock, then check: of two services that do so at once, at least the later one sees the other.
 
-    Whoever is refused has to let go of the lock that was placed.
+    A refused service must release the lock that it took.
     """
     key = lock_key(name)
     with translate_errors(f"lock the group {name}", conn=conn):
@@ -100,13 +101,13 @@ def _try(conn: Connection, key: int, function: LiteralString) -> bool:
 
 
 def _other_key(key: int) -> int:
-    """A number of the same group that nobody can have taken beforehand: there are 2^32."""
+    """A random number of the same group that cannot have been taken in advance: there are 2^32."""
     return key >> 32 << 32 | secrets.randbits(32)
 
 
 def _holders(conn: Connection, name: str) -> list[_Holder]:
-    """Everybody else who has a lock of the group."""
-    # Otherwise a transaction keeps the sessions of its first look.
+    """All others that hold a lock of the group."""
+    # Without this, the transaction would reuse the list of sessions from its first query.
     conn.execute("select pg_stat_clear_snapshot()")
     with conn.cursor(row_factory=class_row(_Holder)) as cursor:
         return cursor.execute(_HOLDERS, {"key": lock_key(name)}).fetchall()
@@ -127,7 +128,7 @@ def _warn(name: str, strangers: Sequence[_Holder]) -> None:
 
 
 class GroupLocks:
-    """The groups that one service has."""
+    """The groups that one service holds."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -137,7 +138,10 @@ class GroupLocks:
         self._own: dict[str, Connection] = {}
 
     def take(self, name: str) -> None:
-        """Raises `ServiceLockedError` if another service has the group; one that we have is fine."""
+        """
+        Lock a group; raises `ServiceLockedError` if another service holds it. A group that we hold is
+        accepted.
+        """
         if name in self._names:
             return
         if self._pooled:
@@ -169,13 +173,13 @@ class GroupLocks:
                 unlock_group(self._shared, name)
 
     def check(self) -> None:
-        """Raise if a connection was lost, and locks with it: another service may have had them since."""
+        """Raise if a connection was lost, and its locks with it: another service may have held them since."""
         with translate_errors("keep the groups' locks"):
             for conn in (self._shared, *self._own.values()):
                 conn.execute("select 1")
 
     def keep(self) -> None:
-        """Locks went with a lost connection: take them again, unless another service was faster."""
+        """Retake locks that were lost with a connection, unless another service was faster."""
         try:
             self.check()
         except AqueduckError:
@@ -186,7 +190,7 @@ class GroupLocks:
                 for name in names:
                     self.take(name)
             except BaseException:
-                self._names = names  # whoever asks again tries them again
+                self._names = names  # a later call tries them again
                 self._disconnect()
                 raise
 
@@ -216,13 +220,13 @@ def _end(conn: Connection) -> None:
 
 
 def lock_group(conn: Connection, name: str) -> None:
-    """Take the group, or raise `ServiceLockedError` that says who has it."""
+    """Lock the group, or raise `ServiceLockedError` that names the holder."""
     if not _within_patience(lambda: try_lock_group(conn, name)):
         raise _locked(conn, name)
 
 
 def _within_patience(taken: Callable[[], bool]) -> bool:
-    """A service that has just ended leaves its locks when the server notices, which takes a moment."""
+    """Retry for a moment: the server needs time to notice that a service has ended and to release its locks."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not taken():
         if time.monotonic() > deadline:
@@ -243,13 +247,13 @@ def _locked(conn: Connection, name: str) -> ServiceLockedError:
 
 
 def group_runs(conn: Connection, name: str) -> bool:
-    """Whether any service has the group."""
+    """Whether any service holds the group."""
     with translate_errors(f"look who runs the group {name}", conn=conn):
         return bool(_services(_holders(conn, name)))
 
 
 def unlock_group(conn: Connection, name: str) -> None:
-    """Let go of the group; one that is not held is fine."""
+    """Release the group; one that is not held is accepted."""
     with translate_errors(f"unlock the group {name}", conn=conn):
         conn.execute(_UNLOCK, {"key": lock_key(name)})
 
@@ -259,7 +263,7 @@ _OF_THE_GROUP: LiteralString = """
         and l.database = (select oid from pg_database where datname = current_database())
         and l.classid::int8 = (%(key)s::int8 >> 32 & 4294967295)
 """
-# Our own role runs services, whatever the server calls the right to do so.
+# Our own role counts as one that runs services, whatever privilege the server requires.
 _HOLDERS: LiteralString = f"""
     select l.pid, a.usename::text as role,
         case when a.backend_start is not null then coalesce(host(a.client_addr), 'the same machine') end as address,

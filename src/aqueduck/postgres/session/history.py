@@ -1,10 +1,11 @@
 """
-Whether a position is one of the past of the server that we are connected to.
+Whether a position belongs to the history of the connected server.
 
-A standby that is promoted begins a new timeline at the position that it had reached.  What its former primary wrote after
-that position never happened there, although WAL soon passes it again.  The server keeps a file that says where each earlier
-timeline was left: `read_timelines` reads it, `check_history` decides.  A server that was put back from a copy of its
-data directory has no new timeline: there, the slot shows it, because its `restart_lsn` only moves forward.
+A promoted standby begins a new timeline at the position that it had reached. What its former primary wrote
+after that position never happened there, although the WAL soon passes that position again. The server keeps a
+file with the end of each earlier timeline: `read_timelines` reads it, `check_history` decides. A server that
+was restored from a copy of its data directory has no new timeline: there, the slot reveals it, because its
+`restart_lsn` only moves forward.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ Connection = psycopg.Connection[Any]
 
 @dataclass(frozen=True, slots=True)
 class KnownPast:
-    """What we know of a source since we last read it."""
+    """What we know about a source from our last reading."""
 
     position: int
     """Everything up to here was read."""
     timeline: int | None = None
-    """On which timeline; None where an older version did not keep it."""
+    """The timeline of that position; None if an older version did not store it."""
     slot: SlotMark | None = None
-    """How far the slot was when we last looked."""
+    """The slot's position at our last look."""
     whose: str = "the lake"
     way_out: str = "the tables need a new copy (on_slot_loss: resync)"
 
@@ -55,7 +56,10 @@ class KnownPast:
 def refuse_another_history(
     conn: Connection, dsn: str, known: KnownPast, server: ServerInfo, slot: SlotInfo | None
 ) -> None:
-    """Raise `SlotLostError` if this server never was where we know it to have been, or if that cannot be told."""
+    """
+    Raise `SlotLostError` if the known position is not in this server's history, or if that cannot be
+    determined.
+    """
     left: Mapping[int, int] | None = {}
     if known.timeline not in (None, server.timeline):
         left = read_timelines(conn, dsn, server.timeline)
@@ -68,7 +72,7 @@ def check_history(
     """
     The decision of `refuse_another_history`.
 
-    `left` says where the server's earlier timelines were left; None if the role may not read it.
+    `left` has the ends of the server's earlier timelines; None if the role may not read them.
     """
     if server.in_recovery:
         return
@@ -95,7 +99,7 @@ def check_history(
     if left is None:
         if slot is None or (slot.confirmed_flush_lsn or 0) < known.position:
             raise _unknown(known, server)
-        return  # it was carried along by a standby that had this position
+        return  # a standby that had this position kept it
     if known.position > left.get(known.timeline, -1):
         where = f" at {lsn_text(left[known.timeline])}" if known.timeline in left else ", of another server"
         raise _another(
@@ -106,13 +110,13 @@ def check_history(
 
 
 def slot_mark(conn: Connection, name: str, timeline: int) -> SlotMark | None:
-    """How far a slot is; None where there is none."""
+    """A slot's position; None if there is no slot."""
     info = slot_info(conn, name)
     return None if info is None or info.restart_lsn is None else SlotMark(timeline, info.restart_lsn)
 
 
 def read_timelines(conn: Connection, dsn: str, timeline: int) -> dict[int, int] | None:
-    """Where each timeline before this one was left; None if the role may read it in no way."""
+    """The end of each earlier timeline; None if the role has no way to read it."""
     if timeline == 1:
         return {}
     ways: tuple[Callable[[], str], ...] = (

@@ -1,4 +1,4 @@
-"""How names are written in the SQL that goes to PostgreSQL; the only place that quotes them."""
+"""Quoting for SQL that is sent to PostgreSQL; no other module quotes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["identifier", "literal", "table_identifier"]
 
 
 def identifier(*parts: str) -> str:
-    """A name, or a dotted name, quoted so that it means exactly this."""
+    """A name, or a dotted name, quoted exactly."""
     for part in parts:
         if not part or "\x00" in part:
             raise ValueError("a name in PostgreSQL is not empty and has no zero byte")

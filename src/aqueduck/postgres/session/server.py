@@ -1,8 +1,8 @@
 """
-What a PostgreSQL server is and allows: settings, identity, position, and the role's rights.
+A PostgreSQL server's properties: settings, identity, position, and the role's privileges.
 
-`read_server` takes one look; what follows from it is decided by `app`.  The stream tells positions
-as it goes; `flushed_position` is for the moments without one.
+`read_server` reads them once; the callers decide what follows. The stream reports positions continuously;
+`flushed_position` is for code without a stream.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FLUSH_SECONDS_MAX = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """One look at a server, through one role's eyes."""
+    """One reading of a server, as one role sees it."""
 
     version_num: int
     """180004 for 18.4."""
@@ -58,7 +58,7 @@ class ServerInfo:
 
 
 def read_server(conn: psycopg.Connection[Any]) -> ServerInfo:
-    """Read all of it in one statement, which every role may."""
+    """Read everything in one statement, which every role may run."""
     with (
         translate_errors("read the server's settings", conn=conn),
         conn.cursor(row_factory=dict_row) as cursor,
@@ -69,7 +69,7 @@ def read_server(conn: psycopg.Connection[Any]) -> ServerInfo:
 
 
 def require_logical_wal(server: ServerInfo) -> None:
-    """Refuse a server that does not write what logical decoding needs."""
+    """Refuse a server whose WAL lacks the information for logical decoding."""
     if server.wal_level != "logical":
         raise WalLevelError(
             f"wal_level is {server.wal_level}, not logical", hint=SET_WAL_LEVEL + THEN_RESTART
@@ -78,16 +78,16 @@ def require_logical_wal(server: ServerInfo) -> None:
 
 def flushed_position(dsn: str) -> int:
     """
-    A position after every transaction that has committed by now, and that the stream will reach.
+    A position after every transaction that has committed by now, which the stream will reach.
 
-    Without synchronous_commit a commit is in WAL that is flushed a moment later, and only
-    flushed WAL is streamed: wait that moment.
+    Without synchronous_commit, the WAL of a commit is flushed a moment later, and only flushed WAL is
+    streamed: wait for that.
     """
     with connect(dsn) as conn, translate_errors("read the server's position", conn=conn):
         written = _lsn(conn, "pg_current_wal_insert_lsn()")
         deadline = time.monotonic() + _FLUSH_SECONDS_MAX
         while (flushed := _lsn(conn, "pg_current_wal_flush_lsn()")) < written:
-            # WAL of a transaction that is still open may stay unflushed for longer: not our matter.
+            # WAL of an open transaction may stay unflushed for longer; it does not matter here.
             if time.monotonic() > deadline:
                 break
             time.sleep(0.02)
@@ -95,7 +95,7 @@ def flushed_position(dsn: str) -> int:
 
 
 def flush_wal(dsn: str) -> None:
-    """Commit a little something, so that everything written before it is flushed, and decoded soon."""
+    """Commit a small message, so that everything written before it is flushed, and decoded soon."""
     with connect(dsn) as conn, translate_errors("write a message to WAL", conn=conn):
         _write_message(conn)
 
@@ -103,7 +103,7 @@ def flush_wal(dsn: str) -> None:
 def settled_position(
     dsn: str, *, seconds: float = 600.0, given_up: Callable[[], bool] = lambda: False
 ) -> int:
-    """A position by which every transaction has ended that is open now; raises if they do not end in time."""
+    """A position by which every transaction that is open now has ended; raises if they do not end in time."""
     with connect(dsn) as conn, translate_errors("wait for open transactions", conn=conn):
         horizon = next_transaction(conn)
         deadline = time.monotonic() + seconds
@@ -117,7 +117,7 @@ def settled_position(
 
 
 def next_transaction(conn: psycopg.Connection[Any]) -> str:
-    """The number of a transaction that comes after all that are open now."""
+    """A transaction id after all that are open now."""
     with translate_errors("look at open transactions", conn=conn):
         row = conn.execute("select pg_snapshot_xmax(pg_current_snapshot())::text").fetchone()
     assert row is not None
@@ -125,7 +125,7 @@ def next_transaction(conn: psycopg.Connection[Any]) -> str:
 
 
 def have_ended(conn: psycopg.Connection[Any], before: str) -> bool:
-    """Whether every transaction with a lower number has ended."""
+    """Whether every transaction with a lower id has ended."""
     with translate_errors("look at open transactions", conn=conn):
         row = conn.execute("select pg_snapshot_xmin(pg_current_snapshot()) >= %s::xid8", (before,)).fetchone()
     return row == (True,)
@@ -133,7 +133,7 @@ def have_ended(conn: psycopg.Connection[Any], before: str) -> bool:
 
 def _write_message(conn: psycopg.Connection[Any]) -> None:
     with conn.transaction():
-        # Without waiting for standbys, whatever the server wants of others.
+        # Do not wait for standbys, whatever the server's settings.
         conn.execute("set local synchronous_commit = local")
         conn.execute("select pg_logical_emit_message(true, 'aqueduck', 'flush')")
 
@@ -144,7 +144,7 @@ def _lsn(conn: psycopg.Connection[Any], function: str) -> int:
     return parse_lsn(row[0])
 
 
-# The managed service RDS has a role of its own instead of the attribute REPLICATION.
+# Amazon RDS has a role of its own instead of the attribute REPLICATION.
 _QUERY = """
     select current_setting('server_version_num')::int as version_num,
            current_setting('wal_level') as wal_level,

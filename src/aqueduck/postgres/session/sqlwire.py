@@ -1,8 +1,8 @@
 """
-An SQL connection for readers: small statements, and COPY in bulk, without waiting inside libpq.
+An SQL connection for readers: small statements, and COPY in bulk, without blocking inside libpq.
 
-Nothing is left in the session: what a statement needs set is set for its transaction, so that a pooler may
-give every transaction another server connection.  The replication connection is in `wire`.
+It leaves nothing in the session: settings are made per transaction, so that a pooler may give every
+transaction another server connection. The replication connection is in `wire`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _END = b"Z" + struct.pack("!I", 5) + b"I"
 
 
 class Stopped(Exception):  # noqa: N818 - no error: whoever waits here is told to end
-    """Somebody wants us to end while we wait for the server."""
+    """The wait for the server was interrupted by a stop request."""
 
 
 class SqlConnection:
-    """One connection; `stopping` is asked twice a second while we wait."""
+    """One connection; `stopping` is called twice a second while we wait."""
 
     def __init__(self, dsn: str, stopping: Callable[[], bool]) -> None:
         self._stopping = stopping
@@ -49,12 +49,15 @@ class SqlConnection:
             with contextlib.suppress(OSError):  # a smaller buffer is only slower
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
         self.is_pooled = False
-        """Whether somebody stands between us and the server, and may change the server connection below us."""
+        """Whether a pooler is between us and the server, which may switch the server connection."""
         guard = guard_session(self._pgconn.backend_pid, options_of(connection_parameters(dsn)))
         self.is_pooled = not self.query(guard)
 
     def query(self, sql: str, seconds: float = math.inf) -> list[tuple[str | None, ...]]:
-        """The rows of the last statement, as text; several are one transaction.  After so many `seconds` the server is given up."""
+        """
+        The rows of the last statement, as text; several statements are one transaction. Fails if the server
+        does not answer within `seconds`.
+        """
         self._deadline = time.monotonic() + seconds
         try:
             return self._query(sql)
@@ -68,7 +71,7 @@ class SqlConnection:
             self._pgconn.send_query(sql.encode())
             rows: list[tuple[str | None, ...]] = []
             failed = None
-            while (result := self._result()) is not None:  # to the end, also after an error
+            while (result := self._result()) is not None:  # to the end, even after an error
                 if result.status == pq.ExecStatus.FATAL_ERROR:
                     failed = result
                 elif result.status == pq.ExecStatus.TUPLES_OK:
@@ -111,7 +114,7 @@ class SqlConnection:
         while rest:
             self._wait(write=True)
             rest = rest[sock.send(rest) :]
-        while True:  # whoever reads the messages sees which one is the last
+        while True:  # the reader of the messages detects the last one
             self._wait()
             piece = np.empty(COPY_BYTES, np.uint8)
             n = sock.recv_into(memoryview(piece))  # type: ignore[arg-type]

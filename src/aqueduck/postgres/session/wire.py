@@ -65,15 +65,18 @@ SET_LOCAL_OUTPUT = "; ".join(f"set local {name} = '{value}'" for name, value in 
 
 
 class ReplicationStream(Protocol):
-    """A started replication stream, or a reader that looks like one (`polling`)."""
+    """A started replication stream, or a reader with the same interface (`polling`)."""
 
     ended: bool
-    """Whether it has nothing more, and another one goes on after what it gave."""
+    """Whether it is exhausted, and another stream continues from there."""
     answers: bool
-    """Whether something comes soon after a status that asks for a reply."""
+    """Whether the server replies soon to a status that requests it."""
 
     def read_into(self, buf: Bytes, at: int, timeout: float) -> int:
-        """Read what there is into ``buf[at:]``; waits at most `timeout` seconds; returns the bytes read."""
+        """
+        Read available bytes into ``buf[at:]``; waits at most `timeout` seconds; returns the number of bytes
+        read.
+        """
         ...
 
     def send_status(self, *, received: int, confirmed: int, ask_reply: bool = False) -> None: ...
@@ -82,16 +85,16 @@ class ReplicationStream(Protocol):
 
 
 def connect_replication(dsn: str) -> pq.abc.PGconn:
-    """A connection that speaks the replication protocol, and writes values as we want them."""
+    """A connection that speaks the replication protocol, and writes values in our format."""
     given = options_of(conninfo_to_dict(dsn)).strip()
-    # A walsender looks for its client itself, and not every system can do it otherwise.
+    # A walsender checks for its client on its own, and not every system supports the other way.
     ends = (f"-c {n}={v}" for n, v in server_end(given).items() if n != "client_connection_check_interval")
     options = " ".join((given, *ends, OUTPUT_OPTIONS)).strip()
     return _connect(dsn, replication="database", options=options)
 
 
 def connect_wire(dsn: str, **keywords: str) -> pq.abc.PGconn:
-    """A connection to be read in bulk; who wants values as we do says so with `SET_LOCAL_OUTPUT`."""
+    """A connection to be read in bulk; callers that need values in our format use `SET_LOCAL_OUTPUT`."""
     pgconn = _connect(dsn, **keywords)
     try:
         guard = guard_session(pgconn.backend_pid, options_of(conninfo_to_dict(dsn)))
@@ -114,7 +117,7 @@ def _connect(dsn: str, **keywords: str) -> pq.abc.PGconn:
 
 
 def _connected(conninfo: str, seconds: float) -> pq.abc.PGconn:
-    """Connect without holding up the process's other threads, as libpq's own blocking call would."""
+    """Connect without blocking the process's other threads, as libpq's own blocking call would."""
     pgconn = pq.PGconn.connect_start(conninfo.encode())
     deadline = time.monotonic() + seconds
     while pgconn.status != pq.ConnStatus.BAD:
@@ -144,15 +147,16 @@ def start_stream(
     before: str | None = None,
 ) -> ReplicationStream:
     """
-    Start streaming the slot after `position`; `before` is run first, such as to make a temporary slot.
+    Start streaming the slot after `position`; `before` is run first, for example to create a temporary slot.
 
-    With `in_progress`, large transactions come before they end, where the server can do that (14 and later).
+    With `in_progress`, large transactions are sent before they end, if the server supports that (14 and
+    later).
     """
     pgconn = connect_replication(dsn)
     protocol = "proto_version '1'"
     if in_progress and pgconn.server_version >= 140000:
         protocol = "proto_version '2', streaming 'on'"
-    # The protocol's own language: a quote in a text is doubled, and nothing else has a meaning.
+    # The protocol's own syntax: quotes in a text are doubled; no other character is special.
     names = identifier(publication).replace("'", "''")
     command = (
         f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {lsn_text(position)} "
@@ -382,7 +386,7 @@ class CopyOutStream:
                     n = self._socket.recv_into(place[fill:], 0, socket.MSG_DONTWAIT)
                     fill += n
                 except BlockingIOError:
-                    # Let the server get ahead: many small pieces cost more than they bring.
+                    # Let the server get ahead: many small reads cost more than they gain.
                     pauses += 1
                     time.sleep(0.001)
         except OSError as exc:
@@ -392,7 +396,7 @@ class CopyOutStream:
         return fill
 
     def _read_libpq(self, buf: Bytes, at: int) -> int:
-        """A good piece to decode, or all that is left: not a row at a time."""
+        """Read a piece of good size to decode, or all that is left: not one row at a time."""
         room = buf.size - at
         parts, size = [self._rest], len(self._rest)
         while size < min(COPY_READ_BYTES, room) and not self._ended:
@@ -414,7 +418,7 @@ class CopyOutStream:
         return n
 
     def _wait_libpq(self) -> None:
-        """For more to come.  Not libpq's own wait: the thread that writes behind would wait as well."""
+        """Wait for more data. Does not use libpq's own wait, which would also block the thread that writes."""
         try:
             select.select([self._pgconn.socket], [], [])
             self._pgconn.consume_input()
@@ -431,14 +435,17 @@ class CopyOutStream:
 
     @staticmethod
     def handle(buf: Bytes, at: int, length: int) -> bool:
-        """A message that is not a row; whether the copy is over.  An error is raised."""
+        """Process a message that is not a row; returns whether the copy has ended. Errors are raised."""
         kind = chr(buf[at])
         if kind == "E":
             raise error_of(bytes(buf[at + 5 : at + length]), _COPY)
         return kind == "Z"
 
     def is_idle(self) -> bool:
-        """Whether it can be used again: it is in no transaction, and the server has not said anything since, such as goodbye."""
+        """
+        Whether it can be reused: it is in no transaction, and the server has sent nothing since, such as a
+        shutdown notice.
+        """
         if self._pgconn.transaction_status != pq.TransactionStatus.IDLE:
             return False
         return not any(select.select([self._pgconn.socket], [], [], 0))
@@ -458,7 +465,7 @@ def raise_failed(result: pq.abc.PGresult | None, wanted: pq.ExecStatus, what: st
 
 
 def refuse_garbage(buf: Bytes, end: int) -> None:
-    """Raise if what ``buf`` begins with is the beginning of no message: its end would be waited for in vain."""
+    """Raise if ``buf`` does not begin like a message: otherwise we would wait for its end forever."""
     if end < 5:
         return
     kind, length = chr(buf[0]), int.from_bytes(bytes(buf[1:5]), "big")
