@@ -188,7 +188,7 @@ def test_names_are_read_in_sql_as_in_the_file(conn: Connection, written: str | N
         try:
             name = parse_table_name(written or "", default_schema=default, fold_case=fold)
         except ValueError:
-            with pytest.raises(psycopg.Error, match="is no name of a table"):
+            with pytest.raises(psycopg.Error, match="is not a table name"):
                 conn.execute(query, (written, default, fold))
         else:
             assert conn.execute(query, (written, default, fold)).fetchone() == ([name.schema, name.name],)

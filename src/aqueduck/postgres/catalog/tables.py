@@ -132,7 +132,7 @@ def _described(row: dict[str, Any], need_key: bool, *, generated: bool = False) 
     if row["kind"] not in ("r", "p"):
         kind = _KINDS.get(row["kind"], "no table")
         raise TableMissingError(
-            f"{table.qualified} is {kind}: only ordinary and partitioned tables have changes to follow",
+            f"{table.qualified} is {kind}: only ordinary and partitioned tables have changes to replicate",
             hint="name a table instead",
             table=table.qualified,
         )

@@ -1,6 +1,7 @@
--- Names, refusals and notices.  Functions that begin with an underscore are for the others here.
--- SQLSTATE QD001 is a mistake of the caller, QD002 a table without a key, QD003 no table that can be
--- synced.  Each finds `pg_catalog` alone: nobody's function or operator in another schema runs for who calls them.
+-- Names, errors and notices. Functions that begin with an underscore are internal. SQLSTATE QD001 is a
+-- mistake of the caller, QD002 a table without a key, QD003 a missing table or one that cannot be synced. The
+-- search path of each function is `pg_catalog` alone: no function or operator of another schema can run with
+-- the caller's rights.
 
 create or replace function aqueduck._refuse(problem text, fix text, state text default 'QD001') returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -9,7 +10,7 @@ begin
 end
 $$;
 
--- Reads `table` or `schema.table`, either part quoted as in SQL, into an array of both parts.
+-- Parses `table` or `schema.table`, either part quoted as in SQL, into an array of both parts.
 create or replace function aqueduck._parse_name(written text, default_schema text, fold_case boolean)
 returns text[] language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -20,7 +21,7 @@ declare
     second text;
 begin
     if found is null then
-        perform aqueduck._refuse(format('%L is no name of a table', written),
+        perform aqueduck._refuse(format('%L is not a table name', written),
             'write orders, public.orders or "My Schema"."Orders"');
     end if;
     -- PostgreSQL folds ASCII letters only.
@@ -32,7 +33,7 @@ begin
 end
 $$;
 
--- The OID of the table that has this name now; null if there is none.  Needs no right on its schema.
+-- The OID of the table that has this name now; null if there is none. Needs no privilege on its schema.
 create or replace function aqueduck._find_oid(parts text[]) returns bigint
 language sql stable set search_path = pg_catalog, pg_temp as $$
     select c.oid::bigint from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
@@ -44,7 +45,7 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
     select exists (select from pg_catalog.pg_class c where c.oid::bigint = table_oid)
 $$;
 
--- Refuses what cannot be synced in this mode, by the same rules as the service; returns the OID.
+-- Refuses tables that cannot be synced in this mode, by the same rules as the service; returns the OID.
 create or replace function aqueduck._check_source(parts text[], mode text) returns bigint
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -57,7 +58,7 @@ begin
         perform aqueduck._refuse(format('the table %s does not exist in the database %I', shown, current_database()),
             'correct the name, or create the table; names with capitals need double quotes', 'QD003');
     elsif it.kind not in ('r', 'p') then
-        perform aqueduck._refuse(format('%s is no table: only ordinary and partitioned tables have changes to follow',
+        perform aqueduck._refuse(format('%s is not a table: only ordinary and partitioned tables have changes to replicate',
             shown), 'name a table instead', 'QD003');
     elsif parts[1] in ('aqueduck', 'information_schema') or left(parts[1], 3) = 'pg_' then
         perform aqueduck._refuse(format('%s is a table of the system or of Aqueduck itself', shown),
@@ -78,7 +79,8 @@ begin
 end
 $$;
 
--- Whether rows can be matched by columns that are in the old image; as aqueduck.postgres.catalog.tables decides it.
+-- Whether rows can be identified by columns in the old image; equals the rule in
+-- aqueduck.postgres.catalog.tables.
 create or replace function aqueduck._has_key(table_oid oid, identity text) returns boolean
 language sql stable set search_path = pg_catalog, pg_temp as $$
     select exists (
@@ -91,15 +93,15 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
             else i.indisprimary and i.indimmediate end)
 $$;
 
--- Tells the service, when the transaction commits, that what people want has changed.
+-- Notifies the service, when the transaction commits, that the configuration has changed.
 create or replace function aqueduck._notify(what text, group_name text default null, source text default null)
 returns void language sql set search_path = pg_catalog, pg_temp as $$
     select pg_notify('aqueduck', json_strip_nulls(
         json_build_object('what', what, 'group', group_name, 'source', source))::text)
 $$;
 
--- Changes wait for each other, so that what they check still holds when they commit.  The lock is one that only roles
--- that may change the table can take, and the service's own reads and writes do not wait for it.
+-- Changes wait for each other, so that what they check still holds when they commit. Only roles that may
+-- change the table can take the lock, and the service's own reads and writes do not wait for it.
 create or replace function aqueduck._begin_change() returns void language sql set search_path = pg_catalog, pg_temp as $$
     lock table aqueduck.settings in share update exclusive mode
 $$;

@@ -1,4 +1,4 @@
--- Settings: their names, ranges and defaults, and the way from global over group to table.
+-- Settings: names, ranges, defaults, and their resolution from global over group to table.
 
 create or replace function aqueduck._setting_definitions()
 returns table (name text, kind text, default_value jsonb, lowest bigint, highest bigint, choices text[],
@@ -59,7 +59,7 @@ language sql immutable set search_path = pg_catalog, pg_temp as $$
     from regexp_match(written, '^[[:space:]]*([0-9]{1,18}(?:[.][0-9]{1,9})?)[[:space:]]*([a-zA-Z]{0,3})[[:space:]]*$') found
 $$;
 
--- The value as it is stored; unknown names and bad values are refused by name.
+-- The value as it is stored; unknown names and invalid values are refused by name.
 create or replace function aqueduck._check_setting(name text, value text, level text) returns jsonb
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -91,14 +91,14 @@ begin
 end
 $$;
 
--- All settings of a level as one object; the values above the level are not among them.
+-- All settings of one level as one object, without the values of the levels above.
 create or replace function aqueduck._check_settings(given jsonb, level text) returns jsonb
 language sql stable set search_path = pg_catalog, pg_temp as $$
     select coalesce(jsonb_object_agg(key, aqueduck._check_setting(key, value, level)), '{}')
     from jsonb_each_text(given)
 $$;
 
--- What holds for every group: the defaults, and over them what was set globally.
+-- The settings of every group: the defaults, overridden by global values.
 create or replace function aqueduck._global_settings() returns jsonb
 language sql stable set search_path = pg_catalog, pg_temp as $$
     select (select jsonb_object_agg(d.name, d.default_value) from aqueduck._setting_definitions() d)
@@ -133,7 +133,7 @@ declare
         else 'global' end;
     mapping aqueduck.table_mappings;
     in_group aqueduck.sync_groups;
-    -- Null takes the setting back; its name is checked all the same.
+    -- Null resets the setting; its name is checked all the same.
     change jsonb := '{}';
     checked jsonb;
 begin

@@ -1,4 +1,4 @@
--- Groups: what is wanted of them.  The service makes and drops the slots and publications.
+-- Groups: their desired state. The service creates and drops the slots and publications.
 
 create or replace function aqueduck._group(group_name text) returns aqueduck.sync_groups
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
@@ -14,15 +14,16 @@ begin
 end
 $$;
 
--- Key of the advisory lock that the service holds for a group while it runs it; where a stranger has that one, the
--- service holds another whose upper half is the same.
+-- Key of the advisory lock that the service holds for a group while it runs it; if a foreign role holds that
+-- key, the service holds another one with the same upper half.
 create or replace function aqueduck._lock_key(group_name text) returns bigint
 language sql immutable set search_path = pg_catalog, pg_temp as $$
     select ('x' || encode(substr(sha256(convert_to('aqueduck.group:' || group_name, 'UTF8')), 1, 8), 'hex'))
         ::bit(64)::bigint
 $$;
 
--- The groups that a service runs right now.  Locks of roles that could run none are not counted: anybody can take them.
+-- The groups that a service runs now. Locks of roles that could not run a service are not counted: every role
+-- can take them.
 create or replace function aqueduck._running_groups() returns setof bigint
 language sql stable set search_path = pg_catalog, pg_temp as $$
     select g.id from aqueduck.sync_groups g
@@ -87,7 +88,7 @@ begin
     slot_name := coalesce(slot_name, old.slot_name, 'aqueduck_' || name);
     capture := coalesce(capture, old.capture, 'stream');
     perform aqueduck._check_group(name, publication, slot_name, capture);
-    -- A group that was dropped, but that no service has taken down yet, comes back as it was.
+    -- A group that was dropped, but that no service has taken down yet, is restored unchanged.
     insert into aqueduck.sync_groups as g (name, publication, slot_name, capture, lake, adopt)
     values (create_group.name, create_group.publication, create_group.slot_name, create_group.capture, create_group.lake,
         create_group.adopt)

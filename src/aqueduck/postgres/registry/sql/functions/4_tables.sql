@@ -1,7 +1,7 @@
--- Tables: what is wanted of them.  The service publishes, copies and removes.
+-- Tables: their desired state. The service publishes, copies and removes them.
 
--- The one mapping of a source table.  A table that was renamed is found by its new name, one
--- that was dropped by the name it had.
+-- The one mapping of a source table. A renamed table is found by its new name, a dropped one by its last
+-- name.
 create or replace function aqueduck._mapping(source text, group_name text default null)
 returns aqueduck.table_mappings language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -22,14 +22,14 @@ begin
                 format('%I.%I', parts[1], parts[2])));
     elsif cardinality(ids) > 1 then
         perform aqueduck._refuse(format('%I.%I is in the groups %s', parts[1], parts[2], names),
-            'say which with group_name');
+            'name the group with group_name');
     end if;
     select * into mapping from aqueduck.table_mappings m where m.id = ids[1];
     return mapping;
 end
 $$;
 
--- A mapping of the same table into the same lake; a group that no service has taken may be of any lake.
+-- A mapping of the same table into the same lake; a group that no service has claimed may belong to any lake.
 create or replace function aqueduck._mapping_beside(in_group aqueduck.sync_groups, source_oid bigint, parts text[])
 returns aqueduck.table_mappings language sql stable set search_path = pg_catalog, pg_temp as $$
     select m.* from aqueduck.table_mappings m join aqueduck.sync_groups g on g.id = m.group_id
@@ -39,7 +39,8 @@ returns aqueduck.table_mappings language sql stable set search_path = pg_catalog
     order by g.id = in_group.id desc limit 1
 $$;
 
--- Several sources may fill a target if they have the same mode, and a column tells their rows apart.
+-- Several sources may fill a target if they have the same mode, and a column identifies the source of each
+-- row.
 drop function if exists aqueduck._check_target(aqueduck.sync_groups, text[], bigint);
 create or replace function aqueduck._check_target(in_group aqueduck.sync_groups, target text[], mode text,
                                                   source_column text, source_value text)
@@ -51,7 +52,7 @@ begin
         perform aqueduck._refuse(format('the schema of the target %I.%I is Aqueduck''s own', target[1], target[2]),
             'choose a target in another schema');
     end if;
-    -- DuckDB does not tell names apart by case.
+    -- DuckDB ignores the case of names.
     select m.source_schema, m.source_table, g.name, m.source_value as value into other
     from aqueduck.table_mappings m join aqueduck.sync_groups g on g.id = m.group_id
     where m.removed_at is null and coalesce(g.lake = in_group.lake, true)
@@ -75,7 +76,7 @@ begin
 end
 $$;
 
--- Columns, masks and row filter: their form.
+-- The form of columns, masks and row filter.
 create or replace function aqueduck._check_options(options jsonb) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -99,7 +100,7 @@ begin
 end
 $$;
 
--- Whether the table has the columns that its options name; all else about them is for the service to say.
+-- Whether the table has the columns that its options name; the service checks everything else.
 create or replace function aqueduck._check_columns(source_oid bigint, parts text[], options jsonb) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -118,7 +119,7 @@ begin
 end
 $$;
 
--- The same call again changes nothing; a different one about a table that is there is refused.
+-- Repeating the same call changes nothing; a different call for an existing table is refused.
 drop function if exists aqueduck.add_table(text, text, text, text, boolean);
 drop function if exists aqueduck.add_table(text, text, text, text, boolean, text, text);
 drop function if exists aqueduck.add_table(text, text, text, text, boolean, text, text, jsonb);
@@ -195,8 +196,8 @@ begin
 end
 $$;
 
--- The table was dropped and created again: it is another one.  Whoever adds it wants the rows of that one (`consent`);
--- a file that still names it says nothing about them.
+-- The table was dropped and created again, so it is another table. A new call accepts its rows (`consent`); a
+-- file that still names it does not.
 drop function if exists aqueduck._follow_source(aqueduck.table_mappings, bigint, text[]);
 create or replace function aqueduck._follow_source(old aqueduck.table_mappings, source_oid bigint, parts text[],
                                                    consent boolean)

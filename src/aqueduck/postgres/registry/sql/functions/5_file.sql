@@ -1,5 +1,5 @@
--- The configuration file, which is declarative: what it names is made so, and what it named
--- before and no longer names is removed.  What was made by SQL is left alone.
+-- The configuration file is declarative: entries in it are created or updated, and entries that an earlier
+-- version had and that are no longer in it are removed. Entries made by SQL are left alone.
 
 create or replace function aqueduck._reconcile(file jsonb) returns bigint
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -50,7 +50,7 @@ begin
     select * into old from aqueduck.sync_groups g where g.name = group_name;
     if old.lake <> lake then
         perform aqueduck._refuse(format('the group %s fills another lake, %s', group_name, old.lake), format(
-            'choose another name for the group; if it is the same lake in a new place: select aqueduck.release_group(%L)',
+            'choose another name for the group; if it is the same lake at a new location: select aqueduck.release_group(%L)',
             group_name));
     end if;
     perform aqueduck._check_group(group_name, wanted ->> 'publication', wanted ->> 'slot_name', wanted ->> 'capture');
@@ -69,14 +69,14 @@ begin
     where g.id = old.id and (g.publication, g.slot_name, g.capture, g.lake, g.removed_at, g.file_settings)
             is distinct from (wanted ->> 'publication', wanted ->> 'slot_name', wanted ->> 'capture', _put_group.lake,
                 null::timestamptz, new_settings)
-        -- What was set by SQL in the meantime gives way to what the file says.
+        -- The file's settings replace settings made by SQL in the meantime.
         or g.id = old.id and not g.settings @> new_settings;
     return found::int;
 end
 $$;
 
--- The mapping that already is what the file wants, but perhaps in another group.  One that has another
--- target or mode is removed: it needs a new copy.
+-- The mapping that already matches the file, but perhaps in another group. One with another target or mode is
+-- removed: it needs a new copy.
 create or replace function aqueduck._mapping_of_file(group_name text, wanted jsonb) returns aqueduck.table_mappings
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -117,7 +117,7 @@ begin
 end
 $$;
 
--- A table that does not exist, or has no key, is taken all the same: the service shows it as errored.
+-- A table that does not exist, or has no key, is accepted: the service shows it as errored.
 create or replace function aqueduck._insert_from_file(group_name text, wanted jsonb) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -148,7 +148,7 @@ begin
     where g.id = m.group_id and g.lake = _remove_what_left_the_file.lake and m.created_by_file and m.removed_at is null
         and m.id <> all (kept);
     get diagnostics removed = row_count;
-    -- A group that still has tables made by SQL is theirs from now on.
+    -- A group that still has tables made by SQL now belongs to SQL.
     update aqueduck.sync_groups g
     set removed_at = case when not used.by_sql then now() end, created_by_file = not used.by_sql
     from (select o.id, exists (select from aqueduck.table_mappings m where m.group_id = o.id and m.removed_at is null)

@@ -1,6 +1,6 @@
--- What is: for everybody who may read the registry's tables.
+-- The observed state, for every role that may read the registry's tables.
 
--- As it is called now, and as it was called last if it does not exist any more.
+-- The current name; the last name if the table no longer exists.
 create or replace function aqueduck._source_name(m aqueduck.table_mappings) returns text
 language sql stable set search_path = pg_catalog, pg_temp as $$
     select coalesce((select format('%I.%I', n.nspname, c.relname) from pg_catalog.pg_class c
@@ -8,7 +8,7 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
                     format('%I.%I', m.source_schema, m.source_table))
 $$;
 
--- What nobody carries right now waits, whatever it was when a service last looked.
+-- A table that no query replicates now is pending, whatever a service last wrote.
 create or replace function aqueduck._state(m aqueduck.table_mappings, running boolean) returns text
 language sql immutable set search_path = pg_catalog, pg_temp as $$
     select case when m.state in ('SNAPSHOT', 'CATCHUP', 'STREAMING') and not running then 'PENDING' else m.state end
@@ -39,7 +39,7 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
     cross join lateral (select g.id = any (array(select aqueduck._running_groups())) as running) r
     cross join lateral (
         select case when m.copy_finished_at is not null then 1.0
-                    -- The total is an estimate: a table that grows is not more than whole.
+                    -- The total is an estimate: the ratio of a growing table stays at most 1.
                     when m.copy_bytes_total > 0 then least(m.copy_bytes::float8 / m.copy_bytes_total, 1.0) end as share,
                extract(epoch from coalesce(m.copy_finished_at, now()) - m.copy_started_at)::float8 as seconds
     ) p
