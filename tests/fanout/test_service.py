@@ -139,17 +139,17 @@ def test_a_value_that_is_the_id_of_a_listed_destination_takes_nothing_from_it(fa
     fan.change("insert into lake.t values (5, 'one', 5)")
     service = serve(dynamic=elsewhere)
     assert service.tenants["one"].destination.value == "a"
-    assert "same id" in service.status.left_out["one"]
+    assert "already has this id" in service.status.left_out["one"]
     catch_up(service)
     fan.change("insert into lake.t values (6, 'two', 6)")
     service.poll()
     assert service.tenants["two"].destination.value == "b"
-    assert "same id" in service.status.left_out["two"]
+    assert "already has this id" in service.status.left_out["two"]
     new = document(fan, dynamic=elsewhere)
     new["destinations"].append({**new["destinations"][0], "id": "p", "routing_value": "q", "table": "q"})
     service.take_over(parse_fanout(json.dumps(new), base_dir=fan.directory, env={}))
     assert service.tenants["p"].destination.value == "q"
-    assert "same id" in service.status.left_out["p"]
+    assert "already has this id" in service.status.left_out["p"]
     catch_up(service)
     assert fan.differing() == {}
 

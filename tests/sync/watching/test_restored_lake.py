@@ -133,7 +133,7 @@ def test_an_older_bookmark_is_found_too(db: Database) -> None:
     for noted, reason in (
         (None, "re-created"),
         (Confirmation(position - 1, position - 20), "re-created"),
-        (Confirmation(position, position - 5), "it is an older one"),
+        (Confirmation(position, position - 5), "the bookmark is an older copy"),
     ):
         with pytest.raises(SlotLostError, match=reason):
             check(position - 10, noted)
