@@ -335,3 +335,39 @@ def test_an_added_file_is_an_insertion(files: Lake, tmp_path: Path) -> None:
     assert files.changed("insertions", at, at) == [(at, 0, 0), (at, 1, 0), (at, 2, 0)]
     gone = files.run("delete from lake.t where id = 1")
     assert files.changed("deletions", gone, gone) == [(gone, 1, 0)]
+
+
+@pytest.mark.parametrize("how", ["inserted", "added"])
+def test_a_new_column_shows_values_of_one_that_was_added_and_dropped_wrongly(
+    files: Lake, tmp_path: Path, how: str
+) -> None:
+    """Both get the same id if the first one lived in one transaction only; so `evolve` asks for another copy."""
+    files.run("begin", "alter table lake.t add column a int")
+    if how == "inserted":
+        files.run("insert into lake.t values (1, 1, 77)")
+    else:
+        file = f"{tmp_path}/added.parquet"
+        files.run(
+            f"copy (select 1 as id, 1 as v, 77 as a) to '{file}'",
+            f"call ducklake_add_data_files('lake', 't', '{file}')",
+        )
+    files.run("alter table lake.t drop column a", "commit", "alter table lake.t add column b int default 5")
+    assert files.ask("from lake.t") == [(1, 1, 77)]
+
+
+def test_a_new_column_has_its_own_values_after_others_were_dropped(files: Lake) -> None:
+    """Dropped before, dropped in the same transaction, or created and dropped with the table."""
+    files.run("insert into lake.t values (1, 1)", "alter table lake.t add column a int default 77")
+    files.run(
+        "begin", "alter table lake.t drop column a", "alter table lake.t add column b int default 5", "commit"
+    )
+    assert files.ask("from lake.t") == [(1, 1, 5)]
+    files.run(
+        "begin",
+        "create table lake.u (id int, a int)",
+        "insert into lake.u values (1, 77)",
+        "alter table lake.u drop column a",
+        "commit",
+        "alter table lake.u add column b int default 5",
+    )
+    assert files.ask("from lake.u") == [(1, 5)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aqueduck.lake.target.apply import ensure_target
-from aqueduck.lake.target.evolve import evolve, plan_changes, same_columns, widen, wider_columns
+from aqueduck.lake.target.evolve import Step, evolve, plan_changes, same_columns, widen, wider_columns
 from aqueduck.model.columns.column_numbers import UNCLEAR
 from aqueduck.model.columns.typemap import lake_type
 from aqueduck.model.errors import ResyncNeededError
@@ -143,6 +143,30 @@ def test_a_target_follows(lake: Lake, tmp_path: Path) -> None:
     ]
     assert lake.read("select count(*), count(*) filter (c = 7) from lake.main.t") == [(102, 100)]
     assert lake.read("select count(*) from lake.main.t where n >= 99") == [(3,)]
+
+
+def test_a_column_is_not_dropped_where_it_was_added(lake: Lake) -> None:
+    """Its id would be that of the next new column, which would show its values; so the table is re-copied."""
+    session = lake.session
+    with session.transaction():
+        ensure_target(session, TARGET, schema(ID))
+    add = Step("add", col("a", INT4, 2))
+    rename = Step("rename", col("b", INT4, 2), "a")
+    for made, last in (([add], "a"), ([add, rename], "b")):
+        with session.transaction():
+            evolve(session, TARGET, made)
+            with pytest.raises(ResyncNeededError, match="added and dropped again"):
+                evolve(session, TARGET, [Step("drop", col(last, INT4, 2))])
+            session.execute("rollback; begin")
+    assert lake.read("select count(*) from lake.main.t") == [(0,)]
+    with session.transaction():
+        evolve(session, TARGET, [add])
+    with session.transaction():
+        evolve(
+            session, TARGET, [Step("drop", col("a", INT4, 2)), Step("add", col("c", INT4, 3, missing="9"))]
+        )
+    session.execute("insert into lake.main.t by name select 1 as id, 8 as c")
+    assert lake.read("from lake.main.t") == [(1, 8)]
 
 
 def test_columns_that_become_wider_on_the_way_are_found_by_their_first_name() -> None:

@@ -106,6 +106,8 @@ class LakeSession:
     """The limits for inlined rows of those targets whose limit differs from the configuration."""
     inline_rows: int = field(default=0, init=False, repr=False)
     """The limit for inlined rows that is in force now; see `inlining`."""
+    added: set[tuple[TableName, str]] = field(default_factory=set, init=False, repr=False)
+    """The columns that the last transaction has added so far, with their names in lower case; see `evolve`."""
     _con: duckdb.DuckDBPyConnection | None = field(default=None, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     _readings: int = field(default=0, repr=False)
@@ -149,6 +151,7 @@ class LakeSession:
         """Run the block in one transaction, which becomes one lake snapshot or is rolled back."""
         with self._lock:
             self.inline(self.config.inline_rows)  # a failed transaction may have left another limit
+            self.added.clear()
             with one_transaction(self.execute, self.con):
                 yield
 

@@ -261,7 +261,12 @@ def widen(session: LakeSession, target: TableName, old: TableSchema, wider: Tabl
 
 
 def evolve(session: LakeSession, target: TableName, steps: Sequence[Step]) -> None:
-    """Execute all steps but widening, inside the transaction that applies the run; `widen` ran before."""
+    """
+    Execute all steps but widening, inside the transaction that applies the run; `widen` ran before.
+
+    A column is not dropped in the transaction that added it: DuckLake 1.5.5 gives its id to the next new column,
+    which then shows the dropped column's values.
+    """
     for step in steps:
         if step.kind == "widen":
             raise ResyncNeededError(
@@ -273,10 +278,20 @@ def evolve(session: LakeSession, target: TableName, steps: Sequence[Step]) -> No
             missing = step.column.missing
             default = "" if missing is None else f" default {literal_value(session, step.column, missing)}"
             alter(session, target, f"add column {name} {lake_type(step.column)}{default}")
+            session.added.add((target, step.column.name.lower()))
         elif step.kind == "drop":
+            if (target, step.column.name.lower()) in session.added:
+                raise ResyncNeededError(
+                    f"the column {step.column.name} was added and dropped again between two commits to the lake",
+                    table=target.qualified,
+                )
             alter(session, target, f"drop column {name}")
         elif step.kind == "rename":
             alter(session, target, f"rename column {ident(step.before)} to {name}")
+            before = (target, step.before.lower())
+            if before in session.added:
+                session.added.remove(before)
+                session.added.add((target, step.column.name.lower()))
     session.memory.targets.pop(target, None)
 
 
