@@ -1,7 +1,7 @@
 """
-Drafts: rows of one table that are still in memory, on their way into a segment.
+Segment buffers: rows of one table that are still in memory, on their way into a segment.
 
-A `Bucket` holds what came on one side of a commit: drafts, and references to the segments that were
+A `Bucket` holds what came on one side of a commit: buffers, and references to the segments that were
 already written of them.  When they are written, and what becomes visible, is the matter of `stage`.
 """
 
@@ -23,13 +23,13 @@ from aqueduck.model.errors import StageFullError
 from aqueduck.postgres.decode.decoder import Rows
 from aqueduck.postgres.decode.layouts import Layout
 
-__all__ = ["Bucket", "Draft", "numbers", "segment_ref", "write_segment"]
+__all__ = ["Bucket", "SegmentBuffer", "numbers", "segment_ref", "write_segment"]
 
 _COUNTS = ("inserts", "updates", "deletes", "key_changes", "unchanged")
 
 
 @dataclass(slots=True)
-class Draft:
+class SegmentBuffer:
     """A segment that is still in memory."""
 
     layout: Layout
@@ -45,13 +45,13 @@ class Draft:
     last_ord: int = -1
 
     @classmethod
-    def of(cls, layout: Layout, batches: Iterable[pa.RecordBatch]) -> Draft:
-        """A draft of batches in order, counted again."""
-        draft = cls(layout)
+    def of(cls, layout: Layout, batches: Iterable[pa.RecordBatch]) -> SegmentBuffer:
+        """A buffer of batches in order, counted again."""
+        buffer = cls(layout)
         for batch in batches:
             if batch.num_rows:
-                draft.add(counted(layout, batch))
-        return draft
+                buffer.add(counted(layout, batch))
+        return buffer
 
     def add(self, rows: Rows) -> int:
         """Take rows that come after ours; returns their bytes."""
@@ -62,8 +62,8 @@ class Draft:
         self._count(rows, 1)
         return int(rows.batch.nbytes)
 
-    def extend(self, other: Draft) -> None:
-        """Take over the rows of a draft that comes after this one."""
+    def extend(self, other: SegmentBuffer) -> None:
+        """Take over the rows of a buffer that comes after this one."""
         self.pieces += other.pieces
         self.last_ord = other.last_ord
         for name in ("bytes", "rows", *_COUNTS):
@@ -113,48 +113,48 @@ def counted(layout: Layout, batch: pa.RecordBatch) -> Rows:
 
 @dataclass(slots=True)
 class Bucket:
-    """Segments (written) and drafts (in memory) of one side of a commit."""
+    """Segments (written) and buffers (in memory) of one side of a commit."""
 
     written: list[SegmentRef] = field(default_factory=list)
-    closed: list[Draft] = field(default_factory=list)
-    drafts: dict[int, Draft] = field(default_factory=dict)
+    closed: list[SegmentBuffer] = field(default_factory=list)
+    buffers: dict[int, SegmentBuffer] = field(default_factory=dict)
     memory_bytes: int = 0
 
-    def draft(self, layout: Layout) -> Draft:
-        draft = self.drafts.get(layout.table.oid)
-        if draft is not None and draft.layout is not layout:
+    def buffer(self, layout: Layout) -> SegmentBuffer:
+        buffer = self.buffers.get(layout.table.oid)
+        if buffer is not None and buffer.layout is not layout:
             self.close(layout.table.oid)
-            draft = None
-        if draft is None:
-            draft = self.drafts[layout.table.oid] = Draft(layout)
-        return draft
+            buffer = None
+        if buffer is None:
+            buffer = self.buffers[layout.table.oid] = SegmentBuffer(layout)
+        return buffer
 
     def close(self, oid: int) -> None:
-        draft = self.drafts.pop(oid, None)
-        if draft is not None:
-            self.closed.append(draft)
+        buffer = self.buffers.pop(oid, None)
+        if buffer is not None:
+            self.closed.append(buffer)
 
     def absorb(self, other: Bucket) -> None:
         """Take over what `other` holds; its rows come after ours."""
         self.written += other.written
-        for draft in other.closed:
-            self._append(draft)
-            self.close(draft.layout.table.oid)
-        for draft in other.drafts.values():
-            self._append(draft)
+        for buffer in other.closed:
+            self._append(buffer)
+            self.close(buffer.layout.table.oid)
+        for buffer in other.buffers.values():
+            self._append(buffer)
         self.memory_bytes += other.memory_bytes
 
-    def _append(self, draft: Draft) -> None:
-        mine = self.drafts.get(draft.layout.table.oid)
-        if mine is None or mine.layout is not draft.layout:
-            self.close(draft.layout.table.oid)
-            self.drafts[draft.layout.table.oid] = draft
+    def _append(self, buffer: SegmentBuffer) -> None:
+        mine = self.buffers.get(buffer.layout.table.oid)
+        if mine is None or mine.layout is not buffer.layout:
+            self.close(buffer.layout.table.oid)
+            self.buffers[buffer.layout.table.oid] = buffer
             return
-        mine.extend(draft)
+        mine.extend(buffer)
 
-    def in_order(self) -> list[Draft]:
-        """All drafts, in the order in which they began."""
-        return sorted([*self.closed, *self.drafts.values()], key=lambda d: d.first_ord)
+    def in_order(self) -> list[SegmentBuffer]:
+        """All buffers, in the order in which they began."""
+        return sorted([*self.closed, *self.buffers.values()], key=lambda buffer: buffer.first_ord)
 
     @property
     def bytes(self) -> int:
@@ -165,10 +165,10 @@ class Bucket:
     def changes(self) -> int:
         """How many changes it holds, on disk and in memory; a truncate is one."""
         on_disk = sum(ref.rows if ref.kind == "rows" else 1 for ref in self.written)
-        return on_disk + sum(draft.rows for draft in self.in_order())
+        return on_disk + sum(buffer.rows for buffer in self.in_order())
 
     def has_rows(self) -> bool:
-        return bool(self.written or self.closed or self.drafts)
+        return bool(self.written or self.closed or self.buffers)
 
     def remove_files(self) -> None:
         for segment in self.written:
@@ -176,40 +176,40 @@ class Bucket:
                 Path(segment.path).unlink(missing_ok=True)
 
 
-def write_segment(draft: Draft, path: Path) -> SegmentRef:
-    """Write a draft as a segment."""
+def write_segment(buffer: SegmentBuffer, path: Path) -> SegmentRef:
+    """Write a buffer as a segment."""
     try:
-        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, draft.layout.arrow) as writer:
-            for piece in draft.pieces:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, buffer.layout.arrow) as writer:
+            for piece in buffer.pieces:
                 writer.write_batch(piece.batch)
     except OSError as exc:
         # Arrow's own message names the file.
         reason = os.strerror(exc.errno).lower() if exc.errno else "unknown reason"
         raise StageFullError(
             f"changes that wait for the lake cannot be written: {reason}",
-            hint=f"free space below state_dir, or lower stage_bytes_max; needed now: {draft.bytes} bytes",
+            hint=f"free space below state_dir, or lower stage_bytes_max; needed now: {buffer.bytes} bytes",
         ) from exc
-    return segment_ref(draft, path=str(path))
+    return segment_ref(buffer, path=str(path))
 
 
-def segment_ref(draft: Draft, *, path: str) -> SegmentRef:
+def segment_ref(buffer: SegmentBuffer, *, path: str) -> SegmentRef:
     """A reference to a segment; without a path to a truncate."""
-    layout = draft.layout
+    layout = buffer.layout
     return SegmentRef(
         table_oid=layout.table.oid,
         version=layout.version,
         kind="rows" if path else "truncate",
         path=path,
-        rows=draft.rows,
-        bytes=draft.bytes,
-        inserts=draft.inserts,
-        updates=draft.updates,
-        deletes=draft.deletes,
-        key_changes=draft.key_changes,
-        unchanged=draft.unchanged,
-        first_ord=draft.first_ord,
+        rows=buffer.rows,
+        bytes=buffer.bytes,
+        inserts=buffer.inserts,
+        updates=buffer.updates,
+        deletes=buffer.deletes,
+        key_changes=buffer.key_changes,
+        unchanged=buffer.unchanged,
+        first_ord=buffer.first_ord,
         last_lsn=0,
         last_ts=0,
         schema_json=layout.table.to_json(),
-        last_ord=draft.last_ord,
+        last_ord=buffer.last_ord,
     )

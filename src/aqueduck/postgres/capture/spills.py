@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from aqueduck.model.changes import SegmentRef
-from aqueduck.postgres.capture.segment_buffers import Bucket, Draft, numbers
+from aqueduck.postgres.capture.segment_buffers import Bucket, SegmentBuffer, numbers
 from aqueduck.postgres.decode.layouts import Layout
 from aqueduck.postgres.decode.pgoutput import Ints
 from aqueduck.postgres.decode.streamed import Finish, Forget
@@ -79,21 +79,21 @@ class Spills:
 
     @staticmethod
     def _cut_drafts(bucket: Bucket, first: int) -> None:
-        for draft in bucket.in_order():
-            bucket.memory_bytes -= draft.cut_back(first)
-        bucket.closed = [draft for draft in bucket.closed if draft.rows]
-        bucket.drafts = {oid: draft for oid, draft in bucket.drafts.items() if draft.rows}
+        for buffer in bucket.in_order():
+            bucket.memory_bytes -= buffer.cut_back(first)
+        bucket.closed = [buffer for buffer in bucket.closed if buffer.rows]
+        bucket.buffers = {oid: buffer for oid, buffer in bucket.buffers.items() if buffer.rows}
 
     @staticmethod
     def _take_back(bucket: Bucket, ref: SegmentRef, layout: Layout, first: int) -> None:
         """The rows of a segment that stay, in memory again."""
         with pa.OSFile(ref.path) as file:
             reader = pa.ipc.open_file(file)
-            draft = Draft.of(layout, (reader.get_batch(n) for n in range(reader.num_record_batches)))
-        draft.cut_back(first)
+            buffer = SegmentBuffer.of(layout, (reader.get_batch(n) for n in range(reader.num_record_batches)))
+        buffer.cut_back(first)
         bucket.close(ref.table_oid)  # there is none: it would have come after this segment
-        bucket.drafts[ref.table_oid] = draft
-        bucket.memory_bytes += draft.bytes
+        bucket.buffers[ref.table_oid] = buffer
+        bucket.memory_bytes += buffer.bytes
 
     def finish(self, run: Finish) -> Bucket:
         """All of a transaction, ready to be committed."""
@@ -104,8 +104,8 @@ class Spills:
             if ref.path:
                 _stamp_file(ref.path, run)
             done.written.append(_stamped_ref(ref, run))
-        done.closed = [_stamped_draft(draft, run) for draft in bucket.closed]
-        done.drafts = {oid: _stamped_draft(draft, run) for oid, draft in bucket.drafts.items()}
+        done.closed = [_stamped(buffer, run) for buffer in bucket.closed]
+        done.buffers = {oid: _stamped(buffer, run) for oid, buffer in bucket.buffers.items()}
         return done
 
 
@@ -117,12 +117,12 @@ def _stamped_ref(ref: SegmentRef, run: Finish) -> SegmentRef:
     return replace(ref, first_ord=ref.first_ord + run.first_ord, last_ord=ref.last_ord + run.first_ord)
 
 
-def _stamped_draft(draft: Draft, run: Finish) -> Draft:
-    layout = draft.layout
+def _stamped(buffer: SegmentBuffer, run: Finish) -> SegmentBuffer:
+    layout = buffer.layout
     if (table := run.tables.get(layout.version)) is not None:
         layout = replace(layout, table=table)
-    done = Draft(layout)
-    for piece in draft.pieces:
+    done = SegmentBuffer(layout)
+    for piece in buffer.pieces:
         first_ord = piece.first_ord + run.first_ord
         done.add(replace(piece, layout=layout, batch=_stamped_batch(piece.batch, run), first_ord=first_ord))
     return done

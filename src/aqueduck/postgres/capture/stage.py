@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aqueduck.model.changes import SegmentRef
-from aqueduck.postgres.capture.segment_buffers import Bucket, Draft, segment_ref, write_segment
+from aqueduck.postgres.capture.segment_buffers import Bucket, SegmentBuffer, segment_ref, write_segment
 from aqueduck.postgres.capture.spills import Spills
 from aqueduck.postgres.decode.decoder import Commit, Rows, Run, Truncate
 from aqueduck.postgres.decode.streamed import Finish, Forget
@@ -86,7 +86,7 @@ class Stage:
 
     def _add_rows(self, run: Rows) -> None:
         bucket = self._spills.bucket(run.stream, run.layout) if run.stream else self._open
-        bucket.memory_bytes += bucket.draft(run.layout).add(run)
+        bucket.memory_bytes += bucket.buffer(run.layout).add(run)
         self.rows += run.batch.num_rows
         if run.stream:
             self._spills.make_room()
@@ -97,7 +97,7 @@ class Stage:
         bucket = self._spills.bucket(run.stream, run.layout) if run.stream else self._open
         bucket.close(run.layout.table.oid)
         self._write(bucket)
-        ref = segment_ref(Draft(run.layout, first_ord=run.ord, last_ord=run.ord), path="")
+        ref = segment_ref(SegmentBuffer(run.layout, first_ord=run.ord, last_ord=run.ord), path="")
         where = replace(ref, commit_lsn=run.lsn, commit_ts=run.time_us, xid=run.xid, seq=run.seq)
         bucket.written.append(where)
 
@@ -158,8 +158,8 @@ class Stage:
         with self.changed:
             refs = [s for c in self._cuts for s in c.segments] + self._ready.written
             waiting = [(s.table_oid, s.rows, s.bytes) for s in refs]
-            drafts = [*self._ready.closed, *self._ready.drafts.values()]
-            waiting += [(d.layout.table.oid, d.rows, d.bytes) for d in drafts]
+            buffers = [*self._ready.closed, *self._ready.buffers.values()]
+            waiting += [(buffer.layout.table.oid, buffer.rows, buffer.bytes) for buffer in buffers]
         for oid, rows, size in waiting:
             before = found.get(oid, (0, 0))
             found[oid] = (before[0] + rows, before[1] + size)
@@ -233,9 +233,9 @@ class Stage:
     # -- files
 
     def _write(self, bucket: Bucket) -> None:
-        """Write the drafts of a bucket, in the order in which they began."""
-        for draft in bucket.in_order():
+        """Write the buffers of a bucket, in the order in which they began."""
+        for buffer in bucket.in_order():
             self._files += 1
-            path = self._directory / f"{self._files:08d}-{draft.layout.table.oid}.arrow"
-            bucket.written.append(write_segment(draft, path))
-        bucket.closed, bucket.drafts, bucket.memory_bytes = [], {}, 0
+            path = self._directory / f"{self._files:08d}-{buffer.layout.table.oid}.arrow"
+            bucket.written.append(write_segment(buffer, path))
+        bucket.closed, bucket.buffers, bucket.memory_bytes = [], {}, 0

@@ -128,12 +128,12 @@ def _holds(command: Path, script: str) -> bool:
 def _write_command(command: Path, script: str) -> None:
     """Replace the script atomically, because other processes may be starting too."""
     command.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle, draft = tempfile.mkstemp(dir=command.parent)
+    handle, temporary = tempfile.mkstemp(dir=command.parent)
     try:
         with os.fdopen(handle, "w") as file:
             file.write(script)
-        Path(draft).chmod(0o700)
-        Path(draft).replace(command)
+        Path(temporary).chmod(0o700)
+        Path(temporary).replace(command)
     except OSError:
-        Path(draft).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
         raise
