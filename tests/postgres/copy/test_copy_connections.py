@@ -10,7 +10,7 @@ from aqueduck.model.errors import AqueduckError
 from aqueduck.model.schema import TableSchema
 from aqueduck.postgres.catalog.tables import describe_table
 from aqueduck.postgres.copy import table_copy
-from aqueduck.postgres.copy.copy_connections import KeptStreams
+from aqueduck.postgres.copy.copy_connections import CopyConnections
 from aqueduck.postgres.copy.table_copy import Chunk, ChunkReader, export_snapshot, plan_chunks
 from tests.fix_postgres import Database, wait_until
 
@@ -20,7 +20,7 @@ ROWS = 30_000
 class Table:
     """A table, a snapshot of it, and what its readers are connected with."""
 
-    def __init__(self, db: Database, snapshot: str, kept: KeptStreams) -> None:
+    def __init__(self, db: Database, snapshot: str, kept: CopyConnections) -> None:
         self.db, self.snapshot, self.kept = db, snapshot, kept
         self.dsn = db.dsn_for("postgres", application_name="reader")
         self.schema: TableSchema = describe_table(db.observer, "t")
@@ -39,8 +39,8 @@ class Table:
 def table(db: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     db.execute("create table t (id int primary key, v text)")
     db.execute(f"insert into t select g, repeat('x', 100) from generate_series(1, {ROWS}) g")
-    kept = KeptStreams(idle_seconds=3600)
-    monkeypatch.setattr(table_copy, "kept_streams", kept)
+    kept = CopyConnections(idle_seconds=3600)
+    monkeypatch.setattr(table_copy, "copy_connections", kept)
     snapshot = export_snapshot(db.dsn)
     yield Table(db, snapshot.name, kept)
     snapshot.close()
@@ -99,7 +99,7 @@ def test_one_that_the_server_ended_is_not_used(table: Table) -> None:
 
 
 def test_an_unused_one_is_closed(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_copy, "kept_streams", KeptStreams(idle_seconds=0.2))
+    monkeypatch.setattr(table_copy, "copy_connections", CopyConnections(idle_seconds=0.2))
     for _ in range(3):
         assert table.read() == ROWS
     wait_until(lambda: not table.connections(), "the connection is closed")

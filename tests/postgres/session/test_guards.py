@@ -19,7 +19,7 @@ import pytest
 from aqueduck.config.sync import LakeConfig
 from aqueduck.lake.session.catalog import open_lake
 from aqueduck.model.errors import AqueduckError, TableMissingError
-from aqueduck.postgres.copy.copy_connections import kept_streams
+from aqueduck.postgres.copy.copy_connections import copy_connections
 from aqueduck.postgres.registry.registry import call, install
 from aqueduck.postgres.session.connection import connect, is_pooled
 from aqueduck.postgres.session.group_lock import GroupLocks
@@ -224,7 +224,7 @@ def test_through_a_pooler_each_transaction_has_the_guards(db: Database, pooled: 
     assert reader.is_pooled
     assert reader.query(asked) == wanted
     reader.close()
-    stream = kept_streams.take(pooled)
+    stream = copy_connections.take(pooled)
     stream.close()
 
 

@@ -12,12 +12,12 @@ import threading
 
 from aqueduck.postgres.session.wire import CopyOutStream, connect_wire
 
-__all__ = ["KeptStreams", "kept_streams"]
+__all__ = ["CopyConnections", "copy_connections"]
 
 IDLE_SECONDS = 2.0
 
 
-class KeptStreams:
+class CopyConnections:
     """Streams by the server that they are connected to; shared by all threads of a process."""
 
     def __init__(self, idle_seconds: float = IDLE_SECONDS) -> None:
@@ -59,4 +59,4 @@ class KeptStreams:
             stream.close()
 
 
-kept_streams = KeptStreams()
+copy_connections = CopyConnections()

@@ -29,7 +29,7 @@ from aqueduck.model.columns.projection import blank_columns
 from aqueduck.model.errors import AqueduckError, CopyDisturbedError
 from aqueduck.model.schema import TableName, TableSchema, parse_lsn
 from aqueduck.model.visibility import Moment
-from aqueduck.postgres.copy.copy_connections import kept_streams
+from aqueduck.postgres.copy.copy_connections import copy_connections
 from aqueduck.postgres.decode import copybinary, copytext
 from aqueduck.postgres.decode.pgoutput import gather
 from aqueduck.postgres.session.connection import connect, translate_errors
@@ -254,7 +254,7 @@ class ChunkReader:
 
     def __init__(self, dsn: str, snapshot: str) -> None:
         self._dsn = dsn
-        self._stream = kept_streams.take(dsn)
+        self._stream = copy_connections.take(dsn)
         self._begin = (
             "begin isolation level repeatable read read only;"
             f" set transaction snapshot {literal(snapshot)}; {SET_LOCAL_OUTPUT}"
@@ -304,7 +304,7 @@ class ChunkReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        kept_streams.keep(self._dsn, self._stream)
+        copy_connections.keep(self._dsn, self._stream)
 
 
 def _published(table: TableSchema, condition: str | None = None) -> str | None:
