@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aqueduck.model.changes import SegmentRef
-from aqueduck.model.visibility import Moment, moment_of
+from aqueduck.model.visibility import Visibility, visibility_of
 
 NUMBERS = 1 << 32
 
 
 def test_a_snapshot_shows_what_had_ended_when_it_was_taken() -> None:
     """Hazard 1: not what was running, not what came later, and nothing after the position that was read last."""
-    moment = Moment.from_snapshot("100:110:100,104", 5000)
-    assert [x for x in range(98, 113) if moment.shows(4999, x)] == [
+    visibility = Visibility.from_snapshot("100:110:100,104", 5000)
+    assert [x for x in range(98, 113) if visibility.shows(4999, x)] == [
         98,
         99,
         101,
@@ -27,24 +27,24 @@ def test_a_snapshot_shows_what_had_ended_when_it_was_taken() -> None:
         108,
         109,
     ]
-    assert not moment.shows(5000, 99)
+    assert not visibility.shows(5000, 99)
 
 
 def test_numbers_of_transactions_start_again() -> None:
     """Four billion transactions later the numbers are small again, and still in order."""
-    moment = Moment.from_snapshot(f"{NUMBERS - 2}:{NUMBERS + 3}:{NUMBERS + 1}", 5000)
-    assert moment.shows(1, NUMBERS - 1)
-    assert moment.shows(1, 2)
-    assert not moment.shows(1, 1)
-    assert not moment.shows(1, 3)
-    assert not moment.shows(1, 100)
+    visibility = Visibility.from_snapshot(f"{NUMBERS - 2}:{NUMBERS + 3}:{NUMBERS + 1}", 5000)
+    assert visibility.shows(1, NUMBERS - 1)
+    assert visibility.shows(1, 2)
+    assert not visibility.shows(1, 1)
+    assert not visibility.shows(1, 3)
+    assert not visibility.shows(1, 100)
 
 
-def test_a_position_is_a_moment() -> None:
+def test_a_position_shows_all_earlier_commits() -> None:
     """A slot's snapshot shows exactly what was committed before its position, whoever did it."""
-    assert moment_of(7) == Moment(7)
-    assert moment_of(7).shows(6, 123)
-    assert not moment_of(7).shows(7, 123)
+    assert visibility_of(7) == Visibility(7)
+    assert visibility_of(7).shows(6, 123)
+    assert not visibility_of(7).shows(7, 123)
 
 
 @settings(deadline=None)
@@ -56,9 +56,9 @@ def test_changes_of_a_segment_are_told_apart_as_one_by_one(
     xmax: int, running: set[int], rows: list[tuple[int, int]]
 ) -> None:
     """The columns of a segment give what each of its changes gives."""
-    moment = Moment(10, xmax, tuple(running))
+    visibility = Visibility(10, xmax, tuple(running))
     batch = pa.record_batch({"_lsn": [r[0] for r in rows], "_xid": [r[1] for r in rows]})
-    assert moment.mask(batch).to_pylist() == [moment.shows(*row) for row in rows]
+    assert visibility.mask(batch).to_pylist() == [visibility.shows(*row) for row in rows]
 
 
 def test_a_segment_is_left_out_only_if_all_of_it_is_shown() -> None:
@@ -66,9 +66,9 @@ def test_a_segment_is_left_out_only_if_all_of_it_is_shown() -> None:
     segment = SegmentRef(
         1, 1, "rows", "s", 5, 50, 5, 0, 0, 0, 0, first_ord=1, last_lsn=100, last_ts=0, schema_json="{}"
     )
-    assert Moment(100).shows_all(segment)
-    assert not Moment(99).shows_all(segment)
-    assert not Moment(1000, 7, ()).shows_all(segment)
+    assert Visibility(100).shows_all(segment)
+    assert not Visibility(99).shows_all(segment)
+    assert not Visibility(1000, 7, ()).shows_all(segment)
 
 
 def test_a_truncate_is_left_out_by_its_own_commit() -> None:
@@ -76,7 +76,7 @@ def test_a_truncate_is_left_out_by_its_own_commit() -> None:
     truncate = SegmentRef(
         1, 1, "truncate", "", 0, 0, 0, 0, 0, 0, 0, first_ord=1, last_lsn=100, last_ts=0, schema_json="{}", commit_lsn=40, xid=5
     )  # fmt: skip
-    assert Moment(41).shows_all(truncate)
-    assert not Moment(40).shows_all(truncate)
-    assert Moment(41, 6, ()).shows_all(truncate)
-    assert not Moment(41, 6, (5,)).shows_all(truncate)
+    assert Visibility(41).shows_all(truncate)
+    assert not Visibility(40).shows_all(truncate)
+    assert Visibility(41, 6, ()).shows_all(truncate)
+    assert not Visibility(41, 6, (5,)).shows_all(truncate)

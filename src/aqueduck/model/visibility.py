@@ -1,5 +1,5 @@
 """
-Moments: which transactions of the source a snapshot shows.
+Visibility: which transactions of the source a snapshot shows.
 
 A snapshot that a replication slot exports has a position, and shows exactly what was committed before it. A
 snapshot taken by SQL has none: a commit is in the WAL shortly before snapshots show it, or long before if
@@ -18,13 +18,13 @@ import pyarrow.compute as pc
 
 from aqueduck.model.changes import SegmentRef
 
-__all__ = ["Moment", "moment_of"]
+__all__ = ["Visibility", "visibility_of"]
 
 _NUMBERS = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Visibility:
     """What a snapshot shows: nothing committed at or after `position`, and not all before it."""
 
     position: int
@@ -34,7 +34,7 @@ class Moment:
     """Transactions with lower ids that are not shown either."""
 
     @classmethod
-    def from_snapshot(cls, text: str, position: int) -> Moment:
+    def from_snapshot(cls, text: str, position: int) -> Visibility:
         """From the result of `pg_current_snapshot`, and a position that was read after it."""
         _, xmax, running = text.split(":")
         numbers = tuple(int(xid) % _NUMBERS for xid in running.split(",") if xid)
@@ -65,6 +65,6 @@ class Moment:
         return pc.and_(shown, pc.and_(older, ended))
 
 
-def moment_of(position: int | Moment) -> Moment:
-    """A position as a moment."""
-    return position if isinstance(position, Moment) else Moment(position)
+def visibility_of(position: int | Visibility) -> Visibility:
+    """The visibility of a snapshot at a position: it shows every earlier commit."""
+    return position if isinstance(position, Visibility) else Visibility(position)

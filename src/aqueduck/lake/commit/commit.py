@@ -44,7 +44,7 @@ from aqueduck.model.errors import (
 from aqueduck.model.modes import UPSERT, TableMode
 from aqueduck.model.retries import retried
 from aqueduck.model.schema import TableName, TableSchema, lsn_text
-from aqueduck.model.visibility import Moment, moment_of
+from aqueduck.model.visibility import Visibility, visibility_of
 
 __all__ = [
     "BatchPlan",
@@ -74,14 +74,20 @@ class RunPlan:
     patches: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
 
-    def truncate(self, skip_before: int | Moment, skip_from: int | Moment | None) -> SegmentRef | None:
+    def truncate(
+        self, skip_before: int | Visibility, skip_from: int | Visibility | None
+    ) -> SegmentRef | None:
         """The truncate that precedes the rows, unless `skip_before` or `skip_from` leaves it out."""
         first = self.segments[0] if self.segments else None
         if first is None or first.kind != "truncate":
             return None
-        if moment_of(skip_before).shows(first.commit_lsn, first.xid):
+        if visibility_of(skip_before).shows(first.commit_lsn, first.xid):
             return None
-        return first if skip_from is None or moment_of(skip_from).shows(first.commit_lsn, first.xid) else None
+        return (
+            first
+            if skip_from is None or visibility_of(skip_from).shows(first.commit_lsn, first.xid)
+            else None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +276,8 @@ def apply_run(
     run: RunPlan,
     *,
     current: TableSchema | None = None,
-    skip_before: int | Moment = 0,
-    skip_from: int | Moment | None = None,
+    skip_before: int | Visibility = 0,
+    skip_from: int | Visibility | None = None,
     group: str | None = None,
     mode: TableMode = UPSERT,
 ) -> TableSchema:

@@ -29,7 +29,7 @@ from aqueduck.model.changes import SegmentRef
 from aqueduck.model.columns.typemap import cast_sql
 from aqueduck.model.errors import CopyDisturbedError, LakeBusyError
 from aqueduck.model.schema import TableName, TableSchema
-from aqueduck.model.visibility import Moment
+from aqueduck.model.visibility import Visibility
 
 __all__ = ["commit_copy", "replay_parked"]
 
@@ -48,13 +48,13 @@ def commit_copy(
     Inside a transaction: fill the target; returns the state to write.
 
     An existing target must have `target_uuid`: see `check_place`.  If there are several sessions, or if the last
-    one's moment is not only a position, the lake must have (parked) every change that was committed before the last
+    one's visibility is not only a position, the lake must have (parked) every change that was committed before the last
     session's position.
     """
-    moment = sessions[-1].moment
+    visibility = sessions[-1].visibility
     for segment in parked:
         known = columns_of(segment)
-        if not same_columns(schema, known) and _has_unseen(segment, moment):
+        if not same_columns(schema, known) and _has_unseen(segment, visibility):
             raise CopyDisturbedError(
                 "the table's columns changed while it was copied", table=schema.qualified
             )
@@ -67,14 +67,14 @@ def commit_copy(
             if empty_target(session, filled.target, schema):
                 filled = replace(filled, target_uuid=None)
         elif not clear_for_copy(session, group, filled, parked, sessions):
-            return replay_parked(session, group, filled, parked, moment=moment)
+            return replay_parked(session, group, filled, parked, visibility=visibility)
         for before, now in zip([None, *sessions], sessions, strict=False):
             if before is not None:
-                between = [s for s in parked if not before.moment.shows_all(s)]
-                _remove_touched(session, filled, schema, between, before.moment, now.moment)
+                between = [s for s in parked if not before.visibility.shows_all(s)]
+                _remove_touched(session, filled, schema, between, before.visibility, now.visibility)
                 _remove_read(session, filled, schema, now.paths)
             add_files(session, filled.target, now.paths, filled.mode)
-        return replay_parked(session, group, filled, parked, moment=moment)
+        return replay_parked(session, group, filled, parked, visibility=visibility)
 
 
 def replay_parked(
@@ -83,16 +83,16 @@ def replay_parked(
     ready: TableState,
     parked: Sequence[SegmentRef],
     *,
-    moment: Moment | None = None,
+    visibility: Visibility | None = None,
 ) -> TableState:
     """
     Inside a transaction: apply the parked changes that the copy does not show.
 
-    `moment` defines what the copy shows, by default everything before its position.  Returns the state to write, with
+    `visibility` defines what the copy shows, by default everything before its position.  Returns the state to write, with
     the columns that the target has.
     """
     current = ready.schema
-    shown = moment or Moment(ready.copy_position)
+    shown = visibility or Visibility(ready.copy_position)
     left = [segment for segment in parked if not shown.shows_all(segment)]
     for run in plan_runs(left, keeping=[ready.oid] if ready.mode.keeps else ()):
         plan = RunPlan(columns_of(run.segments[0]), run.segments)
@@ -110,13 +110,13 @@ def replay_parked(
     return replace(ready, schema=current)
 
 
-def _has_unseen(segment: SegmentRef, moment: Moment) -> bool:
+def _has_unseen(segment: SegmentRef, visibility: Visibility) -> bool:
     """Whether a segment has changes that a copy lacks."""
-    if moment.shows_all(segment):
+    if visibility.shows_all(segment):
         return False
-    if segment.kind == "truncate" or moment.xmax is None:
+    if segment.kind == "truncate" or visibility.xmax is None:
         return True
-    return any(batch.num_rows for batch in read_batches([segment.path], ["_lsn"], moment))
+    return any(batch.num_rows for batch in read_batches([segment.path], ["_lsn"], visibility))
 
 
 def _remove_touched(
@@ -124,8 +124,8 @@ def _remove_touched(
     state: TableState,
     schema: TableSchema,
     segments: Sequence[SegmentRef],
-    since: Moment,
-    before: Moment,
+    since: Visibility,
+    before: Visibility,
 ) -> None:
     """Delete rows whose key is the old or new key of a change that was committed in between."""
     rows = [s for s in segments if s.kind == "rows"]

@@ -27,23 +27,23 @@ from aqueduck.model.changes import SegmentRef
 from aqueduck.model.columns.projection import other_rules
 from aqueduck.model.errors import CopyDisturbedError, SchemaChangeError
 from aqueduck.model.schema import Column, TableSchema
-from aqueduck.model.visibility import Moment
+from aqueduck.model.visibility import Visibility
 
 __all__ = ["SessionFiles", "can_resume", "clear_for_copy", "copied_keys", "prepare_copy"]
 
 
 @dataclass(frozen=True, slots=True)
 class SessionFiles:
-    """The files that were read under one snapshot, and the moment that the snapshot shows."""
+    """The files that were read under one snapshot, and which transactions the snapshot shows."""
 
-    moment: Moment
+    visibility: Visibility
     paths: tuple[str, ...]
     time_us: int = 0
     """The server's time right before the snapshot was taken; 0 if it is not needed."""
 
     @property
     def position(self) -> int:
-        return self.moment.position
+        return self.visibility.position
 
 
 def prepare_copy(session: LakeSession, state: TableState, schema: TableSchema) -> None:
@@ -91,7 +91,7 @@ def clear_for_copy(
         raise CopyDisturbedError("the table has rows of an earlier copy", table=schema.qualified)
     copy = sessions[-1]
     if mode.name == "append":
-        _write_parked(session, group, state, parked, copy.moment)
+        _write_parked(session, group, state, parked, copy.visibility)
         log_resync(session, target, mode, copy.position, copy.time_us)
     elif mode.name == "soft_delete":
         _end_missing(session, state, schema, copy, [schema.columns[k] for k in schema.key_indexes])
@@ -117,7 +117,7 @@ def _rows(schema: TableSchema, paths: Sequence[str]) -> str:
 
 
 def _write_parked(
-    session: LakeSession, group: str, state: TableState, parked: Sequence[SegmentRef], copy: Moment
+    session: LakeSession, group: str, state: TableState, parked: Sequence[SegmentRef], copy: Visibility
 ) -> None:
     """
     Write parked changes from before the copy to the log, so that the log has no gap.

@@ -31,7 +31,7 @@ from aqueduck.model.changes import OP_DELETE, OP_INSERT, SegmentRef
 from aqueduck.model.columns.projection import filters_rows
 from aqueduck.model.columns.typemap import cast_sql, lake_type
 from aqueduck.model.schema import TableSchema
-from aqueduck.model.visibility import Moment
+from aqueduck.model.visibility import Visibility
 
 __all__ = [
     "FRESH",
@@ -89,8 +89,8 @@ def folded(
     *,
     bucket: int = 0,
     buckets: int = 1,
-    skip_before: int | Moment = 0,
-    skip_from: int | Moment | None = None,
+    skip_before: int | Visibility = 0,
+    skip_from: int | Visibility | None = None,
     own: tuple[int, int] | None = None,
     how: Callable[[Work], Fold] | None = None,
 ) -> Iterator[Fold]:

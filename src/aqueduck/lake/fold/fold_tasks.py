@@ -36,7 +36,7 @@ from aqueduck.model.columns.projection import is_clear
 from aqueduck.model.errors import ConfigError, ResyncNeededError
 from aqueduck.model.modes import UPSERT, TableMode
 from aqueduck.model.schema import TableSchema
-from aqueduck.model.visibility import Moment
+from aqueduck.model.visibility import Visibility
 from aqueduck.state_files.files import read_modes, read_skips, read_tables
 
 __all__ = [
@@ -285,7 +285,7 @@ def _table(
     version: Callable[[SegmentRef], TableSchema],
 ) -> TablePlan:
     skip_before = state.skip_before(before)
-    copied = Moment(skip_before)
+    copied = Visibility(skip_before)
     # Runs that the copy includes are left out with their columns, because the copy's columns are newer.
     left = [run for run in runs if not all(copied.shows_all(s) for task, _ in run for s in task.segments)]
     plans = tuple(_run(p, version) for p in left)

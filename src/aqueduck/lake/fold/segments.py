@@ -22,7 +22,7 @@ from aqueduck.lake.session.storage import open_input
 from aqueduck.model.changes import SegmentRef
 from aqueduck.model.errors import LakeWriteError
 from aqueduck.model.schema import TableSchema
-from aqueduck.model.visibility import Moment, moment_of
+from aqueduck.model.visibility import Visibility, visibility_of
 
 __all__ = ["Scans", "columns_of", "read_batches"]
 
@@ -41,8 +41,8 @@ class Scans:
         self,
         con: duckdb.DuckDBPyConnection,
         segments: Sequence[SegmentRef],
-        skip_before: int | Moment = 0,
-        skip_from: int | Moment | None = None,
+        skip_before: int | Visibility = 0,
+        skip_from: int | Visibility | None = None,
         view: ChangeView | None = None,
     ) -> None:
         """With a `view`, scans return the changes as the view presents them."""
@@ -81,13 +81,13 @@ class Scans:
 def read_batches(
     paths: Sequence[str],
     columns: Sequence[str],
-    skip_before: int | Moment = 0,
-    skip_from: int | Moment | None = None,
+    skip_before: int | Visibility = 0,
+    skip_from: int | Visibility | None = None,
 ) -> pa.RecordBatchReader:
     """
     One stream over the files, which are opened one after another.
 
-    Changes that committed before the position `skip_before`, or that are visible at the moment `skip_before`, are left
+    Changes that committed before the position `skip_before`, or that the visibility `skip_before` shows, are left
     out because the table's copy has them.  With `skip_from`, changes from there on are left out as well.
     """
     if not paths:
@@ -98,7 +98,10 @@ def read_batches(
 
 
 def _batches(
-    paths: Sequence[str], columns: Sequence[str], skip_before: int | Moment, skip_from: int | Moment | None
+    paths: Sequence[str],
+    columns: Sequence[str],
+    skip_before: int | Visibility,
+    skip_from: int | Visibility | None,
 ) -> Iterator[pa.RecordBatch]:
     positions = ["_lsn", "_xid"] if skip_before or skip_from is not None else []
     for path in paths:
@@ -112,9 +115,9 @@ def _batches(
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number)
                 if skip_before:
-                    batch = batch.filter(pc.invert(moment_of(skip_before).mask(batch)))
+                    batch = batch.filter(pc.invert(visibility_of(skip_before).mask(batch)))
                 if skip_from is not None:
-                    batch = batch.filter(moment_of(skip_from).mask(batch))
+                    batch = batch.filter(visibility_of(skip_from).mask(batch))
                 yield batch.select(list(columns))
 
 

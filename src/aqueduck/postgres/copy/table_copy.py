@@ -28,7 +28,7 @@ from psycopg import pq
 from aqueduck.model.columns.projection import blank_columns
 from aqueduck.model.errors import AqueduckError, CopyDisturbedError
 from aqueduck.model.schema import TableName, TableSchema, parse_lsn
-from aqueduck.model.visibility import Moment
+from aqueduck.model.visibility import Visibility
 from aqueduck.postgres.copy.copy_connections import copy_connections
 from aqueduck.postgres.decode import copybinary, copytext
 from aqueduck.postgres.decode.pgoutput import gather
@@ -64,13 +64,13 @@ class ExportedSnapshot:
     """A snapshot that other sessions can use while this one stays open, and its visibility."""
 
     name: str
-    moment: Moment
+    visibility: Visibility
     close: Callable[[], None]
 
     @property
     def position(self) -> int:
         """The snapshot shows nothing that was committed at or after this position."""
-        return self.moment.position
+        return self.visibility.position
 
     @contextlib.contextmanager
     def connect(self, dsn: str) -> Iterator[psycopg.Connection[Any]]:
@@ -123,7 +123,7 @@ def export_snapshot(dsn: str, given_up: Callable[[], bool] = lambda: False) -> E
     position, snapshot = result.get_value(0, 1), result.get_value(0, 2)
     assert position is not None
     assert snapshot is not None
-    return ExportedSnapshot(snapshot.decode(), Moment(parse_lsn(position.decode())), pgconn.finish)
+    return ExportedSnapshot(snapshot.decode(), Visibility(parse_lsn(position.decode())), pgconn.finish)
 
 
 def _answer(pgconn: pq.abc.PGconn, command: str, given_up: Callable[[], bool]) -> pq.abc.PGresult:
@@ -147,7 +147,7 @@ def export_snapshot_by_sql(dsn: str) -> ExportedSnapshot:
     A snapshot on an ordinary connection, in a transaction that stays open: works through a pooler.
 
     It waits for no transaction. The position is read after the snapshot was taken, so later commits are not
-    in it; for earlier commits, see `Moment`.
+    in it; for earlier commits, see `Visibility`.
     """
     conn = connect(dsn, autocommit=False, application_name="aqueduck copy")
     try:
@@ -158,7 +158,7 @@ def export_snapshot_by_sql(dsn: str) -> ExportedSnapshot:
                 b"select pg_export_snapshot(), pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text"
             ).fetchone()
         assert row is not None
-        return ExportedSnapshot(row[0], Moment.from_snapshot(row[1], parse_lsn(row[2])), conn.close)
+        return ExportedSnapshot(row[0], Visibility.from_snapshot(row[1], parse_lsn(row[2])), conn.close)
     except BaseException:
         conn.close()
         raise

@@ -71,9 +71,9 @@ class CopyCommits:
 
     def _numbered(self, copy: RunningCopy, parked: Sequence[SegmentRef]) -> list[SegmentRef]:
         """Parked segments with the columns' numbers, of those that the copy does not have."""
-        moment = copy.session.moment
-        fresh = iter(self._versions.after(copy.schema, [s for s in parked if not moment.shows_all(s)]))
-        return [s if moment.shows_all(s) else next(fresh) for s in parked]
+        visibility = copy.session.visibility
+        fresh = iter(self._versions.after(copy.schema, [s for s in parked if not visibility.shows_all(s)]))
+        return [s if visibility.shows_all(s) else next(fresh) for s in parked]
 
     def _write(
         self, read: ReadTables, parked: Mapping[int, Sequence[SegmentRef]]
@@ -91,7 +91,7 @@ class CopyCommits:
                 book.unless_disabled(ready),  # its changes stay parked
                 copy.schema,
                 [
-                    SessionFiles(s.moment, tuple(f.path for f in found if f.path), s.time_us)
+                    SessionFiles(s.visibility, tuple(f.path for f in found if f.path), s.time_us)
                     for s, found in zip(copy.journal.sessions, files, strict=True)
                 ],
                 parked[oid],

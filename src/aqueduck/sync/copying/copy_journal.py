@@ -17,7 +17,7 @@ from pathlib import Path
 
 from aqueduck.lake.commit.copy_files import ChunkFile
 from aqueduck.model.schema import TableSchema
-from aqueduck.model.visibility import Moment
+from aqueduck.model.visibility import Visibility
 from aqueduck.postgres.copy.table_copy import Chunk
 from aqueduck.state_files.files import write_note
 
@@ -36,9 +36,9 @@ class CopySession:
     running: tuple[int, ...] = ()
 
     @property
-    def moment(self) -> Moment:
+    def visibility(self) -> Visibility:
         """What its snapshot shows."""
-        return Moment(self.position, self.xmax, tuple(self.running))
+        return Visibility(self.position, self.xmax, tuple(self.running))
 
 
 class CopyJournal:
@@ -57,7 +57,7 @@ class CopyJournal:
         chunks: Sequence[Chunk],
         *,
         columns: Mapping[int, int],
-        moment: Moment,
+        visibility: Visibility,
         xmin: int,
         time_us: int = 0,
     ) -> CopySession:
@@ -68,7 +68,9 @@ class CopyJournal:
             self.clear()
             self.directory.mkdir(parents=True)
             self.chunks = tuple(replace(c, number=n) for n, c in enumerate(chunks))
-        session = CopySession(len(self.sessions), moment.position, xmin, time_us, moment.xmax, moment.running)
+        session = CopySession(
+            len(self.sessions), visibility.position, xmin, time_us, visibility.xmax, visibility.running
+        )
         self.sessions.append(session)
         plan = {
             "schema": schema.to_json(),

@@ -153,7 +153,7 @@ class CopyReader:
             journal = CopyJournal(journals_of(self.book.directory) / str(state.oid))
             session = journal.begin(
                 schema, place, chunks,
-                columns=columns[state.oid], moment=snapshot.moment, xmin=xmin, time_us=time_us,
+                columns=columns[state.oid], visibility=snapshot.visibility, xmin=xmin, time_us=time_us,
             )  # fmt: skip
             copies.append(
                 RunningCopy(state, schema, place, journal, session, state.oid in beside, uuids[state.oid])
