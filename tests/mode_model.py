@@ -73,7 +73,7 @@ class Open:
 
 
 class SourceTable:
-    """One table; rows without a key are a bag."""
+    """One table; rows without a key are a multiset."""
 
     def __init__(self, db: Database, name: str, layout: str, identity: str) -> None:
         self.db, self.name, self.keyless = db, name, layout == "keyless"

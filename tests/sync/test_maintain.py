@@ -27,7 +27,7 @@ from aqueduck.lake.session.catalog import METADATA, open_lake
 from aqueduck.lake.upkeep.lake_readers import oldest_cursor
 from aqueduck.lake.upkeep.maintenance import maintain
 from aqueduck.model.errors import ConfigError, MaintenanceError, ServiceLockedError
-from aqueduck.state_files.files import write_note
+from aqueduck.state_files.files import replace_file
 from aqueduck.sync import maintain as maintenance_sync
 from aqueduck.sync.maintain import maintain_sync
 from aqueduck.sync.service import SyncService
@@ -133,7 +133,7 @@ def test_a_report_that_cannot_be_written_does_not_end_maintenance(db: Database, 
         maintainer = maintenance_sync.Maintainer(service)
         maintainer.start()
         for number in range(2):
-            write_note(notes / "request", f"request {number}")
+            replace_file(notes / "request", f"request {number}")
             wait_until(lambda: not (notes / "request").exists(), f"request {number} is served", 10)
         maintainer.stop()
 

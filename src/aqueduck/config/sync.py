@@ -474,5 +474,5 @@ def _refuse_shared_targets(tables: Iterable[TableConfig]) -> None:
 
 
 def group_dir(config: SyncConfig, group: GroupConfig) -> Path:
-    """Where the group keeps its stage, checkpoint and notes."""
+    """Where the group keeps its stage, checkpoint and state files."""
     return Path(config.state_dir) / group.name

@@ -77,11 +77,11 @@ def _check_publication(conn: Connection, name: str, plugin: str) -> str:
 
 def _check_slot(conn: Connection, server: ServerInfo, config: EventsConfig, dsn: str) -> str:
     source = config.source
-    note = Path(config.state_dir) / source.slot_name / "confirmed"
+    confirmed = Path(config.state_dir) / source.slot_name / "confirmed"
     bookmark = None
     with contextlib.suppress(CatalogUnreachableError):  # another check reports that
         bookmark = load_bookmark(config, dsn)
-    info = refuse_lost(conn, dsn, source, server, bookmark, note)
+    info = refuse_lost(conn, dsn, source, server, bookmark, confirmed)
     if source.slot_type == "temporary":
         return "is made for each run"
     if info is None:

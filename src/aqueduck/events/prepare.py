@@ -22,7 +22,7 @@ from aqueduck.postgres.publications.slots import SlotInfo, announced_slot, check
 from aqueduck.postgres.session.connection import connect
 from aqueduck.postgres.session.history import KnownPast, refuse_another_history
 from aqueduck.postgres.session.server import ServerInfo, read_server, require_logical_wal
-from aqueduck.state_files.files import Confirmation, note_confirmation, read_confirmation, read_slot
+from aqueduck.state_files.files import Confirmation, read_confirmation, read_slot, write_confirmation
 
 __all__ = ["PreparedSource", "check_slot_position", "prepare_source", "refuse_another_past", "refuse_lost"]
 
@@ -42,7 +42,12 @@ class PreparedSource:
 
 
 def prepare_source(
-    source: PostgresCdcConfig, dsn: str, bookmark: Bookmark | None, note: Path, *, trust_slot: bool = False
+    source: PostgresCdcConfig,
+    dsn: str,
+    bookmark: Bookmark | None,
+    confirmed: Path,
+    *,
+    trust_slot: bool = False,
 ) -> PreparedSource:
     """Refuse what cannot work, create the slot if allowed, and return the start position."""
     with connect(dsn) as conn:
@@ -50,12 +55,12 @@ def prepare_source(
         require_logical_wal(server)
         tables = published_tables(conn, source.publication_name)
         refuse_narrowed(conn, source.publication_name, source.plugin)
-        info = refuse_lost(conn, dsn, source, server, bookmark, note, trust_slot=trust_slot)
+        info = refuse_lost(conn, dsn, source, server, bookmark, confirmed, trust_slot=trust_slot)
         if source.slot_type == "temporary":
             position = server.current_lsn
         else:
             if trust_slot:
-                _note_trusted(info, bookmark, note)
+                _record_trusted(info, bookmark, confirmed)
             begin = announced_slot(conn, source.slot_name, source.plugin)
             position = bookmark.position if bookmark is not None else _first_position(source, begin)
     return PreparedSource(server.database, server.system_identifier, server.timeline, position, tables)
@@ -65,11 +70,11 @@ def _first_position(source: PostgresCdcConfig, begin: int) -> int:
     return max(begin, parse_lsn(source.start_lsn)) if source.start_lsn else begin
 
 
-def _note_trusted(info: SlotInfo | None, bookmark: Bookmark | None, note: Path) -> None:
+def _record_trusted(info: SlotInfo | None, bookmark: Bookmark | None, confirmed: Path) -> None:
     """Record the slot's position as if we had written it ourselves; the capture checks the slot against it."""
     stands = None if info is None else info.confirmed_flush_lsn
     if bookmark is not None and stands is not None and stands > bookmark.position:
-        note_confirmation(note, Confirmation(stands, bookmark.position))
+        write_confirmation(confirmed, Confirmation(stands, bookmark.position))
 
 
 def refuse_lost(
@@ -78,13 +83,13 @@ def refuse_lost(
     source: PostgresCdcConfig,
     server: ServerInfo,
     bookmark: Bookmark | None,
-    note: Path,
+    confirmed: Path,
     *,
     trust_slot: bool = False,
 ) -> SlotInfo | None:
     """
-    Raise if the slot cannot be read from the bookmark on; `note` is the recorded state of the slot. Returns
-    the slot if it exists.
+    Raise if the slot cannot be read from the bookmark on; the file `confirmed` has the position that we confirmed
+    last. Returns the slot if it exists.
     """
     if bookmark is not None and bookmark.system_identifier != server.system_identifier:
         raise BookmarkError(
@@ -93,8 +98,8 @@ def refuse_lost(
     info = slot_info(conn, source.slot_name)
     if source.slot_type != "temporary":
         if not (trust_slot and info is not None):
-            check_slot_position(source, server, info, bookmark, read_confirmation(note))
-        refuse_another_past(conn, dsn, server, info, bookmark, note.with_name("slot"))
+            check_slot_position(source, server, info, bookmark, read_confirmation(confirmed))
+        refuse_another_past(conn, dsn, server, info, bookmark, confirmed.with_name("slot"))
     return info
 
 
@@ -104,14 +109,14 @@ def refuse_another_past(
     server: ServerInfo,
     info: SlotInfo | None,
     bookmark: Bookmark | None,
-    note: Path,
+    slot_path: Path,
 ) -> None:
     """
-    Raise if the bookmark's position is not in this server's history; `note` has the slot's last recorded
+    Raise if the bookmark's position is not in this server's history; the file at `slot_path` has the slot's last recorded
     position.
     """
     if bookmark is not None:
-        known = KnownPast(bookmark.position, bookmark.timeline, read_slot(note), "the bookmark", _AGAIN)
+        known = KnownPast(bookmark.position, bookmark.timeline, read_slot(slot_path), "the bookmark", _AGAIN)
         refuse_another_history(conn, dsn, known, server, info)
 
 

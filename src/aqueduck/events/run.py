@@ -13,7 +13,7 @@ from aqueduck.config.events import EventsConfig
 from aqueduck.config.server import ServerConfig
 from aqueduck.events.overview import EventsOverviews
 from aqueduck.events.service import EventsService
-from aqueduck.events.status import note_error
+from aqueduck.events.status import record_error
 from aqueduck.model.errors import AqueduckError, ServerStartError, ServiceLockedError
 from aqueduck.model.schema import lsn_text
 from aqueduck.web.server import serve
@@ -55,7 +55,7 @@ def run_events(
                 service.supervise(stopping)
     except AqueduckError as exc:
         if not isinstance(exc, ServiceLockedError):
-            note_error(service.directory, exc)
+            record_error(service.directory, exc)
         raise
     finally:
         service.stop()

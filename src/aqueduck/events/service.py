@@ -26,7 +26,7 @@ from aqueduck.events.status import (
     EventsStatus,
     flow_dir,
     lock_name,
-    note_error,
+    record_error,
 )
 from aqueduck.events.watch import EventsWatch
 from aqueduck.events.wiring import open_flow, own_tables, source_dsn
@@ -53,7 +53,7 @@ from aqueduck.spark.query.events_query import EventsQuery
 from aqueduck.spark.query.local_events import LocalEventsQuery
 from aqueduck.spark.query.part_writer import PartWriter
 from aqueduck.spark.session.session import build_session
-from aqueduck.state_files.files import note_position, read_report
+from aqueduck.state_files.files import read_report, write_durable
 from aqueduck.state_files.private_files import private_directory
 
 __all__ = ["EventsService"]
@@ -233,7 +233,7 @@ class EventsService:
             self._sink.write(parts, position)
             faults.point("sink.flushed")
             self._save(self._bookmark_at(position, time_us, self._bookmark.events + events))
-        note_position(self.directory / "durable", position)
+        write_durable(self.directory / "durable", position)
         self.failures = 0
         self._changed_at = time.monotonic()
         self._count(events, sum(part.bytes for part in parts), time_us, self._changed_at - began)
@@ -345,7 +345,7 @@ class EventsService:
     def _failed(self, error: AqueduckError) -> None:
         slot = self.config.source.slot_name
         self.status.state, self.status.last_error = "retrying", str(error)
-        note_error(self.directory, error)
+        record_error(self.directory, error)
         metrics.count_error(error.code, flow=FLOW, group=slot)
         if error.retry is Retry.AUTO:
             self.status.restarts += 1

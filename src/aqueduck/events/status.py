@@ -32,12 +32,12 @@ from aqueduck.postgres.publications.slots import slot_info
 from aqueduck.postgres.session.connection import connect
 from aqueduck.postgres.session.group_lock import group_runs
 from aqueduck.postgres.session.server import read_server
-from aqueduck.state_files.files import read_report, write_note
+from aqueduck.state_files.files import read_report, replace_file
 
 if TYPE_CHECKING:  # the service starts the server that shows it
     pass
 
-__all__ = ["FLOW", "EventsStatus", "events_status", "flow_dir", "lock_name", "note_error", "sink_text"]
+__all__ = ["FLOW", "EventsStatus", "events_status", "flow_dir", "lock_name", "record_error", "sink_text"]
 
 FLOW = "events"
 """The flow's name on the page, in the API and in metrics."""
@@ -84,11 +84,11 @@ def sink_text(config: EventsConfig) -> str:
     return f"ducklake {sink.table}" if isinstance(sink, DuckLakeSinkConfig) else "stdout"
 
 
-def note_error(directory: Path, error: AqueduckError) -> None:
+def record_error(directory: Path, error: AqueduckError) -> None:
     """Write the error to a file, where `aqueduck status` finds it even after the service has ended."""
     if directory.is_dir():
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        write_note(directory / "last-error.json", json.dumps({"at": at, "error": str(error)}))
+        replace_file(directory / "last-error.json", json.dumps({"at": at, "error": str(error)}))
 
 
 def events_status(config: EventsConfig) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from aqueduck.model.errors import PublicationError, UnpublishedError
 from aqueduck.postgres.publications.published import publication_marks, refuse_unpublished
 from aqueduck.postgres.session.connection import connect
 from aqueduck.postgres.session.history import slot_mark
-from aqueduck.state_files.files import SlotMark, note_slot, read_report, write_note
+from aqueduck.state_files.files import SlotMark, read_report, replace_file, write_slot
 
 __all__ = ["EventsWatch"]
 
@@ -32,23 +32,23 @@ class EventsWatch:
     def __init__(self, source: PostgresCdcConfig, dsn: str, directory: Path) -> None:
         self._source = source
         self._dsn = dsn
-        self._note = directory / "publication"
-        self._slot_note = directory / "slot"
+        self._publication_path = directory / "publication"
+        self._slot_path = directory / "slot"
         self._slot: SlotMark | None = None
 
     def begin_anew(self) -> None:
         """Forget earlier publications: without a bookmark they do not matter."""
-        for note in (self._note, self._slot_note):
-            note.unlink(missing_ok=True)
+        for path in (self._publication_path, self._slot_path):
+            path.unlink(missing_ok=True)
 
     def look(self, timeline: int) -> None:
         """
         Raises `UnpublishedError` for changes that were not sent, unless the flow is configured to continue
         without them.
         """
-        name, before = self._source.publication_name, read_report(self._note)
+        name, before = self._source.publication_name, read_report(self._publication_path)
         with connect(self._dsn) as conn:
-            self._note_slot(slot_mark(conn, self._source.slot_name, timeline))
+            self._record_slot(slot_mark(conn, self._source.slot_name, timeline))
             try:
                 now = publication_marks(conn, name)
                 refuse_unpublished(conn, name, before, now, self._way_out)
@@ -59,20 +59,20 @@ class EventsWatch:
                 if isinstance(exc, PublicationError):
                     return
         if now.items() - before.items():
-            write_note(self._note, json.dumps({**before, **now}), sync=True)
+            replace_file(self._publication_path, json.dumps({**before, **now}), sync=True)
 
-    def _note_slot(self, now: SlotMark | None) -> None:
+    def _record_slot(self, now: SlotMark | None) -> None:
         """
         Record the position seen at the previous look: the server has it on disk by now, so it survives a
         crash.
         """
         if self._slot is not None and now is not None and self._slot.timeline == now.timeline:
-            note_slot(self._slot_note, self._slot)
+            write_slot(self._slot_path, self._slot)
         self._slot = now
 
     @property
     def _way_out(self) -> str:
         return (
-            f"bring the consumers of the events up to date, then remove the file {self._note} and start again;"
+            f"bring the consumers of the events up to date, then remove the file {self._publication_path} and start again;"
             " or set on_unpublished: continue"
         )

@@ -178,7 +178,7 @@ class Tenants:
 
     # -- results
 
-    def note(self, tenants: Sequence[Tenant], result: CycleResult) -> None:
+    def record(self, tenants: Sequence[Tenant], result: CycleResult) -> None:
         """Record the result of a job."""
         by_id = {t.destination.id: t for t in tenants}
         report, s = result.report, self._status

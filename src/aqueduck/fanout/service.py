@@ -270,7 +270,7 @@ class FanoutService:
             count_after=max(start, self._counted) if main else None,
         )  # fmt: skip
         if result is not None:
-            self._note(tenants, result)
+            self._record(tenants, result)
             if count:
                 self._count_at = time.monotonic() + COUNT_SHARE * result.seconds
             if main:
@@ -443,7 +443,7 @@ class FanoutService:
             if first:
                 self._counted = max(self._counted, plan.end)
                 self._unknown.extend(result.report.unknown)
-            self._note(tenants, result)
+            self._record(tenants, result)
             log.info(
                 "seeded", destinations=len(tenants), rows=result.report.rows, seconds=round(result.seconds, 3)
             )
@@ -460,8 +460,8 @@ class FanoutService:
         if behind:
             self._cycle([t for t in behind if t.alone][:1] or behind, latest, lane="side")
 
-    def _note(self, tenants: Sequence[Tenant], result: CycleResult) -> None:
-        self.tenants.note(tenants, result)
+    def _record(self, tenants: Sequence[Tenant], result: CycleResult) -> None:
+        self.tenants.record(tenants, result)
         self.status.moved_at = time.time()
         self.write_state()
 

@@ -25,7 +25,7 @@ from aqueduck.model.errors import VerifyPostponedError, own_error
 from aqueduck.overview import metrics
 from aqueduck.overview.values import VerificationOverview, VerifyOverview, to_plain
 from aqueduck.overview.verification import NEVER, Look, after, due, rest_seconds
-from aqueduck.state_files.files import write_note
+from aqueduck.state_files.files import replace_file
 
 __all__ = ["Verdicts", "Verifier", "summary"]
 
@@ -51,13 +51,13 @@ class Verdicts:
     def all(self) -> Mapping[str, VerifyOverview]:
         return self._known
 
-    def note(self, found: Mapping[str, VerifyOverview], subjects: Sequence[str]) -> None:
+    def record(self, found: Mapping[str, VerifyOverview], subjects: Sequence[str]) -> None:
         """Record the findings, and drop subjects that no longer exist."""
         known = {**self._known, **found}
         self._known = {name: known[name] for name in subjects if name in known}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_note(self._path, json.dumps({name: to_plain(v) for name, v in self._known.items()}))
+            replace_file(self._path, json.dumps({name: to_plain(v) for name, v in self._known.items()}))
         except OSError as exc:
             log.warning("the verdicts cannot be written", reason=exc.strerror)
 
@@ -156,7 +156,7 @@ class Verifier:
         seconds = time.monotonic() - began
         self._free_at = time.monotonic() + rest_seconds(seconds, self._config.share)
         if not self._stopping.is_set():
-            self._note(found, subjects, seconds)
+            self._record(found, subjects, seconds)
         return True
 
     def _looked_at_twice(self, names: Sequence[str]) -> dict[str, Look]:
@@ -173,10 +173,10 @@ class Verifier:
             found, missing = {}, Look(verdict="not compared", note=str(own_error(exc)))
         return {name: found.get(name, missing) for name in names}
 
-    def _note(self, found: Mapping[str, Look], subjects: Sequence[str], seconds: float) -> None:
+    def _record(self, found: Mapping[str, Look], subjects: Sequence[str], seconds: float) -> None:
         now = datetime.now(UTC)
         known = {name: self._verdicts[name].failure for name in found}
-        self._verdicts.note(
+        self._verdicts.record(
             {
                 name: after(self._verdicts[name], look, now, deep=self._config.deep)
                 for name, look in found.items()

@@ -21,19 +21,19 @@ from aqueduck.model.schema import TableSchema, lsn_text, parse_lsn
 __all__ = [
     "Confirmation",
     "SlotMark",
-    "note_confirmation",
-    "note_mark",
-    "note_position",
-    "note_slot",
+    "file_stamp",
     "read_confirmation",
+    "read_durable",
     "read_modes",
-    "read_note",
     "read_report",
     "read_skips",
     "read_slot",
     "read_tables",
-    "write_note",
+    "replace_file",
+    "write_confirmation",
+    "write_durable",
     "write_skips",
+    "write_slot",
     "write_tables",
 ]
 
@@ -58,13 +58,13 @@ class Confirmation:
         return self.lake == lake and self.durable > durable
 
 
-def note_confirmation(path: Path, confirmation: Confirmation) -> None:
+def write_confirmation(path: Path, confirmation: Confirmation) -> None:
     """Write the confirmation to disk, before it is sent to the server."""
-    write_note(path, json.dumps(asdict(confirmation)), sync=True)
+    replace_file(path, json.dumps(asdict(confirmation)), sync=True)
 
 
 def read_confirmation(path: Path) -> Confirmation | None:
-    """The last confirmation that `note_confirmation` wrote; None if there is none."""
+    """The last confirmation that `write_confirmation` wrote; None if there is none."""
     try:
         return Confirmation(**json.loads(path.read_text()))
     except (
@@ -88,26 +88,26 @@ class SlotMark:
         return restart_lsn is not None and timeline == self.timeline and restart_lsn < self.restart_lsn
 
 
-def note_slot(path: Path, mark: SlotMark) -> None:
+def write_slot(path: Path, mark: SlotMark) -> None:
     """Write the mark; the server reported it twice, so it is on the server's disk."""
-    write_note(path, json.dumps(asdict(mark)), sync=True)
+    replace_file(path, json.dumps(asdict(mark)), sync=True)
 
 
 def read_slot(path: Path) -> SlotMark | None:
-    """The last mark that `note_slot` wrote; None if there is none."""
+    """The last mark that `write_slot` wrote; None if there is none."""
     try:
         return SlotMark(**json.loads(path.read_text()))
     except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
         return None
 
 
-def note_position(path: Path, position: int) -> None:
+def write_durable(path: Path, position: int) -> None:
     """Write a position; by the file `durable`, the driver tells the capture the lake's position: see `Stage.release`."""
-    write_note(path, lsn_text(position))
+    replace_file(path, lsn_text(position))
 
 
-def read_note(path: Path) -> int | None:
-    """The last position that `note_position` wrote; None if there is none."""
+def read_durable(path: Path) -> int | None:
+    """The last position that `write_durable` wrote; None if there is none."""
     try:
         return parse_lsn(path.read_text())
     except FileNotFoundError:
@@ -130,11 +130,11 @@ def write_tables(
 ) -> None:
     """Write the group's tables for capture and tasks, with the directory of each and with modes other than `upsert`."""
     modes = modes or {}
-    notes = {
+    found = {
         schema.oid: [schema.to_json(), place, modes.get(schema.oid, UPSERT).to_json()]
         for schema, place in tables
     }
-    write_note(path, json.dumps(notes))
+    replace_file(path, json.dumps(found))
 
 
 def read_tables(path: Path) -> dict[int, tuple[TableSchema, str | None]]:
@@ -149,7 +149,7 @@ def _schema_of(text: str) -> TableSchema:
     return TableSchema.from_json(text)
 
 
-def note_mark(path: Path) -> tuple[int, int, int]:
+def file_stamp(path: Path) -> tuple[int, int, int]:
     """A value that changes when the file is replaced, without reading it."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
@@ -163,7 +163,7 @@ def read_modes(path: Path) -> dict[int, TableMode]:
 
 def write_skips(path: Path, skips: Mapping[int, int | None]) -> None:
     """Write for tasks which tables are not ready (None), and before which position a table's copy has the changes."""
-    write_note(path, json.dumps(skips))
+    replace_file(path, json.dumps(skips))
 
 
 def read_skips(path: Path) -> dict[int, int | None]:
@@ -174,7 +174,7 @@ def read_skips(path: Path) -> dict[int, int | None]:
         return {}
 
 
-def write_note(path: Path, text: str, *, sync: bool = False) -> None:
+def replace_file(path: Path, text: str, *, sync: bool = False) -> None:
     """Replace a file atomically; with `sync`, it is on disk when this returns."""
     temporary = path.with_suffix(".tmp")
     with open(temporary, "w") as out:

@@ -94,8 +94,8 @@ class GroupRunner:
             self.run_id,
             config.lake.data_path,
             str(self.directory / "stage"),
-            str(self.book.tables_note),
-            str(self.book.skips_note),
+            str(self.book.tables_path),
+            str(self.book.skips_path),
             properties=config.lake.properties,
             task_memory=self.group.task_memory,
         )

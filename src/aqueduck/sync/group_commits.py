@@ -35,7 +35,7 @@ from aqueduck.model.errors import (
 from aqueduck.model.schema import TableName, lsn_text
 from aqueduck.overview import metrics
 from aqueduck.service.tracing import BatchTimes
-from aqueduck.state_files.files import note_position
+from aqueduck.state_files.files import write_durable
 from aqueduck.sync.copying.copy_journal import forget_journal
 
 if TYPE_CHECKING:  # a group hands its batches over
@@ -57,7 +57,7 @@ def commit_tasks(runner: GroupRunner, tasks: FoldedTasks, position: int, time_us
         _commit_or_isolate(runner, ours, end)
         if runner.on_commit is not None:
             runner.on_commit(paths)
-        note_position(runner.directory / "durable", position)
+        write_durable(runner.directory / "durable", position)
         runner.book.count((task for task, _ in ours), position)
         runner.committed(position, time_us)
         runner.book.tell_tasks()

@@ -36,7 +36,7 @@ from aqueduck.overview.values import to_plain
 from aqueduck.postgres.session.connection import connect
 from aqueduck.postgres.session.group_lock import try_lock_group
 from aqueduck.postgres.session.server import read_server
-from aqueduck.state_files.files import write_note
+from aqueduck.state_files.files import replace_file
 from aqueduck.sync.copying.copy_journal import journaled_files, journals_of
 
 if TYPE_CHECKING:  # the service starts the maintainer
@@ -90,7 +90,7 @@ class Maintainer:
     def __init__(self, service: SyncService) -> None:
         self._service = service
         self._config = service.config.maintenance
-        self._notes = _notes(service.config)
+        self._directory = _directory(service.config)
         self._work = _session_work(
             service.lake, service.commit_lock, self._tables, _keep(service.config), self._remove_orphans
         )
@@ -109,7 +109,7 @@ class Maintainer:
     def _loop(self) -> None:
         due = time.monotonic() + self._config.interval_seconds
         while not self._stopping.wait(0.5):
-            asked = _read(self._notes / "request")
+            asked = _read(self._directory / "request")
             if asked is None and (not self._config.enabled or time.monotonic() < due):
                 continue
             report = maintain(self._work, self._config, stopping=self._stopping.is_set)
@@ -119,9 +119,9 @@ class Maintainer:
 
     def _answer(self, asked: str, report: MaintenanceReport) -> None:
         try:
-            (self._notes / "request").unlink(missing_ok=True)
-            write_note(
-                self._notes / "report.json", json.dumps({"request": asked, "report": to_plain(report)})
+            (self._directory / "request").unlink(missing_ok=True)
+            replace_file(
+                self._directory / "report.json", json.dumps({"request": asked, "report": to_plain(report)})
             )
         except OSError as exc:
             log.warning("the report of maintenance cannot be written", reason=exc.strerror)
@@ -184,26 +184,26 @@ def maintain_sync(config: SyncConfig) -> dict[str, Any]:
 
 def _ask(config: SyncConfig) -> dict[str, Any]:
     """Request maintenance from the running service."""
-    notes, asked = _notes(config), uuid.uuid4().hex
-    notes.mkdir(parents=True, exist_ok=True)
-    write_note(notes / "request", asked)
+    directory, asked = _directory(config), uuid.uuid4().hex
+    directory.mkdir(parents=True, exist_ok=True)
+    replace_file(directory / "request", asked)
     log.info("a service runs these groups; it was asked to maintain the lake")
     deadline = time.monotonic() + config.maintenance.budget_seconds + ANSWER_SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, ValueError):
-            answer = json.loads((notes / "report.json").read_text())
+            answer = json.loads((directory / "report.json").read_text())
             if answer["request"] == asked:
                 report: dict[str, Any] = answer["report"]
                 return report
         time.sleep(0.2)
-    (notes / "request").unlink(missing_ok=True)
+    (directory / "request").unlink(missing_ok=True)
     raise MaintenanceError(
         "a service runs these groups, and did not answer",
         hint="call this where the service runs, with the same file: both use its state_dir",
     )
 
 
-def _notes(config: SyncConfig) -> Path:
+def _directory(config: SyncConfig) -> Path:
     return Path(config.state_dir) / "maintenance.notes"  # not a valid group name
 
 

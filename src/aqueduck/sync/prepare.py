@@ -37,7 +37,7 @@ from aqueduck.state_files.private_files import private_directory
 from aqueduck.sync.control import FileControl, Wanted, open_control
 from aqueduck.sync.copying.copy_journal import forget_journal
 from aqueduck.sync.publishing import owned_parts, ownership_after, publish, undo_on_failure
-from aqueduck.sync.slot_history import lost_slot, note_trusted
+from aqueduck.sync.slot_history import lost_slot, record_trusted
 from aqueduck.sync.tables.prepare_tables import (
     PreparedTable,
     describe_tables,
@@ -135,7 +135,7 @@ def prepare_group(
             drop_slot(conn, group.slot_name)
             stored = None
         if trust_slot and stored is not None:
-            note_trusted(conn, group, directory / "confirmed", stored, lake_mark(lake, group.name))
+            record_trusted(conn, group, directory / "confirmed", stored, lake_mark(lake, group.name))
         sent = published_since(conn, group.publication)
         unsent = set() if group.users_publication else tables.keys() - sent.keys()
         if not owns.slot:

@@ -200,9 +200,9 @@ class Reconciler:
                 raise
             except AqueduckError as exc:
                 error = exc
-            self._note(wanted, error)
+            self._record(wanted, error)
 
-    def _note(self, wanted: Wanted, error: AqueduckError | None) -> None:
+    def _record(self, wanted: Wanted, error: AqueduckError | None) -> None:
         """A group that runs goes on as it was, and says what it does not do; another one stands."""
         runner = self._service.running.get(wanted.group.name)
         if runner is None:

@@ -15,9 +15,9 @@ from aqueduck.postgres.publications.slots import SlotInfo, check_slot, slot_info
 from aqueduck.postgres.session.connection import connect
 from aqueduck.postgres.session.history import KnownPast, refuse_another_history
 from aqueduck.postgres.session.server import ServerInfo, read_server
-from aqueduck.state_files.files import Confirmation, note_confirmation, read_confirmation, read_slot
+from aqueduck.state_files.files import Confirmation, read_confirmation, read_slot, write_confirmation
 
-__all__ = ["lost_slot", "note_trusted", "refuse_another_source"]
+__all__ = ["lost_slot", "record_trusted", "refuse_another_source"]
 
 
 def lost_slot(
@@ -30,7 +30,7 @@ def lost_slot(
     trust_slot: bool = False,
 ) -> AqueduckError | None:
     """Why the slot cannot be read from the lake's position on, if it cannot; other conflicts are raised."""
-    note = group_dir(config, group) / "confirmed"
+    confirmed = group_dir(config, group) / "confirmed"
     try:
         info = slot_info(conn, group.slot_name)
         if stored is not None:
@@ -41,7 +41,7 @@ def lost_slot(
             database=server.database,
             position=None if stored is None else stored.position,
             lake="" if lake is None else lake_mark(lake, group.name),
-            noted=read_confirmation(note),
+            noted=read_confirmation(confirmed),
             trusted=trust_slot,
             plugin=group.plugin,
         )
@@ -50,14 +50,14 @@ def lost_slot(
     return None
 
 
-def note_trusted(
-    conn: psycopg.Connection[Any], group: GroupConfig, note: Path, stored: Position, lake: str
+def record_trusted(
+    conn: psycopg.Connection[Any], group: GroupConfig, confirmed: Path, stored: Position, lake: str
 ) -> None:
-    """Where the slot stands is as good as noted by ourselves: the capture looks at it again."""
+    """Record the position of a trusted slot as confirmed by us; the capture reads the record when it starts."""
     info = slot_info(conn, group.slot_name)
     stands = None if info is None else info.confirmed_flush_lsn
     if stands is not None and stands > stored.position:
-        note_confirmation(note, Confirmation(stands, stored.position, lake))
+        write_confirmation(confirmed, Confirmation(stands, stored.position, lake))
 
 
 def refuse_another_source(config: SyncConfig, group: GroupConfig, stored: Position) -> int:

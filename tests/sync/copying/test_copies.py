@@ -287,7 +287,7 @@ def test_a_commit_that_waits_for_a_standby_is_not_lost_around_a_copy_by_sql(
         lambda: db.query("select from pg_stat_activity where wait_event = 'SyncRep'"), "the commit waits"
     )
     world.catch_up()
-    world.book.note_settled(
+    world.book.mark_settled(
         [world.oid]
     )  # the table was published long before, as it is for any copy but the first
     world.copy_until_ready()

@@ -72,7 +72,7 @@ def test_a_written_state_is_in_the_lake_and_in_the_tasks_note(book: TableBook) -
         book.await_copy(1)
     assert book.states[1].awaits_copy
     assert read_states(book.lake, "g")[1].awaits_copy
-    assert json.loads(book.skips_note.read_text()) == {"1": None}
+    assert json.loads(book.skips_path.read_text()) == {"1": None}
 
 
 def test_a_batch_that_does_not_come_about_isolates_nothing(book: TableBook) -> None:
@@ -147,5 +147,5 @@ def test_a_table_that_was_not_sent_for_a_while_is_not_settled(book: TableBook) -
         book.note_sent_again(1)
     assert dict(book.unsent) == {}
     assert not book.is_settled([1])
-    book.note_settled([1])
+    book.mark_settled([1])
     assert book.is_settled([1])

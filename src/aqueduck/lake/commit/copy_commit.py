@@ -139,13 +139,13 @@ def _remove_touched(
         view = change_view(session.con, columns_of(same[0]), same, all_keys=True)
         scans = Scans(session.con, same, since, before, view)
         try:
-            _note_touched(session, state, schema, scans)
+            _record_touched(session, state, schema, scans)
         finally:
             scans.close()
         delete_keys(session, state.target, schema, "aqueduck_touched", own_rows(state.mode))
 
 
-def _note_touched(session: LakeSession, state: TableState, schema: TableSchema, scans: Scans) -> None:
+def _record_touched(session: LakeSession, state: TableState, schema: TableSchema, scans: Scans) -> None:
     key, columns = schema.key_indexes, schema.columns
     images = []
     with lake_errors("committing a copy", table=state.target.qualified):

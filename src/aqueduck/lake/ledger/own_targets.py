@@ -20,7 +20,7 @@ __all__ = [
     "ensure_own_targets",
     "forget_target",
     "is_own",
-    "note_target",
+    "record_target",
     "refuse_foreign_target",
 ]
 
@@ -88,7 +88,7 @@ def refuse_foreign_target(session: LakeSession, target: TableName) -> bool:
     return True
 
 
-def note_target(session: LakeSession, target: TableName) -> None:
+def record_target(session: LakeSession, target: TableName) -> None:
     """Inside the transaction that creates the target: record that Aqueduck owns it."""
     if not is_own(session, target):
         session.execute(
@@ -104,7 +104,7 @@ def adopt_target(session: LakeSession, target: TableName) -> None:
     if _is_reserved(target) or not _exists(session, target) or is_own(session, target):
         return
     log.warning("adopted a lake table", table=target.qualified)
-    note_target(session, target)
+    record_target(session, target)
 
 
 def forget_target(session: LakeSession, target: TableName) -> None:

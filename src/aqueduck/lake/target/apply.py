@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from aqueduck.lake.fold.fold import Fold
 from aqueduck.lake.fold.keyless import delete_rows
 from aqueduck.lake.fold.projected import lost_value
-from aqueduck.lake.ledger.own_targets import note_target, refuse_foreign_target
+from aqueduck.lake.ledger.own_targets import record_target, refuse_foreign_target
 from aqueduck.lake.session.catalog import LakeSession
 from aqueduck.lake.session.directories import table_directory
 from aqueduck.lake.session.failures import lake_errors
@@ -68,7 +68,7 @@ def make_target(
             doing=doing,
             table=target.qualified,
         )
-    note_target(session, target)
+    record_target(session, target)
 
 
 def check_target(

@@ -112,7 +112,7 @@ class _Run:
             tables = list(self._tables())
             expiry = self._past()
         except Exception as exc:  # noqa: BLE001 - whatever it is, it is seen in the report, and the next run comes
-            self._note(exc)
+            self._record_failure(exc)
         return MaintenanceReport(
             lake=self.work.name,
             tables=tuple(tables),
@@ -121,7 +121,7 @@ class _Run:
             complete=self._error is None and not self._time_is_up,
         )
 
-    def _note(self, exc: Exception) -> None:
+    def _record_failure(self, exc: Exception) -> None:
         error = own_error(exc)
         metrics.count_error(error.code, flow=self.work.flow)
         self._error = self._error or str(error)
@@ -173,7 +173,7 @@ class _Run:
                 )
                 more = False
             except Exception as exc:  # noqa: BLE001 - upkeep of the other tables continues
-                self._note(exc)
+                self._record_failure(exc)
                 more = False
         return report
 

@@ -41,10 +41,10 @@ from aqueduck.postgres.session.server import ServerInfo, read_server
 from aqueduck.postgres.session.wire import READ_BYTES, ReplicationStream, other_message_error, refuse_garbage
 from aqueduck.state_files.files import (
     Confirmation,
-    note_confirmation,
     read_confirmation,
-    read_note,
-    write_note,
+    read_durable,
+    replace_file,
+    write_confirmation,
 )
 
 STATUS_SECONDS = 1.0
@@ -249,7 +249,7 @@ class Capture(threading.Thread):
             if due or decoder.take_reply_request() or self._ask_reply or confirm > self._confirmed:
                 ask, self._ask_reply = self._ask_reply, False
                 if idle_step:
-                    self._note(confirm)
+                    self._record(confirm)
                 stream.send_status(received=max(self._seen, confirm), confirmed=confirm, ask_reply=ask)
                 self._confirmed, sent_at = confirm, now
                 if due and self._is_held():
@@ -275,12 +275,12 @@ class Capture(threading.Thread):
                     return
         self._confirm_last(stream)
 
-    def _note(self, confirm: int) -> None:
-        noted = Confirmation(confirm, self._stage.durable, self._settings.lake)
-        note_confirmation(self._settings.confirmed_path, noted)
+    def _record(self, confirm: int) -> None:
+        confirmation = Confirmation(confirm, self._stage.durable, self._settings.lake)
+        write_confirmation(self._settings.confirmed_path, confirmation)
 
     def _confirm_last(self, stream: ReplicationStream) -> None:
-        """Whoever only catches up may be done before a second has passed: what is durable by now is told."""
+        """Confirm what is durable by now: a capture that only catches up may end before the next regular status update."""
         self._take_durable(math.inf)
         if self._stage.durable > self._confirmed:
             self._confirmed = self._stage.durable
@@ -288,11 +288,11 @@ class Capture(threading.Thread):
                 stream.send_status(received=max(self._seen, self._confirmed), confirmed=self._confirmed)
 
     def _take_durable(self, now: float) -> None:
-        """The driver's word that a batch is durable: one of two routes, see `Stage.release`."""
+        """Read up to where the driver has committed; one of two routes, see `Stage.release`."""
         if now - self._durable_asked_at < 0.05:
             return
         self._durable_asked_at = now
-        durable = read_note(self._settings.durable_path)
+        durable = read_durable(self._settings.durable_path)
         if durable is not None and durable > self._stage.durable:
             self._stage.release(durable)
 
@@ -385,4 +385,4 @@ class Capture(threading.Thread):
             "held": self._held,
             "trouble": None if self._trouble is None else str(self._trouble),
         }
-        write_note(self._settings.report_path, json.dumps(report))
+        replace_file(self._settings.report_path, json.dumps(report))

@@ -28,7 +28,7 @@ class CaptureSettings:
     first_ord: int = 0
     """The number of the first change, if not the position: larger than those of earlier captures whose changes still wait."""
     lake: str = ""
-    """Which lake the position is of; goes into the note `confirmed`."""
+    """Which lake the position is of; written into the state file `confirmed`."""
     system_identifier: str = ""
     timeline: int = 0
     """What whoever starts us found the server to be; 0 where nobody looked."""

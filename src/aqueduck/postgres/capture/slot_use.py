@@ -19,7 +19,7 @@ from aqueduck.postgres.decode.decoder import Decoder
 from aqueduck.postgres.decode.stream_tables import GivenTables
 from aqueduck.postgres.session.connection import connect
 from aqueduck.postgres.session.wire import ReplicationStream
-from aqueduck.state_files.files import note_mark, read_tables
+from aqueduck.state_files.files import file_stamp, read_tables
 
 __all__ = ["CatalogLookups", "GroupUse", "SlotUse"]
 
@@ -89,17 +89,17 @@ class GroupUse:
         """
         Tables come and go while we read.
 
-        All that was committed after a note was written is decoded with it.
-        That is what the driver counts on: it writes the note before a table is published, and before the snapshot of
-        its copy is taken.  What may be decoded without it (transactions that had committed, and those that were streamed before
+        Every transaction that commits after the state file was written is decoded with the tables in it.
+        The driver relies on that: it writes the file before a table is published, and before the snapshot of
+        its copy is taken.  What may be decoded without them (transactions that had committed, and those that were streamed before
         their end, for which such a snapshot waits) is in the copy.
         """
-        if self._tables_mark is not None and self._tables_mark != note_mark(self._settings.tables_path):
+        if self._tables_mark is not None and self._tables_mark != file_stamp(self._settings.tables_path):
             decoder.know(self._tables())
 
     def _tables(self) -> GivenTables:
         path = self._settings.tables_path
-        self._tables_mark = note_mark(path)  # first: if another note comes meanwhile, that is read once more
+        self._tables_mark = file_stamp(path)  # first: a file that is written meanwhile is read again
         tables = {oid: schema for oid, (schema, _) in read_tables(path).items()}
         ask = self._lookups
         return GivenTables(tables, resolve=ask.resolve, keyed=ask.keyed, settle=ask.settle)

@@ -250,7 +250,7 @@ class Decoder:
         if stream is not None:
             seq += stream.changes
             part = int.from_bytes(bytes(buf[at - 4 : at]), "big")
-            stream.note(np.array([part]), np.array([seq]))
+            stream.record(np.array([part]), np.array([seq]))
         for n, oid in enumerate(oids):
             layout = self._layout(oid, at)
             if layout is None:
@@ -401,7 +401,7 @@ class Decoder:
             ords = np.arange(first, first + stop - start)
         else:
             ords = index.row_seq[start:stop] + self._stream.changes
-            self._stream.note(index.row_xid[start:stop], ords)
+            self._stream.record(index.row_xid[start:stop], ords)
         if (rel == rel[0]).all():
             groups = [np.arange(start, stop)]
         else:

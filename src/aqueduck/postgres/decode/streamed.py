@@ -68,7 +68,7 @@ class StreamedTransaction:
     _first: dict[int, int] = field(default_factory=dict)
     """The number of each (sub)transaction's first change, in ascending order."""
 
-    def note(self, xids: Ints, numbers: Ints) -> None:
+    def record(self, xids: Ints, numbers: Ints) -> None:
         """Changes of these (sub)transactions, with these numbers, have come."""
         turns = np.flatnonzero(np.diff(xids)) + 1
         for at in (0, *turns.tolist()):

@@ -58,16 +58,16 @@ def noting(conn: Connection, group: str, before: Ownership | None, after: Owners
     if before is None or after is None:
         yield
         return
-    _note(conn, group, after)
+    _record(conn, group, after)
     try:
         yield
     except BaseException:
-        _note(conn, group, before)
+        _record(conn, group, before)
         raise
 
 
-def _note(conn: Connection, group: str, now: Ownership) -> None:
-    with registry_errors(f"note what belongs to the group {group}", conn):
+def _record(conn: Connection, group: str, now: Ownership) -> None:
+    with registry_errors(f"record what belongs to the group {group}", conn):
         conn.execute(
             "update aqueduck.sync_groups set made_slot = %(slot)s, made_publication = %(publication)s where name = %(group)s"
             " and (made_slot, made_publication) is distinct from (%(slot)s, %(publication)s)",

@@ -29,7 +29,7 @@ from aqueduck.model.columns.projection import copies_cells
 from aqueduck.model.errors import AqueduckError, CopyDisturbedError, own_error
 from aqueduck.model.schema import TableSchema
 from aqueduck.postgres.copy.table_copy import Chunk, ChunkReader
-from aqueduck.state_files.files import write_note
+from aqueduck.state_files.files import replace_file
 
 __all__ = ["CopyItem", "CopyJob", "cancel_copies", "run_copy"]
 
@@ -46,7 +46,7 @@ class CopyItem:
     chunk: Chunk
     directory: str
     name: str
-    note: str | None
+    journal_path: str | None
     """A state file that is written when the chunk is done, on storage that workers and driver share."""
     more: str = ""
     """The columns that the mode adds, as part of a select list."""
@@ -96,8 +96,8 @@ class CopyJob:
             more=item.more,
             task_memory=self.task_memory,
         )
-        if item.note is not None:
-            write_note(Path(item.note), done.to_json(), sync=True)
+        if item.journal_path is not None:
+            replace_file(Path(item.journal_path), done.to_json(), sync=True)
         faults.point("copy.chunk_written")
         return done
 

@@ -63,7 +63,7 @@ class CopyCommits:
             states = [state for state, _ in written]
             book.written(states)
             self._settle(states)
-            self._note_targets(states)
+            self._record_targets(states)
             rows = {state.oid: count for state, count in written}
             book.mark_ready(rows)
         remove_parked_files([segment for found in parked.values() for segment in found])
@@ -112,7 +112,7 @@ class CopyCommits:
         with contextlib.suppress(LakeError):  # the next batch does it before its commit
             settle_statistics(self._book.lake, targets, memory.settled)
 
-    def _note_targets(self, states: Sequence[TableState]) -> None:
+    def _record_targets(self, states: Sequence[TableState]) -> None:
         """Which tables the copy commit made: DuckLake numbers them when it commits."""
         book = self._book
         with contextlib.suppress(LakeError):  # the next start does it

@@ -19,7 +19,7 @@ from aqueduck.lake.commit.copy_files import ChunkFile
 from aqueduck.model.schema import TableSchema
 from aqueduck.model.visibility import Visibility
 from aqueduck.postgres.copy.table_copy import Chunk
-from aqueduck.state_files.files import write_note
+from aqueduck.state_files.files import replace_file
 
 __all__ = ["CopyJournal", "CopySession", "forget_journal", "journaled_files", "journals_of"]
 
@@ -79,7 +79,7 @@ class CopyJournal:
             "chunks": [asdict(c) for c in self.chunks],
             "sessions": [asdict(s) for s in self.sessions],
         }
-        write_note(self._plan, json.dumps(plan), sync=True)
+        replace_file(self._plan, json.dumps(plan), sync=True)
         return session
 
     def _go_on(self, schema: TableSchema, place: str, now: Sequence[Chunk]) -> bool:
@@ -110,17 +110,17 @@ class CopyJournal:
     def _plan(self) -> Path:
         return self.directory / "plan.json"
 
-    def note_of(self, chunk: int, session: CopySession) -> Path:
+    def chunk_path(self, chunk: int, session: CopySession) -> Path:
         """Where a task says that a chunk is done."""
         return self.directory / f"chunk-{chunk}-{session.number}.json"
 
     def done(self) -> dict[int, tuple[int, ChunkFile]]:
         """Chunks that are done: session and file, by number."""
         found: dict[int, tuple[int, ChunkFile]] = {}
-        for note in sorted(self.directory.glob("chunk-*.json")):
-            _, number, session = note.stem.split("-")
+        for path in sorted(self.directory.glob("chunk-*.json")):
+            _, number, session = path.stem.split("-")
             try:
-                file = ChunkFile.from_json(note.read_text())
+                file = ChunkFile.from_json(path.read_text())
             except FileNotFoundError:  # the copy has just ended
                 continue
             if file.path is None or Path(file.path).exists() or "://" in file.path:

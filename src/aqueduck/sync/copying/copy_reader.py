@@ -119,7 +119,7 @@ class CopyReader:
         oids = {state.oid for state in states}
         if not self.book.is_settled(oids):
             settled_position(self.settings.dsn, given_up=self.stopping.is_set)
-            self.book.note_settled(oids)
+            self.book.mark_settled(oids)
 
     def _begin(
         self, states: list[TableState], snapshot: ExportedSnapshot, began: datetime, time_us: int
@@ -208,7 +208,7 @@ class CopyReader:
         files = self._run(job, copies)
         again: dict[int, list[ChunkFile]] = {copy.state.oid: [] for copy in copies}
         for (copy, item), file in zip(items, files, strict=True):
-            if item.note is None:
+            if item.journal_path is None:
                 again[copy.state.oid].append(file)
         return again
 

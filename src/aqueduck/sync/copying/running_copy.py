@@ -51,7 +51,7 @@ class RunningCopy:
         items = [
             CopyItem(
                 self.schema, c, self.place, f"{name}-copy-{c.number}",
-                str(self.journal.note_of(c.number, self.session)), more,
+                str(self.journal.chunk_path(c.number, self.session)), more,
             )
             for c in chunks
         ]  # fmt: skip
@@ -79,7 +79,7 @@ def refuse_changed(conn: psycopg.Connection[Any], copies: Sequence[RunningCopy])
 
 
 def check_undisturbed(conn: psycopg.Connection[Any], copies: Sequence[RunningCopy]) -> None:
-    """After the last chunk: raise if what was read is not one state of each table; note the partitions of those that have some."""
+    """After the last chunk: raise if what was read is not one state of each table; record the partitions of partitioned tables."""
     refuse_changed(conn, copies)
     horizon = read_horizon(conn)
     leaves = read_structure(conn, [copy.state.oid for copy in copies]).leaves

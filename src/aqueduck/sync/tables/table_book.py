@@ -2,8 +2,8 @@
 What the service knows of the tables of one group: `TableBook` has it all, and nobody else changes it.
 
 A table comes (`add`), gets other states (`write`, `written`, `isolate`, `mark_ready`), and goes (`forget`).  What changes a
-table's state holds the commit lock.  Mappings are replaced, never changed: a reader keeps what it has got.  The notes from
-which the capture and the tasks know the tables are written here, too.
+table's state holds the commit lock.  Mappings are replaced, never changed: a reader keeps the version that it has.  The state
+files from which the capture and the tasks learn of the tables are written here, too.
 """
 
 from __future__ import annotations
@@ -316,29 +316,29 @@ class TableBook:
         """Whether transactions that wrote to the tables before they were published have ended."""
         return self._unsettled.isdisjoint(oids)
 
-    def note_settled(self, oids: Collection[int]) -> None:
+    def mark_settled(self, oids: Collection[int]) -> None:
         self._unsettled.difference_update(oids)
 
-    # -- notes for capture and tasks
+    # -- state files for capture and tasks
 
     @property
-    def skips_note(self) -> Path:
+    def skips_path(self) -> Path:
         return self.directory / "skips.json"
 
     @property
-    def tables_note(self) -> Path:
+    def tables_path(self) -> Path:
         return self.directory / "tables.json"
 
     def tell_tasks(self) -> None:
         """Which tables are not ready, and which still catch up with their copy."""
-        write_skips(self.skips_note, skips_of(self.states.values(), self.status.position))
+        write_skips(self.skips_path, skips_of(self.states.values(), self.status.position))
 
     def tell_tables(self) -> None:
         """Which tables there are, and where their files go."""
         known = read_directories(self.lake)
         # None where the target is missing: changes of a table that is not ready are parked, and so are those of one whose target is gone.
         places = [(table.schema, known.of(table.target)) for table in self.tables.values()]
-        write_tables(self.tables_note, places, {oid: t.mode for oid, t in self.tables.items()})
+        write_tables(self.tables_path, places, {oid: t.mode for oid, t in self.tables.items()})
 
     def _assert_locked(self) -> None:
         assert self.commit_lock.locked(), "the caller holds the commit lock"

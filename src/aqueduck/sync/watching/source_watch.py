@@ -38,7 +38,7 @@ from aqueduck.postgres.session.connection import connect
 from aqueduck.postgres.session.history import slot_mark
 from aqueduck.postgres.session.quoting import identifier
 from aqueduck.postgres.session.server import flushed_position
-from aqueduck.state_files.files import SlotMark, note_slot
+from aqueduck.state_files.files import SlotMark, write_slot
 from aqueduck.sync.group import GroupRunner
 from aqueduck.sync.group_tables import leave_table
 from aqueduck.sync.publishing import publish
@@ -87,7 +87,7 @@ class SourceWatch:
             mark = slot_mark(conn, runner.group.slot_name, runner.timeline)
             published = published_oids(conn, runner.group.publication)
             active, flushed = look_at_slot(conn, runner.group.slot_name)
-        self._note_slot(runner, mark)
+        self._record_slot(runner, mark)
         _take_proof(runner, Probe(time.monotonic(), published, active, flushed))
         _leave_dropped(runner, structure)
         for oid, found in news.items():
@@ -103,14 +103,14 @@ class SourceWatch:
         for oid in runner.book.take_left():
             self._sent.get(runner.group.name, {}).pop(oid, None)
 
-    def _note_slot(self, runner: GroupRunner, now: SlotMark | None) -> None:
+    def _record_slot(self, runner: GroupRunner, now: SlotMark | None) -> None:
         """
         Record the position seen at the previous look: the server has it on disk by now, so it survives a
         crash.
         """
         name, before = runner.group.name, self._slots.get(runner.group.name)
         if now is not None and before is not None and before.timeline == now.timeline:
-            note_slot(runner.directory / "slot", before)
+            write_slot(runner.directory / "slot", before)
         if now is not None:
             self._slots[name] = now
 

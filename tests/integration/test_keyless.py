@@ -13,20 +13,20 @@ from tests.fix_postgres import Database
 from tests.flow import Flow
 
 SETUP = """
-    create table bag (a int, b text, c numeric(6,2), d double precision, e jsonb, f text);
-    alter table bag replica identity full;
-    alter table bag alter column f set storage external;
+    create table keyless (a int, b text, c numeric(6,2), d double precision, e jsonb, f text);
+    alter table keyless replica identity full;
+    alter table keyless alter column f set storage external;
 """
 
 
 def rows_of(db: Database) -> Counter[str]:
-    return Counter(str(row) for row in db.query("select a, b, c, d::text, e::text, f from bag"))
+    return Counter(str(row) for row in db.query("select a, b, c, d::text, e::text, f from keyless"))
 
 
 def rows_in(flow: Flow) -> Counter[str]:
     found: list[tuple[Any, ...]] = flow.read(
         "select a, b, c, case when d = 0 and signbit(d) then '-0' else rtrim(rtrim(printf('%.1f', d), '0'), '.') end, "
-        "e::varchar, f from lake.stream.bag"
+        "e::varchar, f from lake.stream.keyless"
     )
     return Counter(str(row) for row in found)
 
@@ -52,31 +52,33 @@ def test_columns_called_like_what_finds_the_rows(db: Database, tmp_path: Path) -
 def test_equal_rows_are_kept_and_taken_one_by_one(db: Database, tmp_path: Path, tasks: bool) -> None:
     """P-S10: an update or a delete of one of several equal rows changes one row in the lake."""
     db.execute(SETUP)
-    with Flow(db, tmp_path, ["bag"]) as flow:
+    with Flow(db, tmp_path, ["keyless"]) as flow:
         db.execute(
-            "insert into bag (a, b) select 1, 'same' from generate_series(1, 5); insert into bag default values"
+            "insert into keyless (a, b) select 1, 'same' from generate_series(1, 5); insert into keyless default values"
         )
         db.execute(
-            "insert into bag (a, c, d, e) values (2, 'NaN', 'NaN', '{\"x\": [1, 2]}'), (null, 1.5, '-0', null)"
+            "insert into keyless (a, c, d, e) values (2, 'NaN', 'NaN', '{\"x\": [1, 2]}'), (null, 1.5, '-0', null)"
         )
         flow.catch_up(tasks=tasks)
-        assert flow.read("select count(*) from lake.stream.bag") == [(8,)]
-        one = "(select ctid from bag where a = 1 limit 1)"
-        db.execute(f"delete from bag where ctid = {one}")
-        db.execute(f"update bag set b = 'other' where ctid = {one}")
+        assert flow.read("select count(*) from lake.stream.keyless") == [(8,)]
+        one = "(select ctid from keyless where a = 1 limit 1)"
+        db.execute(f"delete from keyless where ctid = {one}")
+        db.execute(f"update keyless set b = 'other' where ctid = {one}")
         flow.catch_up(tasks=tasks)
-        counted = "select b, count(*) from lake.stream.bag where a = 1 group by b order by b"
+        counted = "select b, count(*) from lake.stream.keyless where a = 1 group by b order by b"
         assert flow.read(counted) == [("other", 1), ("same", 3)]
         # Back and forth within a batch is nothing; the rest of the rows is found although it is NULL or NaN.
-        db.execute("update bag set b = 'x' where a = 1; update bag set b = 'same' where b = 'x'")
-        db.execute("insert into bag (a) values (9); delete from bag where a = 9")
-        db.execute("update bag set b = 'seen' where a = 2 or a is null")
+        db.execute("update keyless set b = 'x' where a = 1; update keyless set b = 'same' where b = 'x'")
+        db.execute("insert into keyless (a) values (9); delete from keyless where a = 9")
+        db.execute("update keyless set b = 'seen' where a = 2 or a is null")
         flow.catch_up(tasks=tasks)
         assert flow.read(counted) == [("same", 4)]
-        assert flow.read("select count(*) from lake.stream.bag where b = 'seen'") == [(3,)]
-        db.execute("delete from bag where a is null; truncate bag; insert into bag (a) values (7), (7)")
+        assert flow.read("select count(*) from lake.stream.keyless where b = 'seen'") == [(3,)]
+        db.execute(
+            "delete from keyless where a is null; truncate keyless; insert into keyless (a) values (7), (7)"
+        )
         flow.catch_up(tasks=tasks)
-        assert flow.read("select a, count(*) from lake.stream.bag group by a") == [(7, 2)]
+        assert flow.read("select a, count(*) from lake.stream.keyless group by a") == [(7, 2)]
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 12))])
@@ -85,18 +87,18 @@ def test_random_histories_end_with_the_sources_rows(db: Database, tmp_path: Path
     chance = random.Random(seed)
     db.execute(SETUP)
     large = "repeat('v', 3000)"
-    with Flow(db, tmp_path, ["bag"]) as flow:
+    with Flow(db, tmp_path, ["keyless"]) as flow:
         for _ in range(12):
             for _ in range(chance.randint(1, 8)):
                 a = chance.randint(1, 3)
-                one = f"ctid = any(array(select ctid from bag where a = {a} order by random() limit {chance.randint(1, 2)}))"
+                one = f"ctid = any(array(select ctid from keyless where a = {a} order by random() limit {chance.randint(1, 2)}))"
                 db.execute(
                     chance.choice(
                         [
-                            f"insert into bag (a, b, f) select {a}, 'b', {chance.choice(['null', large])} from generate_series(1, 2)",
-                            f"update bag set b = '{chance.choice('xy')}' where {one}",
-                            f"update bag set a = {chance.randint(1, 3)}, f = {chance.choice(['f', 'null', large])} where {one}",
-                            f"delete from bag where {one}",
+                            f"insert into keyless (a, b, f) select {a}, 'b', {chance.choice(['null', large])} from generate_series(1, 2)",
+                            f"update keyless set b = '{chance.choice('xy')}' where {one}",
+                            f"update keyless set a = {chance.randint(1, 3)}, f = {chance.choice(['f', 'null', large])} where {one}",
+                            f"delete from keyless where {one}",
                         ]
                     )
                 )
@@ -107,12 +109,12 @@ def test_random_histories_end_with_the_sources_rows(db: Database, tmp_path: Path
 def test_what_comes_by_copy_is_found_by_the_stream(db: Database, tmp_path: Path) -> None:
     db.execute(SETUP)
     db.execute(
-        "insert into bag select 1, 'b', 1.25, 0.5, '{\"k\": null}', repeat('v', 3000) from generate_series(1, 3)"
+        "insert into keyless select 1, 'b', 1.25, 0.5, '{\"k\": null}', repeat('v', 3000) from generate_series(1, 3)"
     )
-    with Flow(db, tmp_path, ["bag"]) as flow:
-        flow.copy("bag")
-        flow.session.execute("insert into lake.stream.bag from lake.copied.bag")
-        db.execute("delete from bag where ctid = (select max(ctid) from bag)")
-        db.execute("update bag set a = 2 where ctid = (select min(ctid) from bag)")
+    with Flow(db, tmp_path, ["keyless"]) as flow:
+        flow.copy("keyless")
+        flow.session.execute("insert into lake.stream.keyless from lake.copied.keyless")
+        db.execute("delete from keyless where ctid = (select max(ctid) from keyless)")
+        db.execute("update keyless set a = 2 where ctid = (select min(ctid) from keyless)")
         flow.catch_up(tasks=True)
         assert rows_in(flow) == rows_of(db)
