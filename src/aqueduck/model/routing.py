@@ -18,14 +18,14 @@ from aqueduck.model.retries import doubled
 from aqueduck.model.schema import TableName
 
 __all__ = [
-    "Run",
+    "SnapshotRange",
     "SourceColumn",
     "SourceTable",
     "backoff_seconds",
     "evolution",
     "had_upkeep",
     "may_touch",
-    "readable_runs",
+    "readable_ranges",
 ]
 
 RESERVED = ("snapshot_id", "rowid", "change_type")
@@ -85,7 +85,7 @@ class SourceTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SnapshotRange:
     """Consecutive lake snapshots that can be read at once, both bounds included."""
 
     first: int
@@ -97,50 +97,52 @@ class Run:
     def removes(self) -> bool:
         return bool(self.removing)
 
-    def within(self, first: int, last: int) -> Run:
-        """The part of the run between two lake snapshots."""
-        return Run(first, last, tuple(s for s in self.removing if first <= s <= last))
+    def within(self, first: int, last: int) -> SnapshotRange:
+        """The part of the range between two lake snapshots."""
+        return SnapshotRange(first, last, tuple(s for s in self.removing if first <= s <= last))
 
-    def one_by_one(self) -> Iterator[Run]:
-        """The run in pieces: each lake snapshot that deleted rows is a piece of its own."""
+    def one_by_one(self) -> Iterator[SnapshotRange]:
+        """The range in pieces: each lake snapshot that deleted rows is a piece of its own."""
         start = self.first
         for snapshot in self.removing:
             if start < snapshot:
-                yield Run(start, snapshot - 1)
-            yield Run(snapshot, snapshot, (snapshot,))
+                yield SnapshotRange(start, snapshot - 1)
+            yield SnapshotRange(snapshot, snapshot, (snapshot,))
             start = snapshot + 1
         if start <= self.last:
-            yield Run(start, self.last)
+            yield SnapshotRange(start, self.last)
 
 
-def readable_runs(
+def readable_ranges(
     changes: Iterable[tuple[int, str]],
     table_id: int,
     deletes: Sequence[tuple[int, int]] = (),
     altered: Container[int] = (),
-) -> list[Run]:
+) -> list[SnapshotRange]:
     """
     The parts of a range that contain changes of the table.
 
     `changes` has DuckLake's description of each lake snapshot, in order; `deletes` has the snapshot ranges of
     files with deleted rows, because a transaction that deleted rows it had just written does not report that.
-    Snapshots that rewrite or merge files are left out and end a run: the change functions report the moved
+    Snapshots that rewrite or merge files are left out and end a range: the change functions report the moved
     rows as changed, and a range across them shows wrong values of deleted rows. `altered` are the snapshots
-    that rename the table or change its columns: a run is read with the names at its end.
+    that rename the table or change its columns: a range is read with the names at its end.
     """
-    runs: list[Run] = []
-    open_run = False
+    spans: list[SnapshotRange] = []
+    open_span = False
     for snapshot, text in changes:
         done = {verb for verb, target in _ENTRY.findall(text) if target == str(table_id)}
-        open_run = open_run and snapshot not in altered
+        open_span = open_span and snapshot not in altered
         if done & _COMPACTIONS:
-            open_run = False
+            open_span = False
         elif done & (_INSERTS | _DELETES):
             removes = bool(done & _DELETES) or any(first <= snapshot <= last for first, last in deletes)
-            before = runs.pop() if open_run else Run(snapshot, snapshot)
-            runs.append(Run(before.first, snapshot, (*before.removing, *([snapshot] if removes else ()))))
-            open_run = True
-    return runs
+            before = spans.pop() if open_span else SnapshotRange(snapshot, snapshot)
+            spans.append(
+                SnapshotRange(before.first, snapshot, (*before.removing, *([snapshot] if removes else ())))
+            )
+            open_span = True
+    return spans
 
 
 def may_touch(text: str, table_id: int, table: TableName) -> bool:

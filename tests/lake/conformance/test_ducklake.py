@@ -257,7 +257,7 @@ def test_a_file_that_is_emptied_in_two_steps_is_reported_twice_wrongly(files: La
 
 
 def test_a_rewrite_reports_rows_that_did_not_change_wrongly(files: Lake) -> None:
-    """Lake snapshots that compact are left out, and no range crosses one (`readable_runs`)."""
+    """Lake snapshots that compact are left out, and no range crosses one (`readable_ranges`)."""
     files.run("insert into lake.t values (1, 0), (2, 0)", "delete from lake.t where id = 1")
     at = files.run(REWRITE)
     assert files.changed("insertions", at, at, "id") == [(2,)]

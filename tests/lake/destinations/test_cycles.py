@@ -25,7 +25,7 @@ from aqueduck.model.errors import (
     RoutingError,
     SourceExpiredError,
 )
-from aqueduck.model.routing import SourceColumn, backoff_seconds, evolution, readable_runs
+from aqueduck.model.routing import SourceColumn, backoff_seconds, evolution, readable_ranges
 from tests.fanout_lakes import Fan, T, connect
 
 TABLE = "create table lake.t (id int, c varchar, v int)"
@@ -510,7 +510,7 @@ def test_what_a_lake_snapshot_did_is_read_with_its_quotes(
     text: str, runs: list[tuple[int, int, bool]]
 ) -> None:
     """P-F06: a table whose name looks like a change is no change; compactions are skipped."""
-    assert [(r.first, r.last, r.removes) for r in readable_runs([(5, text)], 1)] == runs
+    assert [(r.first, r.last, r.removes) for r in readable_ranges([(5, text)], 1)] == runs
 
 
 def test_a_compaction_ends_a_run() -> None:
@@ -521,7 +521,7 @@ def test_a_compaction_ends_a_run() -> None:
         (5, "rewrite_delete:1"),
         (6, "inlined_delete:1"),
     ]
-    assert [(r.first, r.last) for r in readable_runs(changes, 1)] == [(3, 4), (6, 6)]
+    assert [(r.first, r.last) for r in readable_ranges(changes, 1)] == [(3, 4), (6, 6)]
 
 
 def test_a_split_plan_reads_every_lake_snapshot_once(fan: Fan) -> None:
@@ -532,7 +532,7 @@ def test_a_split_plan_reads_every_lake_snapshot_once(fan: Fan) -> None:
         plan = SourceLake(lake, T).plan("c", ["id"], 1, fan.latest())
     for parts in (1, 2, 3, 20):
         pieces = split_plan(plan, parts)
-        covered = [s for p in pieces for r in p.reads for s in range(r.run.first, r.run.last + 1)]
+        covered = [s for p in pieces for r in p.reads for s in range(r.span.first, r.span.last + 1)]
         assert sorted(covered) == list(range(2, fan.latest() + 1))
         assert len(pieces) == min(parts, 7)
 

@@ -18,10 +18,10 @@ from aqueduck.lake.session.failures import lake_errors
 from aqueduck.lake.session.pool import LakePool, PooledLake
 from aqueduck.lake.session.sql import ident, literal
 from aqueduck.lake.source.change_sides import dated, side, sides
-from aqueduck.lake.source.source_lake import RunRead, SourceLake
+from aqueduck.lake.source.source_lake import RangeRead, SourceLake
 from aqueduck.lake.values.spark_cells import mark_variants, marked, spark_type, to_spark
 from aqueduck.model.errors import ConfigError, LakeWriteError, ReservedColumnError, SchemaChangeError
-from aqueduck.model.routing import PLACES, Run, SourceColumn, SourceTable
+from aqueduck.model.routing import PLACES, SnapshotRange, SourceColumn, SourceTable
 from aqueduck.model.schema import TableName
 
 __all__ = ["Feed", "FeedPart", "read_part"]
@@ -34,12 +34,12 @@ META_COLUMNS = ("_change_type", "_lake_snapshot_id", "_rowid")
 
 @dataclass(frozen=True, slots=True)
 class FeedPart:
-    """The part that one task reads: a run of lake snapshots, or the table at one lake snapshot."""
+    """The part that one task reads: a range of lake snapshots, or the table at one lake snapshot."""
 
     table: TableName
     cells: tuple[tuple[str, str], ...]
     """Name and expression of each column."""
-    run: Run
+    span: SnapshotRange
     table_id: int
     scan: bool = False
     condition: str = "true"
@@ -100,7 +100,7 @@ class Feed:
         by_name = {column.name: column for column in source.columns}
         cells = tuple(_shown(by_name[n]) for n in names)
         variants = _variants(by_name[n] for n in names)
-        whole = FeedPart(self._table, cells, Run(at, at), table_id, scan=True, variants=variants)
+        whole = FeedPart(self._table, cells, SnapshotRange(at, at), table_id, scan=True, variants=variants)
         if any(column.name.lower() == "filename" for column in source.columns):
             return [whole]  # a column named filename hides DuckLake's own
         groups = self._file_groups(at, parts)
@@ -129,11 +129,11 @@ class Feed:
         return [group for group in groups if group]
 
     def changes(self, start: int, end: int, names: Sequence[str], parts: int) -> list[FeedPart]:
-        """The changes after `start` up to and including `end`, divided by runs and into about `parts` parts."""
+        """The changes after `start` up to and including `end`, divided by ranges and into about `parts` parts."""
         table_id, made, now = self.source.table_at(end)
         wanted = self._columns(now, names)
         reads, _ = self.source.reads(table_id, made, SourceTable(now.uuid, wanted), start, end)
-        if any(read.run.removes and not read.placed for read in reads):
+        if any(read.span.removes and not read.placed for read in reads):
             raise ReservedColumnError(
                 f"the table has a column named {' or '.join(PLACES)}, which hides the values that identify changes",
                 hint="rename the column; a table with only inserts can be read without that",
@@ -156,9 +156,9 @@ class Feed:
         """The number of changes of each lake snapshot in the range."""
         found: dict[int, int] = {}
         for part in self.changes(start, end, [], 1):
-            for run in dated(self._lake, part.table_id, part.run):
-                for kind in ("insertions", "deletions") if run.removes else ("insertions",):
-                    rows = side(self._lake, part.table, kind, run, "")
+            for span in dated(self._lake, part.table_id, part.span):
+                for kind in ("insertions", "deletions") if span.removes else ("insertions",):
+                    rows = side(self._lake, part.table, kind, span, "")
                     for snapshot, count in self._lake.execute(
                         f"select aqueduck_s, count(*) from ({rows}) group by 1"
                     ):
@@ -188,18 +188,18 @@ def _read_part(pool: LakePool, place: LakePlace, part: FeedPart) -> Iterator[pa.
     with pool.use(place, read_only=True) as lake, lake_errors("reading the lake"):
         names = ", ".join(ident(name) for name, _ in part.cells)
         if part.scan:
-            source = f"select {_cells(part)} from {lake.table(part.table)} at (version => {part.run.last}) where {part.files}"
+            source = f"select {_cells(part)} from {lake.table(part.table)} at (version => {part.span.last}) where {part.files}"
             yield from _batches(lake, part, f"select {names} from ({source}) where {part.condition}")
             return
         # Internal names that a user's table cannot have, so that conditions refer to its own columns.
         meta = 'change_type_ as "_change_type", aqueduck_s as "_lake_snapshot_id", aqueduck_r as "_rowid"'
         columns = f"{names}, " if names else ""
         with lake.transaction():  # no merge can happen between the check for merged files and the reads
-            for run in dated(lake, part.table_id, part.run):
+            for span in dated(lake, part.table_id, part.span):
                 yield from _batches(
                     lake,
                     part,
-                    f"select * from (select {columns}{meta} from ({_typed(lake, part, run)})) where {part.condition}"
+                    f"select * from (select {columns}{meta} from ({_typed(lake, part, span)})) where {part.condition}"
                     ' order by "_lake_snapshot_id", "_rowid", "_change_type" desc',
                 )
 
@@ -220,34 +220,36 @@ def _variants(columns: Iterable[SourceColumn]) -> frozenset[str]:
     return frozenset(column.name for column in columns if column.type == "VARIANT")
 
 
-def _pieces(read: RunRead, columns: Sequence[SourceColumn], parts: int) -> Iterator[FeedPart]:
+def _pieces(read: RangeRead, columns: Sequence[SourceColumn], parts: int) -> Iterator[FeedPart]:
     cells = tuple(_shown(column, cell) for column, cell in zip(columns, read.cells, strict=True))
-    for run in _split(read.run, parts):
-        yield FeedPart(read.table, cells, run, read.table_id, variants=_variants(columns))
+    for span in _split(read.span, parts):
+        yield FeedPart(read.table, cells, span, read.table_id, variants=_variants(columns))
 
 
-def _split(run: Run, parts: int) -> Iterator[Run]:
-    length = run.last - run.first + 1
+def _split(span: SnapshotRange, parts: int) -> Iterator[SnapshotRange]:
+    length = span.last - span.first + 1
     step = -(-length // max(1, min(parts, length)))
-    for first in range(run.first, run.last + 1, step):
-        yield run.within(first, min(first + step - 1, run.last))
+    for first in range(span.first, span.last + 1, step):
+        yield span.within(first, min(first + step - 1, span.last))
 
 
 def _cells(part: FeedPart) -> str:
     return ", ".join(f"{cell} as {ident(name)}" for name, cell in part.cells)
 
 
-def _typed(lake: PooledLake, part: FeedPart, run: Run) -> str:
+def _typed(lake: PooledLake, part: FeedPart, span: SnapshotRange) -> str:
     """Both sides of each change with its kind; an update is a row that was removed and added with the same row id."""
     cells = f", {_cells(part)}" if part.cells else ""
-    if not run.removes:
-        return f"select 'insert' as change_type_, * from ({side(lake, part.table, 'insertions', run, cells)})"
+    if not span.removes:
+        return (
+            f"select 'insert' as change_type_, * from ({side(lake, part.table, 'insertions', span, cells)})"
+        )
     kind = (
         "select case when exists (select 1 from {} o where o.aqueduck_s = x.aqueduck_s and o.aqueduck_r = x.aqueduck_r)"
         " then '{}' else '{}' end as change_type_, x.* from {} x"
     )
     return (
-        f"{sides(lake, part.table, part.table_id, run, cells, cells)}"
+        f"{sides(lake, part.table, part.table_id, span, cells, cells)}"
         f" {kind.format('removed', 'update_postimage', 'insert', 'added')} union all"
         f" {kind.format('added', 'update_preimage', 'delete', 'removed')}"
     )

@@ -23,10 +23,10 @@ from aqueduck.lake.session.failures import lake_errors
 from aqueduck.lake.session.pool import LakePool, PooledLake
 from aqueduck.lake.session.sql import equal, ident
 from aqueduck.lake.source.change_sides import dated, refuse_merged_updates, side, sides
-from aqueduck.lake.source.source_lake import ReadPlan, RunRead, SourceLake
+from aqueduck.lake.source.source_lake import RangeRead, ReadPlan, SourceLake
 from aqueduck.lake.values.kept_types import sent, unkept
 from aqueduck.model.errors import LakeWriteError, RoutingError
-from aqueduck.model.routing import Run
+from aqueduck.model.routing import SnapshotRange
 
 __all__ = ["ReadReport", "Routes", "check_routes", "chunks", "read_routed"]
 
@@ -159,7 +159,7 @@ def _read_routed(
         if plan.counted:
             report.expected = _expected(con, lake, plan, name)
         con.execute(f"drop table {name}_routes")
-        if any(read.run.removes for read in plan.reads) and plan.keys:
+        if any(read.span.removes for read in plan.reads) and plan.keys:
             [[report.moves]] = con.execute(
                 f"select count(*) from {name} a join {name} z using (s, r)"
                 " where a.op and not z.op and a.d is distinct from z.d"
@@ -199,32 +199,32 @@ def _reads(lake: PooledLake, plan: ReadPlan) -> Iterator[str]:
             source = f"{lake.table(read.table)} at (version => {plan.end})"
             yield f"select {plan.end}::bigint as s, 0::bigint as r, true as op{_cells(read.cells)} from {source}"
             continue
-        runs = dated(lake, read.table_id, read.run)
+        spans = dated(lake, read.table_id, read.span)
         if read.placed or not plan.keys:
-            for run in runs:
-                yield _changes(lake, plan, read, run)
+            for span in spans:
+                yield _changes(lake, plan, read, span)
         else:
             yield _still_there(lake, read)
-            for run in runs:
-                if run.removes:
+            for span in spans:
+                if span.removes:
                     yield _select(
-                        "false", side(lake, read.table, "deletions", run, _removed_cells(plan, read))
+                        "false", side(lake, read.table, "deletions", span, _removed_cells(plan, read))
                     )
 
 
-def _changes(lake: PooledLake, plan: ReadPlan, read: RunRead, run: Run) -> str:
+def _changes(lake: PooledLake, plan: ReadPlan, read: RangeRead, span: SnapshotRange) -> str:
     added = _cells(read.cells)
-    if not run.removes:
-        return _select("true", side(lake, read.table, "insertions", run, added))
+    if not span.removes:
+        return _select("true", side(lake, read.table, "insertions", span, added))
     if not plan.keys:
         # The new version of an updated row is not an inserted row.
-        refuse_merged_updates(lake, read.table, read.table_id, run)
-        removed = side(lake, read.table, "deletions", run, "")
-        return _select("true", side(lake, read.table, "insertions", run, added)) + (
+        refuse_merged_updates(lake, read.table, read.table_id, span)
+        removed = side(lake, read.table, "deletions", span, "")
+        return _select("true", side(lake, read.table, "insertions", span, added)) + (
             f" where not exists (select 1 from ({removed}) z"
             " where z.aqueduck_s = aqueduck_i.aqueduck_s and z.aqueduck_r = aqueduck_i.aqueduck_r)"
         )
-    both = sides(lake, read.table, read.table_id, run, added, _removed_cells(plan, read))
+    both = sides(lake, read.table, read.table_id, span, added, _removed_cells(plan, read))
     return f"{both} {_select('true', 'from added')} union all {_select('false', 'from removed')}"
 
 
@@ -239,22 +239,22 @@ def _cells(cells: Iterable[str]) -> str:
     return "".join(f", {cell} as c{i}" for i, cell in enumerate(cells))
 
 
-def _removed_cells(plan: ReadPlan, read: RunRead) -> str:
+def _removed_cells(plan: ReadPlan, read: RangeRead) -> str:
     """The cells of a removed row, as far as they are needed: routing value and key."""
     wanted = {plan.field, *plan.keys}
     columns = zip(read.cells, plan.source.columns, strict=True)
     return _cells(cell if i in wanted else f"null::{c.type}" for i, (cell, c) in enumerate(columns))
 
 
-def _still_there(lake: PooledLake, read: RunRead) -> str:
+def _still_there(lake: PooledLake, read: RangeRead) -> str:
     """
-    A query for the added rows that still exist at the run's end.
+    A query for the added rows that still exist at the range's end.
 
     It is used if rows have no place in a file by which to recognize those that were removed at once.
     """
-    added = side(lake, read.table, "insertions", read.run, "")
+    added = side(lake, read.table, "insertions", read.span, "")
     newest = f"select aqueduck_r, max(aqueduck_s) as aqueduck_s from ({added}) group by aqueduck_r"
-    rows = f"select *, rowid as aqueduck_r from {lake.table(read.table)} at (version => {read.run.last})"
+    rows = f"select *, rowid as aqueduck_r from {lake.table(read.table)} at (version => {read.span.last})"
     return (
         f"select aqueduck_s as s, aqueduck_r as r, true as op{_cells(read.cells)}"
         f" from ({rows}) join ({newest}) using (aqueduck_r)"

@@ -1,7 +1,7 @@
 """
 Plan reads of a fan-out's source from its catalog.
 
-`SourceLake` finds the newest lake snapshot, the table at any of them, expired ones, and the runs of lake snapshots
+`SourceLake` finds the newest lake snapshot, the table at any of them, expired ones, and the ranges of lake snapshots
 that have changes.  A `ReadPlan` has the result as plain data; `lake_changes` reads it in a worker.
 """
 
@@ -20,23 +20,23 @@ from aqueduck.model.errors import LakeTableMissingError, LakeWriteError, Routing
 from aqueduck.model.routing import (
     PLACES,
     RESERVED,
-    Run,
+    SnapshotRange,
     SourceColumn,
     SourceTable,
     had_upkeep,
     may_touch,
-    readable_runs,
+    readable_ranges,
 )
 from aqueduck.model.schema import TableName
 
-__all__ = ["ReadPlan", "RunRead", "SourceLake", "split_plan"]
+__all__ = ["RangeRead", "ReadPlan", "SourceLake", "split_plan"]
 
 
 @dataclass(frozen=True, slots=True)
-class RunRead:
-    """A run of lake snapshots, with the table's name and columns at the run's end."""
+class RangeRead:
+    """A range of lake snapshots, with the table's name and columns at the range's end."""
 
-    run: Run
+    span: SnapshotRange
     table: TableName
     cells: tuple[str, ...]
     """The expression for each column of the plan."""
@@ -59,7 +59,7 @@ class ReadPlan:
     end: int
     table: TableName
     """The table's name at `end`."""
-    reads: tuple[RunRead, ...]
+    reads: tuple[RangeRead, ...]
     scan: bool = False
     """Read the rows at `end` instead of changes."""
     stamp: int | None = None
@@ -251,7 +251,7 @@ class SourceLake:
 
     def reads(
         self, table_id: int, made: int, source: SourceTable, start: int, end: int
-    ) -> tuple[list[RunRead], bool]:
+    ) -> tuple[list[RangeRead], bool]:
         """The reads of a range that produce the columns of `source`, and whether upkeep of files happened in it."""
         self.refuse_unreadable(table_id, start, end)
         meta = self._lake.metadata
@@ -266,14 +266,14 @@ class SourceLake:
             f" and begin_snapshot <= {end} and coalesce(partial_max, begin_snapshot) > {start}"
         )
         removed = [(int(first), int(last)) for first, last in deletes]
-        runs = readable_runs(done, table_id, removed, self._altered(table_id))
-        reads = [RunRead(run, *self._cells(table_id, source, run.last)) for run in runs]
+        spans = readable_ranges(done, table_id, removed, self._altered(table_id))
+        reads = [RangeRead(span, *self._cells(table_id, source, span.last)) for span in spans]
         return reads, had_upkeep(done, table_id)
 
     def plan_scan(self, field: str, keys: Sequence[str], at: int) -> ReadPlan:
         """A plan to read the whole table at a lake snapshot."""
         table_id, _, source = self.table_at(at)
-        read = RunRead(Run(at, at), *self._cells(table_id, source, at))
+        read = RangeRead(SnapshotRange(at, at), *self._cells(table_id, source, at))
         return self._plan(source, field, keys, at, at, (read,), scan=True)
 
     def _plan(
@@ -283,7 +283,7 @@ class SourceLake:
         keys: Sequence[str],
         start: int,
         end: int,
-        reads: tuple[RunRead, ...],
+        reads: tuple[RangeRead, ...],
         *,
         scan: bool,
     ) -> ReadPlan:
@@ -318,7 +318,7 @@ class SourceLake:
     def _cells(
         self, table_id: int, source: SourceTable, at: int
     ) -> tuple[TableName, tuple[str, ...], int, bool]:
-        """The fields of a `RunRead` whose run ends at the lake snapshot."""
+        """The fields of a `RangeRead` whose range ends at the lake snapshot."""
         table, columns = self._columns_at(table_id, at)
         then = {column.id: column for column in columns}
         cells = tuple(cell(then.get(column.id), column) for column in source.columns)
@@ -330,16 +330,16 @@ class SourceLake:
 
 def split_plan(plan: ReadPlan, parts: int) -> list[ReadPlan]:
     """Split the plan into several that together read the same, for parallel tasks."""
-    pieces: list[list[RunRead]] = [[] for _ in range(parts)]
-    snapshots = [(read, s) for read in plan.reads for s in range(read.run.first, read.run.last + 1)]
+    pieces: list[list[RangeRead]] = [[] for _ in range(parts)]
+    snapshots = [(read, s) for read in plan.reads for s in range(read.span.first, read.span.last + 1)]
     if plan.scan or plan.strict or len(snapshots) < 2:
         return [plan]
     for number, (read, snapshot) in enumerate(snapshots):
         piece = pieces[number * parts // len(snapshots)]
-        if piece and piece[-1].cells is read.cells and piece[-1].run.last == snapshot - 1:
-            piece[-1] = replace(piece[-1], run=read.run.within(piece[-1].run.first, snapshot))
+        if piece and piece[-1].cells is read.cells and piece[-1].span.last == snapshot - 1:
+            piece[-1] = replace(piece[-1], span=read.span.within(piece[-1].span.first, snapshot))
         else:
-            piece.append(replace(read, run=read.run.within(snapshot, snapshot)))
+            piece.append(replace(read, span=read.span.within(snapshot, snapshot)))
     plans = [replace(plan, reads=tuple(piece), counted=False) for piece in pieces if piece]
     return [replace(plans[0], counted=plan.counted), *plans[1:]]
 
