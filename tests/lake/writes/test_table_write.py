@@ -12,7 +12,7 @@ import pytest
 
 from aqueduck.config.lake_place import LakePlace
 from aqueduck.lake.session.pool import LakePool
-from aqueduck.lake.writes.table_write import Mark, PartFile, commit_parts, drop_parts, write_part
+from aqueduck.lake.writes.table_write import BatchMark, PartFile, commit_parts, drop_parts, write_part
 from aqueduck.lake.writes.write_target import WriteOrder, WriteTarget, open_target
 from aqueduck.model.errors import (
     ConfigError,
@@ -40,11 +40,13 @@ class Writes:
     def open(self, order: WriteOrder, schema: pa.Schema = SCHEMA) -> WriteTarget:
         return open_target(self.pool, self.place, order, schema)
 
-    def parts(self, target: WriteTarget, tasks: list[pa.Table], mark: Mark | None = None) -> list[PartFile]:
+    def parts(
+        self, target: WriteTarget, tasks: list[pa.Table], mark: BatchMark | None = None
+    ) -> list[PartFile]:
         written = [write_part(self.place, target, iter(t.to_batches()), mark) for t in tasks]
         return [part for part in written if part is not None]
 
-    def write(self, order: WriteOrder, *tasks: pa.Table, mark: Mark | None = None) -> bool:
+    def write(self, order: WriteOrder, *tasks: pa.Table, mark: BatchMark | None = None) -> bool:
         target = self.open(order, tasks[0].schema)
         parts = self.parts(target, list(tasks), mark)
         try:
@@ -102,14 +104,14 @@ def test_small_writes_leave_no_small_files(writes: Writes) -> None:
 
 def test_a_batch_is_written_once(writes: Writes) -> None:
     """Guarantee 1: the mark is in the transaction of the rows; a batch that comes again changes nothing."""
-    mark = Mark("q1", 0)
+    mark = BatchMark("q1", 0)
     assert writes.write(APPEND, many(0, 2000), mark=mark)
     before = writes.files()
     assert not writes.write(APPEND, many(0, 2000), mark=mark)
     assert len(writes.rows()) == 2000
     assert writes.files() == before, "the second attempt's files are gone"
-    assert writes.write(APPEND, many(2000, 1), mark=Mark("q1", 1))
-    assert writes.write(APPEND, many(2001, 1), mark=Mark("q2", 0)), "another query counts for itself"
+    assert writes.write(APPEND, many(2000, 1), mark=BatchMark("q1", 1))
+    assert writes.write(APPEND, many(2001, 1), mark=BatchMark("q2", 0)), "another query counts for itself"
     assert len(writes.rows()) == 2002
     marks = writes.query("select query_id, table_name, batch_id from lake.aqueduck.spark_writes order by 1")
     assert marks == [("q1", "main.t", 1), ("q2", "main.t", 0)]
@@ -141,7 +143,7 @@ def test_a_small_write_to_an_object_store_leaves_no_files(stored: Writes, s3: S3
 
 def test_a_batch_is_written_once_to_an_object_store(stored: Writes, s3: S3) -> None:
     """Guarantee 10 in S3: the batch that comes again changes nothing, and its files are gone; so are those of an abort."""
-    mark = Mark("q1", 0)
+    mark = BatchMark("q1", 0)
     assert stored.write(APPEND, many(0, 2000), mark=mark)
     before = objects(s3, stored)
     assert not stored.write(APPEND, many(0, 2000), mark=mark)
@@ -161,7 +163,7 @@ def test_files_that_cannot_be_removed_do_not_undo_a_commit(
     def fails(*arguments: Any) -> Any:
         raise OSError("slow down")
 
-    target, mark = writes.open(APPEND), Mark("q", 0)
+    target, mark = writes.open(APPEND), BatchMark("q", 0)
     parts = writes.parts(target, [many(0, 10)], mark)
     monkeypatch.setattr("aqueduck.lake.session.storage._place", fails)
     assert commit_parts(writes.pool, writes.place, APPEND, target, parts, mark)
@@ -171,10 +173,10 @@ def test_files_that_cannot_be_removed_do_not_undo_a_commit(
 
 def test_files_of_a_dead_attempt_are_removed(writes: Writes) -> None:
     """A driver that died before the commit leaves files; the same batch, when it comes again, takes them away."""
-    mark = Mark("q", 7)
+    mark = BatchMark("q", 7)
     target = writes.open(APPEND)
     dead = writes.parts(target, [many(0, 2000)], mark)
-    writes.parts(target, [many(0, 2000)], Mark("q", 77))  # of another batch: not ours to touch
+    writes.parts(target, [many(0, 2000)], BatchMark("q", 77))  # of another batch: not ours to touch
     assert writes.write(APPEND, many(0, 2000), mark=mark)
     assert Path(dead[0].path).name not in writes.files()
     assert len(writes.files()) == 2
@@ -402,7 +404,7 @@ def test_a_lost_race_is_tried_again(writes: Writes, monkeypatch: pytest.MonkeyPa
             others.write(UPSERT, table([(1, "theirs"), (5000, "theirs")]))
 
     monkeypatch.setattr("aqueduck.lake.writes.table_write.faults.point", point)
-    assert writes.write(UPSERT, table([(1, "ours"), (2, "ours")]), mark=Mark("q", 0))
+    assert writes.write(UPSERT, table([(1, "ours"), (2, "ours")]), mark=BatchMark("q", 0))
     others.pool.close()
     assert passed.count("write.before_commit") == 3, "ours was tried twice"
     assert len(writes.rows()) == 2001

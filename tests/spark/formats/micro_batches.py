@@ -15,7 +15,7 @@ from typing import Any
 from pyspark.sql.types import StructType
 
 from aqueduck import faults
-from aqueduck.lake.writes.table_write import Mark
+from aqueduck.lake.writes.table_write import BatchMark
 from aqueduck.spark.formats.cdc_source import CdcReader, PostgresCdcSource
 from aqueduck.spark.formats.lake_writer import LakeStreamWriter, WriteOptions
 
@@ -70,7 +70,7 @@ def run(directory: Path, dsn: str, capture: str) -> None:
                 if batch:
                     reader.commit(start)
             writer = LakeStreamWriter(WriteOptions.read(place, overwrite=False), schema)
-            mark = Mark(QUERY, batch)
+            mark = BatchMark(QUERY, batch)
             parts = reader.partitions(start, offsets.read(batch))
             messages = [writer._write(reader.read(part), mark) for part in parts]
             writer._commit(messages, mark)

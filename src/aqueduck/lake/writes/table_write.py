@@ -36,7 +36,7 @@ from aqueduck.model.errors import ConfigError, LakeBusyError, LakeError
 from aqueduck.model.retries import doubling, retried
 from aqueduck.model.schema import TableName
 
-__all__ = ["MARKS", "Mark", "PartFile", "check_mark", "commit_parts", "drop_parts", "write_part"]
+__all__ = ["MARKS", "BatchMark", "PartFile", "check_mark", "commit_parts", "drop_parts", "write_part"]
 
 MARKS = TableName(OWN_SCHEMA, "spark_writes")
 INLINE_ROWS = 1000
@@ -54,7 +54,7 @@ class PartFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class BatchMark:
     """The query and the batch of a write; each batch is written once."""
 
     query: str
@@ -74,7 +74,7 @@ class _WrittenBeforeError(Exception):
 
 
 def write_part(
-    place: LakePlace, target: WriteTarget, batches: Iterator[pa.RecordBatch], mark: Mark | None
+    place: LakePlace, target: WriteTarget, batches: Iterator[pa.RecordBatch], mark: BatchMark | None
 ) -> PartFile | None:
     """Write rows into the table's directory; None if there are none."""
     first = next(batches, None)
@@ -105,7 +105,7 @@ def commit_parts(
     order: WriteOrder,
     target: WriteTarget,
     parts: Sequence[PartFile],
-    mark: Mark | None,
+    mark: BatchMark | None,
 ) -> bool:
     """Make all parts visible in one lake snapshot; False if this batch was written before."""
     if not parts and order.mode != "overwrite":
@@ -133,7 +133,11 @@ def commit_parts(
 
 
 def _commit(
-    lake: PooledLake, order: WriteOrder, target: WriteTarget, parts: Sequence[PartFile], mark: Mark | None
+    lake: PooledLake,
+    order: WriteOrder,
+    target: WriteTarget,
+    parts: Sequence[PartFile],
+    mark: BatchMark | None,
 ) -> set[str]:
     """Commit the parts; returns the paths of the files that became part of the table."""
     if mark is not None:
@@ -206,7 +210,7 @@ def _delete_keys(lake: PooledLake, order: WriteOrder, target: WriteTarget, rows:
 # -- marks
 
 
-def _ensure_mark(lake: PooledLake, table: TableName, mark: Mark) -> None:
+def _ensure_mark(lake: PooledLake, table: TableName, mark: BatchMark) -> None:
     """Create the query's row in a separate transaction; concurrent writers of one query conflict on it."""
     key = f"{lake.alias}.mark.{mark.query}.{table.qualified}"
     if lake.memory.get(key):
@@ -231,7 +235,7 @@ def _ensure_mark(lake: PooledLake, table: TableName, mark: Mark) -> None:
     lake.memory[key] = True
 
 
-def _move_mark(lake: PooledLake, table: TableName, mark: Mark) -> bool:
+def _move_mark(lake: PooledLake, table: TableName, mark: BatchMark) -> bool:
     [[count]] = lake.execute(
         f"update {lake.table(MARKS)} set batch_id = {mark.batch}, committed_at = now()"
         f" where query_id = {literal(mark.query)} and table_name = {literal(table.qualified)}"
@@ -278,7 +282,9 @@ def drop_parts(pool: LakePool, place: LakePlace, target: WriteTarget, paths: Ite
             remove_file(path)
 
 
-def _remove_rest(target: WriteTarget, parts: Sequence[PartFile], kept: set[str], mark: Mark | None) -> None:
+def _remove_rest(
+    target: WriteTarget, parts: Sequence[PartFile], kept: set[str], mark: BatchMark | None
+) -> None:
     """Remove files whose rows were inserted instead, and files of an earlier attempt at the same batch."""
     for path in _attempts(target, parts, mark) - kept:
         discard_file(path)
@@ -289,14 +295,14 @@ def _know(place: LakePlace, target: WriteTarget) -> None:
     know_store(target.directory, dict(place.properties))
 
 
-def _attempts(target: WriteTarget, parts: Sequence[PartFile], mark: Mark | None) -> set[str]:
+def _attempts(target: WriteTarget, parts: Sequence[PartFile], mark: BatchMark | None) -> set[str]:
     """The parts, and the files of an earlier attempt at the same batch that failed before or after its commit."""
     left = () if mark is None else list_files(target.directory, mark.prefix)
     return {*(part.path for part in parts), *left}
 
 
-def check_mark(query: str | None, batch: int | None) -> Mark | None:
+def check_mark(query: str | None, batch: int | None) -> BatchMark | None:
     """The mark that the options name; one option without the other is an error."""
     if (query is None) != (batch is None):
         raise ConfigError("ducklake: the options query_id and batch_id must be set together")
-    return None if query is None or batch is None else Mark(query, batch)
+    return None if query is None or batch is None else BatchMark(query, batch)

@@ -20,7 +20,14 @@ from pyspark.sql.types import StructType
 
 from aqueduck import faults
 from aqueduck.config.lake_place import LakePlace
-from aqueduck.lake.writes.table_write import Mark, PartFile, check_mark, commit_parts, drop_parts, write_part
+from aqueduck.lake.writes.table_write import (
+    BatchMark,
+    PartFile,
+    check_mark,
+    commit_parts,
+    drop_parts,
+    write_part,
+)
 from aqueduck.lake.writes.write_target import WriteMode, WriteOrder, WriteTarget, open_target
 from aqueduck.model.errors import AqueduckError, ConfigError, LakeError
 from aqueduck.spark.formats.lake_source import lake_engine
@@ -51,7 +58,7 @@ class WriteOptions:
 
     place: LakePlace
     order: WriteOrder
-    mark: Mark | None
+    mark: BatchMark | None
 
     @classmethod
     def read(cls, given: Mapping[str, str], *, overwrite: bool) -> WriteOptions:
@@ -88,13 +95,13 @@ class _Writer:
         refuse_unwritable(schema, options.order.table.qualified)
         self._target: WriteTarget = open_target(lake_engine(), options.place, options.order, arrow_of(schema))
 
-    def _write(self, batches: Iterator[pa.RecordBatch], mark: Mark | None) -> PartMessage:
+    def _write(self, batches: Iterator[pa.RecordBatch], mark: BatchMark | None) -> PartMessage:
         part = write_part(self._options.place, self._target, batches, mark)
         faults.point("write.part_written")
         query = None if mark is None else mark.query
         return PartMessage(None, 0, query) if part is None else PartMessage(part.path, part.rows, query)
 
-    def _commit(self, messages: Sequence[WriterCommitMessage | None], mark: Mark | None) -> None:
+    def _commit(self, messages: Sequence[WriterCommitMessage | None], mark: BatchMark | None) -> None:
         parts = [PartFile(m.path, m.rows) for m in _told(messages) if m.path is not None]
         commit_parts(lake_engine(), self._options.place, self._options.order, self._target, parts, mark)
 
@@ -129,7 +136,7 @@ class LakeStreamWriter(_Writer, DataSourceStreamArrowWriter):
         query, batch = _local_property("sql.streaming.queryId"), _local_property("streaming.sql.batchId")
         if query is None or batch is None:
             raise AqueduckError("Spark did not pass the id of the query and the batch")
-        return self._write(iterator, Mark(query, int(batch)))
+        return self._write(iterator, BatchMark(query, int(batch)))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._commit(messages, self._mark(messages, batchId))
@@ -137,10 +144,10 @@ class LakeStreamWriter(_Writer, DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._abort(messages)
 
-    def _mark(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> Mark | None:
+    def _mark(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> BatchMark | None:
         """The mark with the query id that the tasks report, which the checkpoint keeps across restarts."""
         queries = {m.query for m in _told(messages) if m.query is not None}
-        return Mark(queries.pop(), batch) if queries else None
+        return BatchMark(queries.pop(), batch) if queries else None
 
 
 def _local_property(name: str) -> str | None:
