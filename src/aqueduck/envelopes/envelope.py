@@ -1,8 +1,8 @@
 """
 The envelopes: the JSON form of an event for each kind of change.
 
-An envelope is a list of steps for each kind of change.  `envelopes.json_events` compiles the steps and runs them
-over whole columns.  docs/events.md explains the values to users.
+An envelope is a template for each kind of change: fixed text and placeholders.  `envelopes.json_events` compiles it
+and renders whole columns at a time.  docs/events.md explains the values to users.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from typing import Literal
 
 from aqueduck.model.schema import TableSchema, lsn_text
 
-__all__ = ["ENVELOPES", "Envelope", "EventKind", "Part", "Step", "envelope_steps", "truncate_event"]
+__all__ = [
+    "ENVELOPES",
+    "Envelope",
+    "EventKind",
+    "Placeholder",
+    "TemplatePart",
+    "envelope_template",
+    "truncate_event",
+]
 
 Envelope = Literal["default", "flat", "debezium"]
 ENVELOPES: tuple[Envelope, ...] = ("default", "flat", "debezium")
@@ -31,8 +39,8 @@ class EventKind(enum.IntEnum):
     """An update with the whole old row."""
 
 
-class Part(enum.Enum):
-    """A part of an event that varies between events."""
+class Placeholder(enum.Enum):
+    """What varies between the events of one template."""
 
     LSN = "lsn"
     LSN_NUMBER = "lsn_number"
@@ -46,7 +54,7 @@ class Part(enum.Enum):
     BEFORE_FIELDS = "before_fields"
 
 
-Step = str | Part
+TemplatePart = str | Placeholder
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +76,11 @@ _WORDS = _Words("insert", "update", "delete", "truncate")
 _LETTERS = _Words("c", "u", "d", "t")
 
 
-def envelope_steps(envelope: Envelope, table: TableSchema, kind: EventKind, *, database: str) -> list[Step]:
-    """The steps of an event for a change of this kind: literals and parts."""
-    return _STEPS[envelope](table, kind, database)
+def envelope_template(
+    envelope: Envelope, table: TableSchema, kind: EventKind, *, database: str
+) -> list[TemplatePart]:
+    """The template of an event for a change of this kind."""
+    return _TEMPLATES[envelope](table, kind, database)
 
 
 def truncate_event(
@@ -78,61 +88,61 @@ def truncate_event(
 ) -> str:
     """The event of a truncate, built one by one because truncates are rare."""
     values = {
-        Part.LSN: lsn_text(lsn),
-        Part.LSN_NUMBER: str(lsn),
-        Part.TIME_MS: str(time_us // 1000),
-        Part.TIME_US: str(time_us),
-        Part.XID: str(xid),
-        Part.SEQ: str(seq),
+        Placeholder.LSN: lsn_text(lsn),
+        Placeholder.LSN_NUMBER: str(lsn),
+        Placeholder.TIME_MS: str(time_us // 1000),
+        Placeholder.TIME_US: str(time_us),
+        Placeholder.XID: str(xid),
+        Placeholder.SEQ: str(seq),
     }
-    steps = _STEPS[envelope](table, None, database)
-    return "".join(values[s] if isinstance(s, Part) else s for s in steps)
+    template = _TEMPLATES[envelope](table, None, database)
+    return "".join(values[s] if isinstance(s, Placeholder) else s for s in template)
 
 
-def _default(table: TableSchema, kind: EventKind | None, _database: str) -> list[Step]:
+def _default(table: TableSchema, kind: EventKind | None, _database: str) -> list[TemplatePart]:
     word = _WORDS.truncate if kind is None else _WORDS.of(kind)
     head = f'{{"op":"{word}","schema":{_json(table.schema)},"table":{_json(table.name)},"lsn":"'
     return [
-        head, Part.LSN, '","ts_ms":', Part.TIME_MS,
+        head, Placeholder.LSN, '","ts_ms":', Placeholder.TIME_MS,
         ',"before":', _before(kind), ',"after":', _after(kind), "}",
     ]  # fmt: skip
 
 
-def _flat(table: TableSchema, kind: EventKind | None, _database: str) -> list[Step]:
+def _flat(table: TableSchema, kind: EventKind | None, _database: str) -> list[TemplatePart]:
     word = (_WORDS.truncate if kind is None else _WORDS.of(kind)).upper()
     head = f'{{"event_type":{_json(f"{table.name}.{word}")},"_table":{_json(table.name)},"_op":"{word}"'
-    fields = Part.BEFORE_FIELDS if kind is EventKind.DELETE else Part.AFTER_FIELDS
+    fields = Placeholder.BEFORE_FIELDS if kind is EventKind.DELETE else Placeholder.AFTER_FIELDS
     if kind is None or not table.columns:
         return [head, "}"]
     return [f"{head},", fields, "}"]
 
 
-def _debezium(table: TableSchema, kind: EventKind | None, database: str) -> list[Step]:
+def _debezium(table: TableSchema, kind: EventKind | None, database: str) -> list[TemplatePart]:
     letter = _LETTERS.truncate if kind is None else _LETTERS.of(kind)
     source = (
         f',"source":{{"version":"aqueduck","connector":"postgresql","name":{_json(database)},"snapshot":"false"'
         f',"db":{_json(database)},"schema":{_json(table.schema)},"table":{_json(table.name)},"ts_ms":'
     )
     return [
-        '{"before":', _before(kind), ',"after":', _after(kind), source, Part.TIME_MS, ',"ts_us":', Part.TIME_US,
-        ',"txId":', Part.XID, ',"lsn":', Part.LSN_NUMBER, ',"sequence":"[\\"', Part.LSN_NUMBER, '\\",\\"', Part.SEQ,
-        f'\\"]"}},"op":"{letter}","ts_ms":', Part.TIME_MS, "}",
+        '{"before":', _before(kind), ',"after":', _after(kind), source, Placeholder.TIME_MS, ',"ts_us":', Placeholder.TIME_US,
+        ',"txId":', Placeholder.XID, ',"lsn":', Placeholder.LSN_NUMBER, ',"sequence":"[\\"', Placeholder.LSN_NUMBER, '\\",\\"',
+        Placeholder.SEQ, f'\\"]"}},"op":"{letter}","ts_ms":', Placeholder.TIME_MS, "}",
     ]  # fmt: skip
 
 
-def _before(kind: EventKind | None) -> Step:
-    return Part.BEFORE if kind in (EventKind.DELETE, EventKind.UPDATE_FULL) else "null"
+def _before(kind: EventKind | None) -> TemplatePart:
+    return Placeholder.BEFORE if kind in (EventKind.DELETE, EventKind.UPDATE_FULL) else "null"
 
 
-def _after(kind: EventKind | None) -> Step:
-    return "null" if kind in (EventKind.DELETE, None) else Part.AFTER
+def _after(kind: EventKind | None) -> TemplatePart:
+    return "null" if kind in (EventKind.DELETE, None) else Placeholder.AFTER
 
 
 def _json(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-_STEPS: dict[Envelope, Callable[[TableSchema, EventKind | None, str], list[Step]]] = {
+_TEMPLATES: dict[Envelope, Callable[[TableSchema, EventKind | None, str], list[TemplatePart]]] = {
     "default": _default,
     "flat": _flat,
     "debezium": _debezium,

@@ -19,7 +19,14 @@ import pyarrow.ipc
 
 from aqueduck.envelopes import json_kernels as kernels
 from aqueduck.envelopes import json_values as values
-from aqueduck.envelopes.envelope import Envelope, EventKind, Part, Step, envelope_steps, truncate_event
+from aqueduck.envelopes.envelope import (
+    Envelope,
+    EventKind,
+    Placeholder,
+    TemplatePart,
+    envelope_template,
+    truncate_event,
+)
 from aqueduck.model.changes import OLD_FULL, OP_UPDATE, SegmentRef
 from aqueduck.model.errors import EventValueError, LakeWriteError
 from aqueduck.model.schema import Column, TableSchema
@@ -55,19 +62,19 @@ _ARRAYS = {
 }  # fmt: skip
 
 _CODES = {
-    Part.LSN: kernels.LSN,
-    Part.LSN_NUMBER: kernels.LSN_NUMBER,
-    Part.TIME_MS: kernels.TIME_MS,
-    Part.TIME_US: kernels.TIME_US,
-    Part.XID: kernels.XID,
-    Part.SEQ: kernels.SEQ,
+    Placeholder.LSN: kernels.LSN,
+    Placeholder.LSN_NUMBER: kernels.LSN_NUMBER,
+    Placeholder.TIME_MS: kernels.TIME_MS,
+    Placeholder.TIME_US: kernels.TIME_US,
+    Placeholder.XID: kernels.XID,
+    Placeholder.SEQ: kernels.SEQ,
 }
 _AFTER, _BEFORE, _KEY_AFTER, _KEY_BEFORE = range(4)
 _IMAGES = {
-    Part.AFTER: (kernels.IMAGE, _AFTER),
-    Part.BEFORE: (kernels.IMAGE, _BEFORE),
-    Part.AFTER_FIELDS: (kernels.FIELDS, _AFTER),
-    Part.BEFORE_FIELDS: (kernels.FIELDS, _BEFORE),
+    Placeholder.AFTER: (kernels.IMAGE, _AFTER),
+    Placeholder.BEFORE: (kernels.IMAGE, _BEFORE),
+    Placeholder.AFTER_FIELDS: (kernels.FIELDS, _AFTER),
+    Placeholder.BEFORE_FIELDS: (kernels.FIELDS, _BEFORE),
 }
 
 
@@ -112,18 +119,18 @@ class EventLines:
             _KEY_BEFORE: [len(self._new) + old.index(i) for i in key],
         }
         self._columns, self._sets = columns, sets
-        steps = {
-            kind: [*envelope_steps(envelope, table, kind, database=database), "\n"] for kind in EventKind
+        templates = {
+            kind: [*envelope_template(envelope, table, kind, database=database), "\n"] for kind in EventKind
         }
-        self._program = self._compiled(steps)
+        self._program = self._compiled(templates)
         self._space: kernels.Bytes | None = None
         self._key_program = None
         if with_keys:
             programs = {kind: _key_steps(kind) if key else [] for kind in EventKind}
             self._key_program = _compile(programs, columns, sets)
 
-    def _compiled(self, steps: Mapping[EventKind, Sequence[Step]]) -> kernels.Program:
-        return _compile({k: _coded(s) for k, s in steps.items()}, self._columns, self._sets)
+    def _compiled(self, templates: Mapping[EventKind, Sequence[TemplatePart]]) -> kernels.Program:
+        return _compile({k: _coded(s) for k, s in templates.items()}, self._columns, self._sets)
 
     def lines(self, batch: pa.RecordBatch, *, passing: bool = False) -> Iterator[tuple[Lines, kernels.Ints]]:
         """
@@ -260,15 +267,15 @@ def _truncate_line(
 # -- programs
 
 
-def _coded(steps: Sequence[Step]) -> list[tuple[int, int] | str]:
+def _coded(template: Sequence[TemplatePart]) -> list[tuple[int, int] | str]:
     coded: list[tuple[int, int] | str] = []
-    for step in steps:
-        if isinstance(step, Part):
-            coded.append(_IMAGES[step] if step in _IMAGES else (_CODES[step], 0))
+    for part in template:
+        if isinstance(part, Placeholder):
+            coded.append(_IMAGES[part] if part in _IMAGES else (_CODES[part], 0))
         elif coded and isinstance(coded[-1], str):
-            coded[-1] += step
+            coded[-1] += part
         else:
-            coded.append(step)
+            coded.append(part)
     return coded
 
 

@@ -54,12 +54,14 @@ class Rewrite:
     share: float
 
 
-Step = Merge | Rewrite
+UpkeepStep = Merge | Rewrite
 
 
-def next_step(files: Sequence[TableFile], *, delete_share: float, done: Collection[Step] = ()) -> Step | None:
+def next_step(
+    files: Sequence[TableFile], *, delete_share: float, done: Collection[UpkeepStep] = ()
+) -> UpkeepStep | None:
     """The next step for a table's files; steps in `done` had no effect and are not tried again."""
-    steps: list[Step] = [*_merges(files), *_rewrites(files, delete_share)]
+    steps: list[UpkeepStep] = [*_merges(files), *_rewrites(files, delete_share)]
     for step in steps:
         if step not in done:
             return step

@@ -17,7 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aqueduck.envelopes import json_kernels as kernels
-from aqueduck.envelopes.envelope import Envelope, EventKind, Part, Step, envelope_steps, truncate_event
+from aqueduck.envelopes.envelope import (
+    Envelope,
+    EventKind,
+    Placeholder,
+    TemplatePart,
+    envelope_template,
+    truncate_event,
+)
 from aqueduck.envelopes.json_events import EventLines, segment_batches
 from aqueduck.lake.fold.fold_tasks import task_engine
 from aqueduck.lake.fold.segments import Scans
@@ -46,12 +53,18 @@ TABLE_META = pa.schema(
 """Columns that `table_rows` adds to the table's own."""
 
 _WORDS = pa.array(["", "insert", "update", "delete"])
-_BEFORE: dict[EventKind, list[Step]] = {
-    EventKind.INSERT: [], EventKind.UPDATE: [], EventKind.DELETE: [Part.BEFORE], EventKind.UPDATE_FULL: [Part.BEFORE],
-}  # fmt: skip
-_AFTER: dict[EventKind, list[Step]] = {
-    EventKind.INSERT: [Part.AFTER], EventKind.UPDATE: [Part.AFTER], EventKind.DELETE: [], EventKind.UPDATE_FULL: [Part.AFTER],
-}  # fmt: skip
+_BEFORE: dict[EventKind, list[TemplatePart]] = {
+    EventKind.INSERT: [],
+    EventKind.UPDATE: [],
+    EventKind.DELETE: [Placeholder.BEFORE],
+    EventKind.UPDATE_FULL: [Placeholder.BEFORE],
+}
+_AFTER: dict[EventKind, list[TemplatePart]] = {
+    EventKind.INSERT: [Placeholder.AFTER],
+    EventKind.UPDATE: [Placeholder.AFTER],
+    EventKind.DELETE: [],
+    EventKind.UPDATE_FULL: [Placeholder.AFTER],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +125,9 @@ class _ChangeRows(EventLines):
         if envelope is None:
             self._texts = (self._compiled(_BEFORE), self._compiled(_AFTER))
         else:
-            steps = {k: envelope_steps(envelope, table, k, database=database) for k in EventKind}
+            templates = {k: envelope_template(envelope, table, k, database=database) for k in EventKind}
             assert self._key_program is not None
-            self._texts = (self._key_program, self._compiled(steps))
+            self._texts = (self._key_program, self._compiled(templates))
         self._schema = _with_order(envelope)
 
     def rows(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -21,7 +21,7 @@ from aqueduck.model.errors import ResyncNeededError, SchemaChangeError
 from aqueduck.model.schema import Column, TableName, TableSchema
 
 __all__ = [
-    "Step",
+    "ColumnChange",
     "alter",
     "evolve",
     "holds",
@@ -41,7 +41,7 @@ _WIDER = {
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ColumnChange:
     """One change of one column."""
 
     kind: Literal["add", "drop", "rename", "widen"]
@@ -71,7 +71,7 @@ def _maybe_same_number(one: Column, other: Column) -> bool:
     return not one.number or not other.number or one.number == other.number
 
 
-def plan_changes(old: TableSchema, new: TableSchema) -> list[Step]:
+def plan_changes(old: TableSchema, new: TableSchema) -> list[ColumnChange]:
     """
     Steps from the columns of `old` to those of `new`; raises if the table must be re-copied.
 
@@ -93,16 +93,16 @@ def plan_changes(old: TableSchema, new: TableSchema) -> list[Step]:
     came_from = {**{name: name for name in kept}, **{after: name for name, after in renamed.items()}}
     before = {c.name: c for c in old.columns}
     after = {c.name: c for c in new.columns}
-    steps = [Step("drop", c) for c in gone]
+    steps = [ColumnChange("drop", c) for c in gone]
     steps += _renames({name: after[new_name] for name, new_name in renamed.items()})
     for column in new.columns:
         if column.name not in came_from:
-            steps.append(Step("add", _addable(new, column)))
+            steps.append(ColumnChange("add", _addable(new, column)))
         else:
             was = before[came_from[column.name]]
             if lake_type(was) != lake_type(column):
                 _refuse_narrowing(new, was, column)
-                steps.append(Step("widen", column, was.name))
+                steps.append(ColumnChange("widen", column, was.name))
             elif not keeps_values(was, column):
                 raise ResyncNeededError(
                     f"the type of {column.name} changed, which may have changed its values",
@@ -134,19 +134,19 @@ def _matched(old: TableSchema, new: TableSchema) -> tuple[set[str], dict[str, st
     return kept, renamed
 
 
-def _renames(wanted: dict[str, Column]) -> list[Step]:
+def _renames(wanted: dict[str, Column]) -> list[ColumnChange]:
     """Renames in an order in which each new name is free; swapped names go through a temporary name."""
-    steps: list[Step] = []
+    steps: list[ColumnChange] = []
     left = dict(wanted)
     while left:
         free = [name for name, column in left.items() if column.name not in left]
         if not free:
             name, column = left.popitem()
             aside = f"{column.name}_aqueduck"
-            steps.append(Step("rename", replace(column, name=aside), name))
+            steps.append(ColumnChange("rename", replace(column, name=aside), name))
             left[aside] = column
             continue
-        steps += [Step("rename", left.pop(name), name) for name in free]
+        steps += [ColumnChange("rename", left.pop(name), name) for name in free]
     return steps
 
 
@@ -260,7 +260,7 @@ def widen(session: LakeSession, target: TableName, old: TableSchema, wider: Tabl
     session.memory.targets.pop(target, None)
 
 
-def evolve(session: LakeSession, target: TableName, steps: Sequence[Step]) -> None:
+def evolve(session: LakeSession, target: TableName, steps: Sequence[ColumnChange]) -> None:
     """
     Execute all steps but widening, inside the transaction that applies the run; `widen` ran before.
 

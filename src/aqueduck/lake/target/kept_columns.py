@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from aqueduck.lake.session.catalog import LakeSession
 from aqueduck.lake.session.sql import ident, lake_table
-from aqueduck.lake.target.evolve import Step, alter, holds, literal_value, stored_columns
+from aqueduck.lake.target.evolve import ColumnChange, alter, holds, literal_value, stored_columns
 from aqueduck.lake.target.mode_rows import own_rows
 from aqueduck.model.columns.typemap import lake_type
 from aqueduck.model.errors import ResyncNeededError, SchemaChangeError
@@ -22,7 +22,9 @@ from aqueduck.model.schema import Column, TableName, TableSchema
 __all__ = ["fit_columns", "keep_columns"]
 
 
-def keep_columns(session: LakeSession, target: TableName, steps: Sequence[Step], mode: TableMode) -> None:
+def keep_columns(
+    session: LakeSession, target: TableName, steps: Sequence[ColumnChange], mode: TableMode
+) -> None:
     """Apply the source's column changes, inside the transaction that applies the next run."""
     for step in steps:
         if step.kind == "add":
@@ -70,7 +72,7 @@ def _add(session: LakeSession, target: TableName, column: Column, mode: TableMod
     _set(session, target, f"{name} = {value}", f"t.{name} is distinct from {value}", mode)
 
 
-def _rename(session: LakeSession, target: TableName, step: Step, mode: TableMode) -> None:
+def _rename(session: LakeSession, target: TableName, step: ColumnChange, mode: TableMode) -> None:
     before, after = ident(step.before), ident(step.column.name)
     found = stored_columns(session, target).get(step.column.name.lower())
     if mode.source_column is None:

@@ -22,7 +22,7 @@ from aqueduck.lake.upkeep.statistics import settle_statistics, statistics_of_fil
 from aqueduck.lake.upkeep.table_upkeep import Lake, do_step, flush, read_files, table_id
 from aqueduck.model.errors import AqueduckError, LakeBusyError, own_error
 from aqueduck.model.schema import TableName
-from aqueduck.model.upkeep import ExpiryReport, MaintenanceReport, Rewrite, Step, TableUpkeep, next_step
+from aqueduck.model.upkeep import ExpiryReport, MaintenanceReport, Rewrite, TableUpkeep, UpkeepStep, next_step
 from aqueduck.overview import metrics
 
 __all__ = ["LakeWork", "Progress", "maintain"]
@@ -158,7 +158,7 @@ class _Run:
 
     def _table(self, table: TableName) -> TableUpkeep | None:
         report: TableUpkeep | None = None
-        without_effect: set[Step] = set()
+        without_effect: set[UpkeepStep] = set()
         more = True
         while more and not self._time_is_up:
             try:
@@ -178,7 +178,7 @@ class _Run:
         return report
 
     def _step(
-        self, lake: Lake, table: TableName, report: TableUpkeep | None, without_effect: set[Step]
+        self, lake: Lake, table: TableName, report: TableUpkeep | None, without_effect: set[UpkeepStep]
     ) -> tuple[TableUpkeep | None, bool]:
         """Flush, then do the next step of the table; also returns whether there may be more to do."""
         number = table_id(lake, table)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from aqueduck.lake.session.sql import literal
 from aqueduck.lake.upkeep.statistics import read_statistics, widen_statistics
 from aqueduck.model.schema import TableName
-from aqueduck.model.upkeep import Merge, Step, TableFile
+from aqueduck.model.upkeep import Merge, TableFile, UpkeepStep
 
 __all__ = ["Lake", "do_step", "flush", "read_files", "table_id"]
 
@@ -68,7 +68,7 @@ def flush(lake: Lake, table: TableName) -> int:
     return sum(int(row[-1] or 0) for row in rows)
 
 
-def do_step(lake: Lake, table: TableName, number: int, step: Step) -> int:
+def do_step(lake: Lake, table: TableName, number: int, step: UpkeepStep) -> int:
     """
     Merge or rewrite files, right after a flush; returns how many files were read.
 
