@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from aqueduck.model.errors import ProtocolError
 from aqueduck.model.schema import Column, TableSchema
-from aqueduck.postgres.decode.decoder import Commit, Decoder, Rows, Run, Truncate, commit_after, last_commit
+from aqueduck.postgres.decode.decoder import (
+    Commit,
+    Decoder,
+    Rows,
+    StreamItem,
+    Truncate,
+    commit_after,
+    last_commit,
+)
 from aqueduck.postgres.decode.stream_tables import GivenTables
 from tests import pgoutput_encoder as encode
 from tests.pgoutput_encoder import UNCHANGED, EncodedTable
@@ -34,16 +42,16 @@ def new_decoder() -> Decoder:
     return Decoder(GivenTables({t.oid: described(t) for t in (ORDERS, ORDERS_FULL)}))
 
 
-def decode(decoder: Decoder, *frames: bytes) -> list[Run]:
+def decode(decoder: Decoder, *frames: bytes) -> list[StreamItem]:
     raw = b"".join(frames)
-    runs, used, other = decoder.decode(np.frombuffer(raw, np.uint8), len(raw))
+    items, used, other = decoder.decode(np.frombuffer(raw, np.uint8), len(raw))
     assert used == len(raw)
     assert not other
-    return runs
+    return items
 
 
-def rows_of(runs: list[Run]) -> list[dict[str, Any]]:
-    return [row for run in runs if isinstance(run, Rows) for row in run.batch.to_pylist()]
+def rows_of(items: list[StreamItem]) -> list[dict[str, Any]]:
+    return [row for item in items if isinstance(item, Rows) for row in item.batch.to_pylist()]
 
 
 def transaction(*frames: bytes, lsn: int = 100, end: int = 120) -> tuple[bytes, ...]:
@@ -52,7 +60,7 @@ def transaction(*frames: bytes, lsn: int = 100, end: int = 120) -> tuple[bytes, 
 
 def test_a_row_carries_its_transaction() -> None:
     """Every row knows its commit position, commit time, transaction id and place in the transaction."""
-    runs = decode(
+    items = decode(
         new_decoder(),
         *transaction(
             encode.relation(ORDERS),
@@ -60,25 +68,25 @@ def test_a_row_carries_its_transaction() -> None:
             encode.insert(ORDERS.oid, ["2", "", "x"]),
         ),
     )
-    first, second = rows_of(runs)
+    first, second = rows_of(items)
     assert (first["_lsn"], first["_ts"], first["_xid"], first["_seq"]) == (100, 1_000_000, 7, 0)
     assert second["_seq"] == 1
     assert second["_ord"] > first["_ord"]
     assert (first["n0"], first["n1"], first["n2"]) == ("1", "a", None)
     assert (second["n0"], second["n1"], second["n2"]) == ("2", "", "x")
-    assert runs[-1] == Commit(120, 1_000_000, 1)
+    assert items[-1] == Commit(120, 1_000_000, 1)
 
 
 def test_rows_after_the_last_commit_come_after_it() -> None:
-    """A commit run closes exactly the rows of whole transactions; the open tail follows it."""
+    """A commit closes exactly the rows of whole transactions; the open tail follows it."""
     open_tail = (encode.begin(200, 2_000_000, 8), encode.insert(ORDERS.oid, ["9", "open", None]))
-    runs = decode(
+    items = decode(
         new_decoder(),
         *transaction(encode.relation(ORDERS), encode.insert(ORDERS.oid, ["1", "a", None])),
         *open_tail,
     )
-    assert [type(r).__name__ for r in runs] == ["Rows", "Commit", "Rows"]
-    assert rows_of(runs)[-1]["_lsn"] == 200
+    assert [type(r).__name__ for r in items] == ["Rows", "Commit", "Rows"]
+    assert rows_of(items)[-1]["_lsn"] == 200
 
 
 def test_a_transaction_may_span_buffers() -> None:
@@ -88,8 +96,8 @@ def test_a_transaction_may_span_buffers() -> None:
         decoder, encode.begin(100, 5, 7), encode.relation(ORDERS), encode.insert(ORDERS.oid, ["1", "a", None])
     )
     assert decoder.in_transaction
-    runs = decode(decoder, encode.insert(ORDERS.oid, ["2", "b", None]), encode.commit(100, 120, 5))
-    (row,) = rows_of(runs)
+    items = decode(decoder, encode.insert(ORDERS.oid, ["2", "b", None]), encode.commit(100, 120, 5))
+    (row,) = rows_of(items)
     assert (row["_lsn"], row["_seq"], row["_xid"]) == (100, 1, 7)
     assert not decoder.in_transaction
 
@@ -100,56 +108,58 @@ def test_other_tables_are_wanted_on_the_way() -> None:
     extra = EncodedTable(16_409, "public", "extra", "d", ORDERS.columns)
     one_each = [encode.insert(table.oid, ["1", "a", None]) for table in (ORDERS, ORDERS_FULL, extra)]
     relations = [encode.relation(table) for table in (ORDERS, ORDERS_FULL, extra)]
-    runs = decode(decoder, encode.begin(100, 5, 7), *relations, *one_each)
-    assert [r.layout.table.name for r in runs if isinstance(r, Rows)] == ["orders"]
+    items = decode(decoder, encode.begin(100, 5, 7), *relations, *one_each)
+    assert [r.layout.table.name for r in items if isinstance(r, Rows)] == ["orders"]
     decoder.know(GivenTables({t.oid: described(t) for t in (ORDERS, ORDERS_FULL)}))
-    runs = decode(decoder, *one_each)
-    assert [(r.layout.table.name, r.layout.version) for r in runs if isinstance(r, Rows)] == [
+    items = decode(decoder, *one_each)
+    assert [(r.layout.table.name, r.layout.version) for r in items if isinstance(r, Rows)] == [
         ("orders", 0),
         ("full", 3),
     ]
     decoder.know(GivenTables({ORDERS_FULL.oid: described(ORDERS_FULL)}))
-    runs = decode(decoder, *one_each, encode.commit(100, 120, 5))
-    assert [r.layout.table.name for r in runs if isinstance(r, Rows)] == ["full"]
+    items = decode(decoder, *one_each, encode.commit(100, 120, 5))
+    assert [r.layout.table.name for r in items if isinstance(r, Rows)] == ["full"]
 
 
 def test_a_key_change_is_marked_and_keeps_the_old_key() -> None:
     """P-S08: an update with an old key image has the old key in o0 and the new one in n0."""
-    runs = decode(
+    items = decode(
         new_decoder(),
         *transaction(
             encode.relation(ORDERS), encode.update(ORDERS.oid, ["2", "a", UNCHANGED], old=["1", None, None])
         ),
     )
-    (row,) = rows_of(runs)
+    (row,) = rows_of(items)
     assert (row["_op"], row["_kc"], row["_old"], row["o0"], row["n0"]) == (2, True, 1, "1", "2")
     assert row["_unchanged"] == [2]
 
 
 def test_a_full_identity_fills_in_unchanged_values() -> None:
     """P-S10: with REPLICA IDENTITY FULL an unchanged TOAST value is taken from the old image."""
-    runs = decode(
+    items = decode(
         new_decoder(),
         *transaction(
             encode.relation(ORDERS_FULL),
             encode.update(ORDERS_FULL.oid, ["1", "b", UNCHANGED], old=["1", "a", "big"], old_kind=b"O"),
         ),
     )
-    (row,) = rows_of(runs)
+    (row,) = rows_of(items)
     assert (row["n2"], row["_unchanged"], row["_kc"], row["o1"]) == ("big", None, False, "a")
 
 
 def test_tables_in_one_transaction_keep_their_order() -> None:
     """Rows of several tables come out table by table, each in stream order, with one total order over all."""
     frames = [encode.insert(ORDERS.oid if i % 2 else ORDERS_FULL.oid, [str(i), "x", None]) for i in range(10)]
-    runs = decode(new_decoder(), *transaction(encode.relation(ORDERS), encode.relation(ORDERS_FULL), *frames))
-    by_ord = sorted(rows_of(runs), key=lambda r: r["_ord"])
+    items = decode(
+        new_decoder(), *transaction(encode.relation(ORDERS), encode.relation(ORDERS_FULL), *frames)
+    )
+    by_ord = sorted(rows_of(items), key=lambda r: r["_ord"])
     assert [r["n0"] for r in by_ord] == [str(i) for i in range(10)]
 
 
 def test_a_truncate_is_a_barrier() -> None:
     """P-S11: a truncate stands between the rows before it and after it, once for each relation."""
-    runs = decode(
+    items = decode(
         new_decoder(),
         *transaction(
             encode.relation(ORDERS),
@@ -158,8 +168,8 @@ def test_a_truncate_is_a_barrier() -> None:
             encode.insert(ORDERS.oid, ["2", "b", None]),
         ),
     )
-    assert [type(r).__name__ for r in runs] == ["Rows", "Truncate", "Rows", "Commit"]
-    before, barrier, after, _ = runs
+    assert [type(r).__name__ for r in items] == ["Rows", "Truncate", "Rows", "Commit"]
+    before, barrier, after, _ = items
     assert isinstance(before, Rows)
     assert isinstance(barrier, Truncate)
     assert isinstance(after, Rows)
@@ -169,7 +179,7 @@ def test_a_truncate_is_a_barrier() -> None:
 def test_a_changed_relation_is_a_new_version() -> None:
     """Rows after an ALTER TABLE decode against the new description and carry a new version."""
     wider = EncodedTable(ORDERS.oid, "public", "orders", "d", (*ORDERS.columns, ("extra", False, 23, -1)))
-    runs = decode(
+    items = decode(
         new_decoder(),
         *transaction(
             encode.relation(ORDERS),
@@ -178,7 +188,7 @@ def test_a_changed_relation_is_a_new_version() -> None:
             encode.insert(ORDERS.oid, ["2", "b", None, "5"]),
         ),
     )
-    first, second = (r for r in runs if isinstance(r, Rows))
+    first, second = (r for r in items if isinstance(r, Rows))
     assert (first.layout.version, second.layout.version) == (0, 1)
     assert second.batch.to_pylist()[0]["n3"] == "5"
 
@@ -214,7 +224,7 @@ def test_what_the_catalog_knows_holds_until_the_stream_tells_of_another_type(
 def test_messages_that_carry_no_rows_are_passed_over() -> None:
     """Origin, Type and logical messages and unpublished tables change nothing."""
     other = EncodedTable(99, "public", "other", "d", (("id", True, 23, -1),))
-    runs = decode(
+    items = decode(
         new_decoder(),
         encode.logical_message("p", b"x", transactional=False),
         *transaction(
@@ -222,8 +232,8 @@ def test_messages_that_carry_no_rows_are_passed_over() -> None:
             encode.relation(other), encode.insert(other.oid, ["1"]),
         ),
     )  # fmt: skip
-    assert rows_of(runs) == []
-    assert runs == [Commit(120, 1_000_000, 1)]
+    assert rows_of(items) == []
+    assert items == [Commit(120, 1_000_000, 1)]
 
 
 def test_keepalives_tell_the_position_and_ask_for_replies() -> None:
@@ -268,12 +278,12 @@ def test_an_incomplete_frame_waits_for_its_rest() -> None:
     """Bytes of a frame that is not complete are left for the next call."""
     raw = b"".join(transaction(encode.relation(ORDERS), encode.insert(ORDERS.oid, ["1", "a", None])))
     decoder = new_decoder()
-    collected: list[Run] = []
+    collected: list[StreamItem] = []
     buffer = b""
     for i in range(0, len(raw), 7):
         buffer += raw[i : i + 7]
-        runs, used, _ = decoder.decode(np.frombuffer(buffer, np.uint8), len(buffer))
-        collected += runs
+        items, used, _ = decoder.decode(np.frombuffer(buffer, np.uint8), len(buffer))
+        collected += items
         buffer = buffer[used:]
     assert buffer == b""
     assert [r["n1"] for r in rows_of(collected)] == ["a"]
@@ -318,16 +328,16 @@ def test_decoding_what_was_encoded_gives_it_back(
     for n, changes in enumerate(transactions):
         head = encode.relation(ORDERS) if n == 0 else b""
         raw += b"".join(transaction(head, *map(_encode, changes), lsn=100 * n + 100, end=100 * n + 150))
-    decoder, runs, buffer = new_decoder(), [], b""
+    decoder, items, buffer = new_decoder(), [], b""
     for i in range(0, len(raw), piece):
         buffer += raw[i : i + piece]
         got, used, _ = decoder.decode(np.frombuffer(buffer, np.uint8), len(buffer))
-        runs += got
+        items += got
         buffer = buffer[used:]
-    rows = sorted(rows_of(runs), key=lambda r: r["_ord"])
+    rows = sorted(rows_of(items), key=lambda r: r["_ord"])
     seen = [(r["_op"], (r["n0"], r["n1"], r["n2"]), r["_unchanged"], r["o0"], r["_kc"]) for r in rows]
     assert seen == [_expected(item) for changes in transactions for item in changes]
-    commits = [r.position for r in runs if isinstance(r, Commit)]
+    commits = [r.position for r in items if isinstance(r, Commit)]
     assert commits == sorted(commits)
     assert not transactions or commits[-1] == 100 * len(transactions) + 50
 
@@ -350,14 +360,14 @@ def test_a_mutated_stream_only_ever_raises_protocol_error(data: st.DataObject) -
     cut = data.draw(st.integers(0, len(raw)))
     decoder = new_decoder()
     try:
-        runs, used, _ = decoder.decode(np.frombuffer(bytes(raw), np.uint8), cut)
+        items, used, _ = decoder.decode(np.frombuffer(bytes(raw), np.uint8), cut)
     except ProtocolError:
         return
     assert 0 <= used <= cut
-    for run in runs:
-        if isinstance(run, Rows):
-            assert isinstance(run.batch, pa.RecordBatch)
-            run.batch.validate()
+    for item in items:
+        if isinstance(item, Rows):
+            assert isinstance(item.batch, pa.RecordBatch)
+            item.batch.validate()
 
 
 @pytest.mark.parametrize(

@@ -318,13 +318,13 @@ class Capture(threading.Thread):
     def _decode(self, decoder: Decoder) -> None:
         began = time.monotonic()
         self._use.look_at_tables(decoder)
-        runs, used, other = decoder.decode(self._buf, self._fill)
+        items, used, other = decoder.decode(self._buf, self._fill)
         self._keep_rest(used)
         self._decode_seconds += time.monotonic() - began
-        for run in runs:
-            self._stage.add(run)
-            if isinstance(run, Commit):
-                self._committed = run.position
+        for item in items:
+            self._stage.add(item)
+            if isinstance(item, Commit):
+                self._committed = item.position
         if other:
             self._other_message()
 

@@ -22,7 +22,7 @@ from aqueduck.postgres.decode.decoder import (
     Commit,
     Decoder,
     Rows,
-    Run,
+    StreamItem,
     Truncate,
     commit_after,
     last_commit,
@@ -62,18 +62,18 @@ class CdcStage(Stage):
     def full(self) -> bool:
         return super().full and self._ready_position >= self.needed
 
-    def add(self, run: Run) -> None:
+    def add(self, item: StreamItem) -> None:
         with self.changed:
-            if isinstance(run, Commit):
+            if isinstance(item, Commit):
                 self._cut_before_too_much()
-                super().add(run)
+                super().add(item)
                 if self._ready.has_rows():
                     self._ready_rows += self._open_rows
                 self._open_rows = 0
                 return
-            if isinstance(run, Rows | Truncate):
-                self._open_rows += run.batch.num_rows if isinstance(run, Rows) else 1
-            super().add(run)
+            if isinstance(item, Rows | Truncate):
+                self._open_rows += item.batch.num_rows if isinstance(item, Rows) else 1
+            super().add(item)
 
     def _cut_before_too_much(self) -> None:
         rows, size = self._ready_rows + self._open_rows, self._ready.bytes + self._open.bytes

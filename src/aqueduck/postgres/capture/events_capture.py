@@ -25,7 +25,7 @@ from aqueduck.postgres.decode.decoder import (
     Commit,
     Decoder,
     Rows,
-    Run,
+    StreamItem,
     Truncate,
     commit_after,
     last_commit,
@@ -70,7 +70,7 @@ class EventsSettings:
 
 
 class EventsStage(Stage):
-    """A stage that knows how many events it took, and where a run that counts them has to end."""
+    """A stage that knows how many events it took, and where a limited run of the service has to end."""
 
     def __init__(
         self,
@@ -89,21 +89,21 @@ class EventsStage(Stage):
         self._open_events = 0
         self.limit = None  # then the first commit with which `max_messages` is reached
 
-    def add(self, run: Run) -> None:
+    def add(self, item: StreamItem) -> None:
         with self.changed:
-            super().add(run)
-            if isinstance(run, Finish):
-                self._count(self._open.changes, run.changes)
-            elif isinstance(run, Truncate) and not run.stream:
-                self._count(1, run.seq + 1)
-            elif isinstance(run, Rows) and not run.stream:
-                self._count(run.batch.num_rows, pc.max(run.batch.column("_seq")).as_py() + 1)
-            elif isinstance(run, Commit):
+            super().add(item)
+            if isinstance(item, Finish):
+                self._count(self._open.changes, item.changes)
+            elif isinstance(item, Truncate) and not item.stream:
+                self._count(1, item.seq + 1)
+            elif isinstance(item, Rows) and not item.stream:
+                self._count(item.batch.num_rows, pc.max(item.batch.column("_seq")).as_py() + 1)
+            elif isinstance(item, Commit):
                 self._events += self._open_events
                 self._open_events = 0
                 if self.limit is None and self._is_enough():
                     self.cut()
-                    self.limit = run.position
+                    self.limit = item.position
 
     def _is_enough(self) -> bool:
         return self._max_messages is not None and self._events >= self._max_messages

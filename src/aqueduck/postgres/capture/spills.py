@@ -59,21 +59,21 @@ class Spills:
         for stream in [*self._buckets]:
             self.forget(Forget(stream, 0))
 
-    def forget(self, run: Forget) -> None:
-        bucket = self._buckets.get(run.stream)
+    def forget(self, item: Forget) -> None:
+        bucket = self._buckets.get(item.stream)
         if bucket is None:
             return
-        if run.first == 0:
+        if item.first == 0:
             bucket.remove_files()
-            del self._buckets[run.stream]
-            self._layouts.pop(run.stream, None)
+            del self._buckets[item.stream]
+            self._layouts.pop(item.stream, None)
             return
-        self._cut_drafts(bucket, run.first)
-        void = [ref for ref in bucket.written if ref.last_ord >= run.first]
-        bucket.written = [ref for ref in bucket.written if ref.last_ord < run.first]
+        self._cut_drafts(bucket, item.first)
+        void = [ref for ref in bucket.written if ref.last_ord >= item.first]
+        bucket.written = [ref for ref in bucket.written if ref.last_ord < item.first]
         for ref in void:
-            if ref.path and ref.first_ord < run.first:
-                self._take_back(bucket, ref, self._layouts[run.stream][ref.version], run.first)
+            if ref.path and ref.first_ord < item.first:
+                self._take_back(bucket, ref, self._layouts[item.stream][ref.version], item.first)
             if ref.path:
                 Path(ref.path).unlink(missing_ok=True)
 
@@ -95,41 +95,41 @@ class Spills:
         bucket.buffers[ref.table_oid] = buffer
         bucket.memory_bytes += buffer.bytes
 
-    def finish(self, run: Finish) -> Bucket:
+    def finish(self, item: Finish) -> Bucket:
         """All of a transaction, ready to be committed."""
-        bucket = self._buckets.pop(run.stream, Bucket())
-        self._layouts.pop(run.stream, None)
+        bucket = self._buckets.pop(item.stream, Bucket())
+        self._layouts.pop(item.stream, None)
         done = Bucket(memory_bytes=bucket.memory_bytes)
         for ref in bucket.written:
             if ref.path:
-                _stamp_file(ref.path, run)
-            done.written.append(_stamped_ref(ref, run))
-        done.closed = [_stamped(buffer, run) for buffer in bucket.closed]
-        done.buffers = {oid: _stamped(buffer, run) for oid, buffer in bucket.buffers.items()}
+                _stamp_file(ref.path, item)
+            done.written.append(_stamped_ref(ref, item))
+        done.closed = [_stamped(buffer, item) for buffer in bucket.closed]
+        done.buffers = {oid: _stamped(buffer, item) for oid, buffer in bucket.buffers.items()}
         return done
 
 
-def _stamped_ref(ref: SegmentRef, run: Finish) -> SegmentRef:
-    if (table := run.tables.get(ref.version)) is not None:
+def _stamped_ref(ref: SegmentRef, item: Finish) -> SegmentRef:
+    if (table := item.tables.get(ref.version)) is not None:
         ref = replace(ref, schema_json=table.to_json())
     if ref.kind == "truncate":
-        ref = replace(ref, commit_lsn=run.lsn, commit_ts=run.time_us)
-    return replace(ref, first_ord=ref.first_ord + run.first_ord, last_ord=ref.last_ord + run.first_ord)
+        ref = replace(ref, commit_lsn=item.lsn, commit_ts=item.time_us)
+    return replace(ref, first_ord=ref.first_ord + item.first_ord, last_ord=ref.last_ord + item.first_ord)
 
 
-def _stamped(buffer: SegmentBuffer, run: Finish) -> SegmentBuffer:
+def _stamped(buffer: SegmentBuffer, item: Finish) -> SegmentBuffer:
     layout = buffer.layout
-    if (table := run.tables.get(layout.version)) is not None:
+    if (table := item.tables.get(layout.version)) is not None:
         layout = replace(layout, table=table)
     done = SegmentBuffer(layout)
     for piece in buffer.pieces:
-        first_ord = piece.first_ord + run.first_ord
-        done.add(replace(piece, layout=layout, batch=_stamped_batch(piece.batch, run), first_ord=first_ord))
+        first_ord = piece.first_ord + item.first_ord
+        done.add(replace(piece, layout=layout, batch=_stamped_batch(piece.batch, item), first_ord=first_ord))
     return done
 
 
-def _stamped_batch(batch: pa.RecordBatch, run: Finish) -> pa.RecordBatch:
-    stamps = _stamps(batch, run)
+def _stamped_batch(batch: pa.RecordBatch, item: Finish) -> pa.RecordBatch:
+    stamps = _stamps(batch, item)
     arrays = [
         pa.array(stamps[field.name]) if field.name in stamps else batch.column(n)
         for n, field in enumerate(batch.schema)
@@ -137,15 +137,15 @@ def _stamped_batch(batch: pa.RecordBatch, run: Finish) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
 
 
-def _stamps(batch: pa.RecordBatch, run: Finish) -> dict[str, Ints]:
+def _stamps(batch: pa.RecordBatch, item: Finish) -> dict[str, Ints]:
     return {
-        "_ord": numbers(batch, "_ord") + run.first_ord,
-        "_lsn": np.full(batch.num_rows, run.lsn),
-        "_ts": np.full(batch.num_rows, run.time_us),
+        "_ord": numbers(batch, "_ord") + item.first_ord,
+        "_lsn": np.full(batch.num_rows, item.lsn),
+        "_ts": np.full(batch.num_rows, item.time_us),
     }
 
 
-def _stamp_file(path: str, run: Finish) -> None:
+def _stamp_file(path: str, item: Finish) -> None:
     """
     Write order, position and time into the file where it is: three numbers a row, not all of it again.
 
@@ -156,6 +156,6 @@ def _stamp_file(path: str, run: Finish) -> None:
         reader = pa.ipc.open_file(pa.py_buffer(memory))
         for n in range(reader.num_record_batches):
             batch = reader.get_batch(n)
-            for name, values in _stamps(batch, run).items():
+            for name, values in _stamps(batch, item).items():
                 at = batch.column(name).buffers()[1].address - memory.ctypes.data
                 os.pwrite(file.fileno(), values.tobytes(), at)

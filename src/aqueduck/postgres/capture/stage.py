@@ -1,7 +1,7 @@
 """
 The stage: decoded changes waiting on disk for Spark, cut at commits.
 
-The capture thread adds runs; Spark's planner asks for what is ready.  Rows collect in
+The capture thread adds decoded items; Spark's planner asks for what is ready.  Rows collect in
 memory per table and are written as *segments* (Arrow IPC files, one table and one schema
 version each) when they reach `segment_bytes`, or when a batch wants them.  A *cut* is a
 position at which every segment before it belongs to whole transactions: the only places
@@ -20,7 +20,7 @@ from pathlib import Path
 from aqueduck.model.changes import SegmentRef
 from aqueduck.postgres.capture.segment_buffers import Bucket, SegmentBuffer, segment_ref, write_segment
 from aqueduck.postgres.capture.spills import Spills
-from aqueduck.postgres.decode.decoder import Commit, Rows, Run, Truncate
+from aqueduck.postgres.decode.decoder import Commit, Rows, StreamItem, Truncate
 from aqueduck.postgres.decode.streamed import Finish, Forget
 
 
@@ -38,7 +38,7 @@ class Stage:
     """Thread-safe: one capture thread adds, the planner takes."""
 
     limit: int | None = None
-    """Where a run ends that counts its events (`EventsStage`): nothing after it is handed out."""
+    """Where a limited run of the service ends (`EventsStage`): nothing after it is handed out."""
 
     def __init__(
         self,
@@ -71,44 +71,44 @@ class Stage:
 
     # -- the capture thread's side
 
-    def add(self, run: Run) -> None:
+    def add(self, item: StreamItem) -> None:
         with self.changed:
-            if isinstance(run, Rows):
-                self._add_rows(run)
-            elif isinstance(run, Truncate):
-                self._add_truncate(run)
-            elif isinstance(run, Forget):
-                self._spills.forget(run)
-            elif isinstance(run, Finish):
-                self._open = self._spills.finish(run)
+            if isinstance(item, Rows):
+                self._add_rows(item)
+            elif isinstance(item, Truncate):
+                self._add_truncate(item)
+            elif isinstance(item, Forget):
+                self._spills.forget(item)
+            elif isinstance(item, Finish):
+                self._open = self._spills.finish(item)
             else:
-                self._add_commit(run)
+                self._add_commit(item)
 
-    def _add_rows(self, run: Rows) -> None:
-        bucket = self._spills.bucket(run.stream, run.layout) if run.stream else self._open
-        bucket.memory_bytes += bucket.buffer(run.layout).add(run)
-        self.rows += run.batch.num_rows
-        if run.stream:
+    def _add_rows(self, item: Rows) -> None:
+        bucket = self._spills.bucket(item.stream, item.layout) if item.stream else self._open
+        bucket.memory_bytes += bucket.buffer(item.layout).add(item)
+        self.rows += item.batch.num_rows
+        if item.stream:
             self._spills.make_room()
         elif bucket.memory_bytes >= self._segment_bytes:
             self._write(bucket)
 
-    def _add_truncate(self, run: Truncate) -> None:
-        bucket = self._spills.bucket(run.stream, run.layout) if run.stream else self._open
-        bucket.close(run.layout.table.oid)
+    def _add_truncate(self, item: Truncate) -> None:
+        bucket = self._spills.bucket(item.stream, item.layout) if item.stream else self._open
+        bucket.close(item.layout.table.oid)
         self._write(bucket)
-        ref = segment_ref(SegmentBuffer(run.layout, first_ord=run.ord, last_ord=run.ord), path="")
-        where = replace(ref, commit_lsn=run.lsn, commit_ts=run.time_us, xid=run.xid, seq=run.seq)
+        ref = segment_ref(SegmentBuffer(item.layout, first_ord=item.ord, last_ord=item.ord), path="")
+        where = replace(ref, commit_lsn=item.lsn, commit_ts=item.time_us, xid=item.xid, seq=item.seq)
         bucket.written.append(where)
 
-    def _add_commit(self, run: Commit) -> None:
-        self.transactions += run.transactions
+    def _add_commit(self, item: Commit) -> None:
+        self.transactions += item.transactions
         if self._open.written:  # keep file order: what is in memory before them goes first
             self._write(self._ready)
         self._ready.absorb(self._open)
         self._open = Bucket()
-        self._ready_position = run.position
-        self._ready_time_us = run.time_us
+        self._ready_position = item.position
+        self._ready_time_us = item.time_us
         if self._ready.bytes >= self._segment_bytes:
             self.cut()
         self.changed.notify_all()

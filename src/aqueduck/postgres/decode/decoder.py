@@ -1,11 +1,11 @@
 """
 Turn buffers of replication frames into Arrow record batches, one table at a time.
 
-`Decoder.decode()` takes the bytes that `wire` read and returns *runs*: ordered pieces of
+`Decoder.decode()` takes the bytes that `wire` read and returns *items*: ordered pieces of
 the stream (rows of one table, a truncate, a commit).  The decoder remembers the
 relations it was told about and the transactions it is in (several, where the server streams
 them before they end: see `streamed`); nothing else.  Parsing bytes is in `pgoutput`, what
-becomes of the runs is up to `stage`.
+becomes of the items is up to `stage`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
     "Decoder",
     "Layout",
     "Rows",
-    "Run",
+    "StreamItem",
     "Truncate",
     "commit_after",
     "last_commit",
@@ -77,7 +77,7 @@ class Commit:
     transactions: int
 
 
-Run = Rows | Truncate | Commit | Forget | Finish
+StreamItem = Rows | Truncate | Commit | Forget | Finish
 
 Place = tuple[int, int, int]
 """How many rows, transactions and control messages of the index come before a place in it."""
@@ -168,24 +168,24 @@ class Decoder:
                     self._learn(relation)
         self._stream = coming_in
 
-    def decode(self, buf: wireformat.Bytes, end: int) -> tuple[list[Run], int, bool]:
+    def decode(self, buf: wireformat.Bytes, end: int) -> tuple[list[StreamItem], int, bool]:
         """
         Decode the complete frames of ``buf[:end]``.
 
-        Returns the runs, how many bytes were used, and whether a message that is not
+        Returns the items, how many bytes were used, and whether a message that is not
         CopyData stands next (the connection's business, not ours).
         """
-        runs: list[Run] = []
+        items: list[StreamItem] = []
         at = 0
         while True:
             status, at, rows, txs, controls = wireformat.index_frames(
                 buf, at, end, self._index, self._state, streams=self._asked_streams
             )
-            runs.extend(self._runs(buf, rows, txs, controls))
+            items.extend(self._items(buf, rows, txs, controls))
             if status != wireformat.FULL:
-                return runs, at, status == wireformat.OTHER
+                return items, at, status == wireformat.OTHER
 
-    def _runs(self, buf: wireformat.Bytes, rows: int, txs: int, controls: int) -> Iterator[Run]:
+    def _items(self, buf: wireformat.Bytes, rows: int, txs: int, controls: int) -> Iterator[StreamItem]:
         """The indexed messages in order, cut where blocks of streamed transactions begin and end."""
         index = self._index
         done: Place = (0, 0, 0)
@@ -196,7 +196,7 @@ class Decoder:
             done = (here[0], here[1], mark + 1)
         yield from self._section(buf, done, (rows, txs, controls))
 
-    def _section(self, buf: wireformat.Bytes, start: Place, stop: Place) -> Iterator[Run]:
+    def _section(self, buf: wireformat.Bytes, start: Place, stop: Place) -> Iterator[StreamItem]:
         if self._stream is None:
             yield from self._whole(buf, start, stop)
             return
@@ -206,7 +206,7 @@ class Decoder:
             at = int(self._index.control_rows[c])
         yield from self._rows(buf, at, stop[0])
 
-    def _whole(self, buf: wireformat.Bytes, start: Place, stop: Place) -> Iterator[Run]:
+    def _whole(self, buf: wireformat.Bytes, start: Place, stop: Place) -> Iterator[StreamItem]:
         """Transactions that come at once: rows between controls, and commits after those that `commits` chooses."""
         index = self._index
         at, tx, control = start
@@ -225,14 +225,14 @@ class Decoder:
             at = int(index.control_rows[c])
         yield from self._rows(buf, at, stop[0])
 
-    def _upto_control(self, buf: wireformat.Bytes, at: int, c: int) -> Iterator[Run]:
+    def _upto_control(self, buf: wireformat.Bytes, at: int, c: int) -> Iterator[StreamItem]:
         yield from self._rows(buf, at, int(self._index.control_rows[c]))
         yield from self._control(buf, c)
 
     def _commit(self, tx: int, transactions: int) -> Commit:
         return Commit(int(self._index.tx_end[tx]), int(self._index.tx_ts[tx]), transactions)
 
-    def _control(self, buf: wireformat.Bytes, c: int) -> Iterator[Run]:
+    def _control(self, buf: wireformat.Bytes, c: int) -> Iterator[StreamItem]:
         if int(self._index.control_kind[c]) == wireformat.RELATION:
             relation = messages.parse_relation(self._message(buf, c))
             self._described_here[relation.oid] = Description(relation, self.next_version)
@@ -261,7 +261,7 @@ class Decoder:
                 common = (int(index.tx_lsn[tx]), int(index.tx_ts[tx]), int(index.tx_xid[tx]))
                 yield Truncate(layout, self._take_ords(1), *common, seq + n)
 
-    def _bound(self, buf: wireformat.Bytes, c: int) -> Iterator[Run]:
+    def _bound(self, buf: wireformat.Bytes, c: int) -> Iterator[StreamItem]:
         """Where a block of a streamed transaction begins or ends, or such a transaction ends."""
         kind, raw = int(self._index.control_kind[c]), self._message(buf, c)
         if kind == wireformat.STREAM_START:
@@ -294,7 +294,7 @@ class Decoder:
                 f"the streamed transaction {xid} goes on without its beginning", offset=None
             ) from None
 
-    def _finish(self, end: messages.WireStreamCommit) -> Iterator[Run]:
+    def _finish(self, end: messages.WireStreamCommit) -> Iterator[StreamItem]:
         stream = self._streamed(end.xid)
         del self._streams[end.xid]
         found = {
