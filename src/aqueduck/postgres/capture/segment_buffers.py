@@ -1,7 +1,7 @@
 """
 Segment buffers: rows of one table that are still in memory, on their way into a segment.
 
-A `Bucket` holds what came on one side of a commit: buffers, and references to the segments that were
+A `SegmentSet` holds what came on one side of a commit: buffers, and references to the segments that were
 already written of them.  When they are written, and what becomes visible, is the matter of `stage`.
 """
 
@@ -23,7 +23,7 @@ from aqueduck.model.errors import StageFullError
 from aqueduck.postgres.decode.decoder import Rows
 from aqueduck.postgres.decode.layouts import Layout
 
-__all__ = ["Bucket", "SegmentBuffer", "numbers", "segment_ref", "write_segment"]
+__all__ = ["SegmentBuffer", "SegmentSet", "numbers", "segment_ref", "write_segment"]
 
 _COUNTS = ("inserts", "updates", "deletes", "key_changes", "unchanged")
 
@@ -112,7 +112,7 @@ def counted(layout: Layout, batch: pa.RecordBatch) -> Rows:
 
 
 @dataclass(slots=True)
-class Bucket:
+class SegmentSet:
     """Segments (written) and buffers (in memory) of one side of a commit."""
 
     written: list[SegmentRef] = field(default_factory=list)
@@ -134,7 +134,7 @@ class Bucket:
         if buffer is not None:
             self.closed.append(buffer)
 
-    def absorb(self, other: Bucket) -> None:
+    def absorb(self, other: SegmentSet) -> None:
         """Take over what `other` holds; its rows come after ours."""
         self.written += other.written
         for buffer in other.closed:

@@ -1,7 +1,7 @@
 """
 Spills: what is staged of streamed transactions that have not ended yet, out of sight of every batch.
 
-Each transaction has a bucket of its own; all of them together hold at most `segment_bytes` in memory.  Their rows
+Each transaction has a segment set of its own; all of them together hold at most `segment_bytes` in memory.  Their rows
 are numbered within the transaction.  `forget` takes back what a rolled-back subtransaction did; `finish` gives a
 transaction's rows their place in the order and the position and time of its commit, in the files where they are.
 What streamed transactions are, the decoder's `streamed` tells.
@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from aqueduck.model.changes import SegmentRef
-from aqueduck.postgres.capture.segment_buffers import Bucket, SegmentBuffer, numbers
+from aqueduck.postgres.capture.segment_buffers import SegmentBuffer, SegmentSet, numbers
 from aqueduck.postgres.decode.layouts import Layout
 from aqueduck.postgres.decode.pgoutput import Ints
 from aqueduck.postgres.decode.streamed import Finish, Forget
@@ -27,85 +27,85 @@ __all__ = ["Spills"]
 
 
 class Spills:
-    """Buckets of streamed transactions, by transaction id.  The caller sees to it that one thread uses them."""
+    """Segment sets of streamed transactions, by transaction id.  The caller sees to it that one thread uses them."""
 
-    def __init__(self, segment_bytes: int, write: Callable[[Bucket], None]) -> None:
+    def __init__(self, segment_bytes: int, write: Callable[[SegmentSet], None]) -> None:
         self._segment_bytes = segment_bytes
         self._write = write
-        self._buckets: dict[int, Bucket] = {}
+        self._held: dict[int, SegmentSet] = {}
         self._layouts: dict[int, dict[int, Layout]] = {}
 
     @property
     def bytes(self) -> int:
         """What unfinished transactions hold, on disk and in memory."""
-        return sum(bucket.bytes for bucket in self._buckets.values())
+        return sum(held.bytes for held in self._held.values())
 
     @property
     def transactions(self) -> int:
-        return len(self._buckets)
+        return len(self._held)
 
-    def bucket(self, stream: int, layout: Layout) -> Bucket:
+    def held(self, stream: int, layout: Layout) -> SegmentSet:
         """Where changes of this layout go; it is remembered for rows that come back from a file."""
         self._layouts.setdefault(stream, {})[layout.version] = layout
-        return self._buckets.setdefault(stream, Bucket())
+        return self._held.setdefault(stream, SegmentSet())
 
     def make_room(self) -> None:
-        """Write the largest bucket while there is too much in memory."""
-        while sum(b.memory_bytes for b in self._buckets.values()) >= self._segment_bytes:
-            self._write(max(self._buckets.values(), key=lambda b: b.memory_bytes))
+        """Write the largest set while there is too much in memory."""
+        while sum(b.memory_bytes for b in self._held.values()) >= self._segment_bytes:
+            self._write(max(self._held.values(), key=lambda b: b.memory_bytes))
 
     def clear(self) -> None:
         """Forget all of them: their ends will not come."""
-        for stream in [*self._buckets]:
+        for stream in [*self._held]:
             self.forget(Forget(stream, 0))
 
     def forget(self, item: Forget) -> None:
-        bucket = self._buckets.get(item.stream)
-        if bucket is None:
+        held = self._held.get(item.stream)
+        if held is None:
             return
         if item.first == 0:
-            bucket.remove_files()
-            del self._buckets[item.stream]
+            held.remove_files()
+            del self._held[item.stream]
             self._layouts.pop(item.stream, None)
             return
-        self._cut_drafts(bucket, item.first)
-        void = [ref for ref in bucket.written if ref.last_ord >= item.first]
-        bucket.written = [ref for ref in bucket.written if ref.last_ord < item.first]
+        self._cut_buffers(held, item.first)
+        void = [ref for ref in held.written if ref.last_ord >= item.first]
+        held.written = [ref for ref in held.written if ref.last_ord < item.first]
         for ref in void:
             if ref.path and ref.first_ord < item.first:
-                self._take_back(bucket, ref, self._layouts[item.stream][ref.version], item.first)
+                self._take_back(held, ref, self._layouts[item.stream][ref.version], item.first)
             if ref.path:
                 Path(ref.path).unlink(missing_ok=True)
 
     @staticmethod
-    def _cut_drafts(bucket: Bucket, first: int) -> None:
-        for buffer in bucket.in_order():
-            bucket.memory_bytes -= buffer.cut_back(first)
-        bucket.closed = [buffer for buffer in bucket.closed if buffer.rows]
-        bucket.buffers = {oid: buffer for oid, buffer in bucket.buffers.items() if buffer.rows}
+    def _cut_buffers(held: SegmentSet, first: int) -> None:
+        for buffer in held.in_order():
+            held.memory_bytes -= buffer.cut_back(first)
+        held.closed = [buffer for buffer in held.closed if buffer.rows]
+        held.buffers = {oid: buffer for oid, buffer in held.buffers.items() if buffer.rows}
 
     @staticmethod
-    def _take_back(bucket: Bucket, ref: SegmentRef, layout: Layout, first: int) -> None:
+    def _take_back(held: SegmentSet, ref: SegmentRef, layout: Layout, first: int) -> None:
         """The rows of a segment that stay, in memory again."""
         with pa.OSFile(ref.path) as file:
             reader = pa.ipc.open_file(file)
             buffer = SegmentBuffer.of(layout, (reader.get_batch(n) for n in range(reader.num_record_batches)))
         buffer.cut_back(first)
-        bucket.close(ref.table_oid)  # there is none: it would have come after this segment
-        bucket.buffers[ref.table_oid] = buffer
-        bucket.memory_bytes += buffer.bytes
+        held.close(ref.table_oid)  # there is none: it would have come after this segment
+        held.buffers[ref.table_oid] = buffer
+        held.memory_bytes += buffer.bytes
 
-    def finish(self, item: Finish) -> Bucket:
+    def finish(self, item: Finish) -> SegmentSet:
         """All of a transaction, ready to be committed."""
-        bucket = self._buckets.pop(item.stream, Bucket())
+        held = self._held.pop(item.stream, SegmentSet())
         self._layouts.pop(item.stream, None)
-        done = Bucket(memory_bytes=bucket.memory_bytes)
-        for ref in bucket.written:
+        done = SegmentSet(memory_bytes=held.memory_bytes)
+        for ref in held.written:
             if ref.path:
                 _stamp_file(ref.path, item)
             done.written.append(_stamped_ref(ref, item))
-        done.closed = [_stamped(buffer, item) for buffer in bucket.closed]
-        done.buffers = {oid: _stamped(buffer, item) for oid, buffer in bucket.buffers.items()}
+        done.closed = [_stamped(buffer, item) for buffer in held.closed]
+        done.buffers = {oid: _stamped(buffer, item) for oid, buffer in held.buffers.items()}
         return done
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aqueduck.model.changes import SegmentRef
-from aqueduck.postgres.capture.segment_buffers import Bucket, SegmentBuffer, segment_ref, write_segment
+from aqueduck.postgres.capture.segment_buffers import SegmentBuffer, SegmentSet, segment_ref, write_segment
 from aqueduck.postgres.capture.spills import Spills
 from aqueduck.postgres.decode.decoder import Commit, Rows, StreamItem, Truncate
 from aqueduck.postgres.decode.streamed import Finish, Forget
@@ -57,8 +57,8 @@ class Stage:
         self._bytes_max = bytes_max
         self._rows_max = rows_max
         self._cuts: deque[Cut] = deque()
-        self._ready = Bucket()  # committed, not cut yet
-        self._open = Bucket()  # of the transaction that is coming in
+        self._ready = SegmentSet()  # committed, not cut yet
+        self._open = SegmentSet()  # of the transaction that is coming in
         self._spills = Spills(segment_bytes, self._write)  # of those that come in before they end
         self._ready_position = position
         self._ready_time_us = 0
@@ -85,28 +85,28 @@ class Stage:
                 self._add_commit(item)
 
     def _add_rows(self, item: Rows) -> None:
-        bucket = self._spills.bucket(item.stream, item.layout) if item.stream else self._open
-        bucket.memory_bytes += bucket.buffer(item.layout).add(item)
+        held = self._spills.held(item.stream, item.layout) if item.stream else self._open
+        held.memory_bytes += held.buffer(item.layout).add(item)
         self.rows += item.batch.num_rows
         if item.stream:
             self._spills.make_room()
-        elif bucket.memory_bytes >= self._segment_bytes:
-            self._write(bucket)
+        elif held.memory_bytes >= self._segment_bytes:
+            self._write(held)
 
     def _add_truncate(self, item: Truncate) -> None:
-        bucket = self._spills.bucket(item.stream, item.layout) if item.stream else self._open
-        bucket.close(item.layout.table.oid)
-        self._write(bucket)
+        held = self._spills.held(item.stream, item.layout) if item.stream else self._open
+        held.close(item.layout.table.oid)
+        self._write(held)
         ref = segment_ref(SegmentBuffer(item.layout, first_ord=item.ord, last_ord=item.ord), path="")
         where = replace(ref, commit_lsn=item.lsn, commit_ts=item.time_us, xid=item.xid, seq=item.seq)
-        bucket.written.append(where)
+        held.written.append(where)
 
     def _add_commit(self, item: Commit) -> None:
         self.transactions += item.transactions
         if self._open.written:  # keep file order: what is in memory before them goes first
             self._write(self._ready)
         self._ready.absorb(self._open)
-        self._open = Bucket()
+        self._open = SegmentSet()
         self._ready_position = item.position
         self._ready_time_us = item.time_us
         if self._ready.bytes >= self._segment_bytes:
@@ -117,7 +117,7 @@ class Stage:
         """Forget transactions whose ends did not come; the server sends them again."""
         with self.changed:
             self._open.remove_files()
-            self._open = Bucket()
+            self._open = SegmentSet()
             self._spills.clear()
 
     @property
@@ -179,7 +179,7 @@ class Stage:
             self._cuts.append(Cut(self._ready_position, self._ready_time_us, segments, size))
             self.staged_bytes += size
             self.staged_rows += sum(s.rows for s in segments)
-            self._ready = Bucket()
+            self._ready = SegmentSet()
 
     def ready_bytes(self, after: int) -> int:
         """Bytes that a batch starting after `after` could have, without cutting."""
@@ -232,10 +232,10 @@ class Stage:
 
     # -- files
 
-    def _write(self, bucket: Bucket) -> None:
-        """Write the buffers of a bucket, in the order in which they began."""
-        for buffer in bucket.in_order():
+    def _write(self, held: SegmentSet) -> None:
+        """Write the buffers of a segment set, in the order in which they began."""
+        for buffer in held.in_order():
             self._files += 1
             path = self._directory / f"{self._files:08d}-{buffer.layout.table.oid}.arrow"
-            bucket.written.append(write_segment(buffer, path))
-        bucket.closed, bucket.buffers, bucket.memory_bytes = [], {}, 0
+            held.written.append(write_segment(buffer, path))
+        held.closed, held.buffers, held.memory_bytes = [], {}, 0
