@@ -96,7 +96,7 @@ def catch_up(service: FanoutService) -> None:
 
 
 def ids(service: FanoutService) -> set[str]:
-    return {tenant.destination.id for tenant in service.tenants}
+    return {one.destination.id for one in service.served}
 
 
 # -- who is served
@@ -138,17 +138,17 @@ def test_a_value_that_is_the_id_of_a_listed_destination_takes_nothing_from_it(fa
     elsewhere = pattern(fan, catalog=f"sqlite:{fan.directory}/d_{{value}}.sqlite")
     fan.change("insert into lake.t values (5, 'one', 5)")
     service = serve(dynamic=elsewhere)
-    assert service.tenants["one"].destination.value == "a"
+    assert service.served["one"].destination.value == "a"
     assert "already has this id" in service.status.left_out["one"]
     catch_up(service)
     fan.change("insert into lake.t values (6, 'two', 6)")
     service.poll()
-    assert service.tenants["two"].destination.value == "b"
+    assert service.served["two"].destination.value == "b"
     assert "already has this id" in service.status.left_out["two"]
     new = document(fan, dynamic=elsewhere)
     new["destinations"].append({**new["destinations"][0], "id": "p", "routing_value": "q", "table": "q"})
     service.take_over(parse_fanout(json.dumps(new), base_dir=fan.directory, env={}))
-    assert service.tenants["p"].destination.value == "q"
+    assert service.served["p"].destination.value == "q"
     assert "already has this id" in service.status.left_out["p"]
     catch_up(service)
     assert fan.differing() == {}
@@ -346,7 +346,7 @@ def test_a_reload_of_a_wrong_file_changes_nothing(fan: Fan, serve: Serve, change
     file.write_text(yaml.safe_dump(new))
     fanout_run._reload(service, file)
     assert service.config is before
-    assert {t.destination.value for t in service.tenants} == {"1", "2"}
+    assert {t.destination.value for t in service.served} == {"1", "2"}
 
 
 # -- what a cursor is a cursor of
@@ -447,7 +447,7 @@ def test_a_state_of_an_earlier_version_fits_and_is_completed(fan: Fan, serve: Se
     fan.change("insert into lake.t values (5, 'a', 5)")
     service = serve()
     # A process that starts anew knows nothing of the lake yet.
-    Workers("test", tasks=1).pool().forget(service.tenants["one"].destination.place)
+    Workers("test", tasks=1).pool().forget(service.served["one"].destination.place)
     catch_up(service)
     assert service.status.destinations["one"].seeds == 0
     assert fan.differing() == {}
@@ -503,18 +503,18 @@ def test_a_failing_destination_waits_for_the_source(
     """P-F09: the side lane rests as long as the main lane; the destination's own tries are not used up."""
     service = serve(poll={"interval_seconds": 60})
     catch_up(service)
-    service.tenants.failed([service.tenants["two"]], "[lake.write] no")
-    service.tenants["two"].status.retry_at = None
+    service.served.failed([service.served["two"]], "[lake.write] no")
+    service.served["two"].status.retry_at = None
     with monkeypatch.context() as patch:
         away = Away(service, patch)
         fanout_run._side_lane(service, Turns(3), [])
     assert away.asked == 1
-    status = service.tenants["two"].status
+    status = service.served["two"].status
     assert status.failures == 1
     assert status.retry_at is not None
     status.retry_at = None
     assert service.help_others()
-    assert service.tenants["two"].well
+    assert service.served["two"].well
 
 
 @pytest.mark.slow
@@ -525,9 +525,9 @@ def test_catching_up_once_ends_when_the_source_goes_away(
     service = serve()
     catch_up(service)
     fan.change("insert into lake.t values (5, 'a', 5)")
-    for tenant in service.tenants:
-        service.tenants.failed([tenant], "[lake.write] no")
-        tenant.status.retry_at = None
+    for one in service.served:
+        service.served.failed([one], "[lake.write] no")
+        one.status.retry_at = None
     latest = fan.latest()
     away = Away(service, monkeypatch)
     monkeypatch.setattr(service.source, "latest", lambda: latest)
@@ -546,7 +546,7 @@ def test_catching_up_once_ends_after_its_tries(fan: Fan, serve: Serve) -> None:
         file.unlink()
     with pytest.raises(LakeWriteError, match=r"2 destinations could not be written: one, two: \[lake\."):
         catch_up(service)
-    assert {t.status.failures for t in service.tenants} == {3}
+    assert {t.status.failures for t in service.served} == {3}
 
 
 def test_a_source_that_goes_away_while_a_gap_is_looked_at_ends_nothing(
@@ -565,7 +565,7 @@ def test_a_source_that_goes_away_while_a_gap_is_looked_at_ends_nothing(
         patch.setattr(service.source, "readable_from", away)
         service.poll()
     assert service.status.source_error is not None
-    assert service.tenants["one"].well
+    assert service.served["one"].well
     catch_up(service)
     assert fan.differing() == {}
     assert service.status.reseeds == 2
@@ -742,7 +742,7 @@ def test_a_cursor_of_an_earlier_version_is_adopted(fan: Fan, serve: Serve) -> No
     service = serve()
     catch_up(service)
     assert service.status.reseeds == 0
-    assert stored()["stamp"] == service.tenants["one"].stamp is not None
+    assert stored()["stamp"] == service.served["one"].stamp is not None
 
 
 @pytest.mark.parametrize("replay", [False, True], ids=["scan", "replay"])
@@ -821,7 +821,7 @@ def test_a_destination_in_the_sources_own_lake_is_idle_when_the_table_is(fan: Fa
     assert fan.latest() == before
     assert rows("one") == [(1, "a", 1), (5, "a", 5)]
     assert rows("two") == [(2, "b", 2)]
-    assert {t.status.lag_snapshots for t in service.tenants} == {0}
+    assert {t.status.lag_snapshots for t in service.served} == {0}
 
 
 def test_commits_to_other_tables_are_no_news(fan: Fan, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -832,7 +832,7 @@ def test_commits_to_other_tables_are_no_news(fan: Fan, serve: Serve, monkeypatch
     fan.change("create table lake.beside (i int)", *["insert into lake.beside values (1)"] * 3)
     assert not service.poll()
     assert fan.snapshots() == before | {"source": fan.latest()}
-    assert {t.status.lag_snapshots for t in service.tenants} == {0}
+    assert {t.status.lag_snapshots for t in service.served} == {0}
     fan.change(
         "call ducklake_expire_snapshots('lake', older_than => now())", "insert into lake.t values (5, 'a', 5)"
     )
@@ -843,7 +843,7 @@ def test_commits_to_other_tables_are_no_news(fan: Fan, serve: Serve, monkeypatch
     assert not service.poll()
     monkeypatch.setattr(fanout_tenants, "STILL_SNAPSHOTS", -2)
     assert service.poll()
-    assert {t.cursor for t in service.tenants} == {fan.latest()}
+    assert {t.cursor for t in service.served} == {fan.latest()}
 
 
 def test_no_news_of_a_history_that_is_gone_hides_nothing(fan: Fan, serve: Serve) -> None:
@@ -889,7 +889,7 @@ def test_long_values_and_values_that_differ_in_case_have_a_lake_each(
         catch_up(service)
     assert service.status.destinations["ACME"].seeds == 0, "the second start finds what the first made"
     for name in ("acme", "ACME", "x" * 300):
-        fan.values[name], fan.places[name] = name, service.tenants[name].destination.place
+        fan.values[name], fan.places[name] = name, service.served[name].destination.place
     assert fan.differing() == {}
 
 
@@ -906,7 +906,7 @@ def test_a_destination_with_another_number_of_rows_is_seeded_again(fan: Fan, ser
     damage(fan)
     fan.change("insert into lake.t values (5, 'a', 5), (6, 'b', 6)")
     service.poll()
-    assert (service.tenants["one"].cursor, service.tenants["two"].cursor) == (None, fan.latest())
+    assert (service.served["one"].cursor, service.served["two"].cursor) == (None, fan.latest())
     catch_up(service)
     assert fan.differing() == {}
     assert (service.status.miscounts, service.status.reseeds) == (1, 1)
@@ -982,7 +982,7 @@ def test_a_destination_that_lost_its_table_is_seeded_again(
     fan.change("insert into lake.t values (5, 'a', 5)")
     service.poll()
     one = service.status.destinations["one"]
-    assert (service.tenants["one"].cursor, service.tenants["two"].cursor) == (None, fan.latest())
+    assert (service.served["one"].cursor, service.served["two"].cursor) == (None, fan.latest())
     assert "[lake.table_" in (one.last_error or "")
     catch_up(service)
     assert fan.differing() == {}
@@ -1010,7 +1010,7 @@ def test_another_table_in_the_place_of_a_destinations_is_refused(fan: Fan, serve
         service.poll()
         service.help_others()
     one = service.status.destinations["one"]
-    assert (one.state, service.tenants["two"].cursor) == ("errored", fan.latest())
+    assert (one.state, service.served["two"].cursor) == ("errored", fan.latest())
     assert (one.last_error or "").startswith("[lake.table_replaced]")
     assert fan.rows("one") == before
     by_hand(fan, f"drop {kind} lake.t")
@@ -1030,7 +1030,7 @@ def test_a_table_that_a_state_of_an_earlier_version_had_is_not_taken_for_full(fa
     )
     with fan.pool.use(fan.place("one")) as lake:
         plan = service.source.plan_scan()
-        make_tables(lake, service.tenants["one"].destination, plan, "test")
+        make_tables(lake, service.served["one"].destination, plan, "test")
     again = serve()
     catch_up(again)
     assert fan.differing() == {}

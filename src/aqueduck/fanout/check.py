@@ -86,7 +86,7 @@ def _source_checks(service: FanoutService, pool: LakePool, plan: list[ReadPlan])
             raise LakeWriteError(
                 f"{len(problems)} of the table or the pattern are left out, {name} among them: {problem}"
             )
-        return f"{len(service.tenants)} served here, {len(service.tenants.elsewhere)} by other instances"
+        return f"{len(service.served)} served here, {len(service.served.elsewhere)} by other instances"
 
     found = result_of("source", table)
     yield found
@@ -98,7 +98,7 @@ def _source_checks(service: FanoutService, pool: LakePool, plan: list[ReadPlan])
 def _destination_checks(
     service: FanoutService, pool: LakePool, plan: Sequence[ReadPlan]
 ) -> Iterator[CheckResult]:
-    mine = [tenant.destination for tenant in service.tenants]
+    mine = [one.destination for one in service.served]
 
     def one(destination: Destination) -> CheckResult:
         return result_of(f"destination {destination.id}", _check_destination, pool, destination, plan)
@@ -194,7 +194,7 @@ def init_fanout(config: FanoutConfig, env: Mapping[str, str] = os.environ) -> It
         service.prepare()
         plan = service.source.plan_scan()
         yield f"source {plan.table.qualified}: lake snapshot {plan.end}"
-        destinations = [tenant.destination for tenant in service.tenants]
+        destinations = [one.destination for one in service.served]
         with ThreadPoolExecutor(max_workers=THREADS) as threads:
             done = list(threads.map(_maker(pool, plan, config.instance.id), destinations))
     finally:

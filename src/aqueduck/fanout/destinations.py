@@ -1,7 +1,7 @@
 """
 The destinations that an instance serves, with its knowledge of each: cursor, failures, next try.
 
-`Tenants` follows the configuration and the results of cycles; `fanout.service` decides what to do when.
+`ServedDestinations` follows the configuration and the results of cycles; `fanout.service` decides what to do when.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aqueduck.model.routing import backoff_seconds
 from aqueduck.overview import metrics
 from aqueduck.spark.query.fanout_query import CycleResult
 
-__all__ = ["Tenant", "Tenants"]
+__all__ = ["ServedDestination", "ServedDestinations"]
 
 log = structlog.get_logger()
 
@@ -34,7 +34,7 @@ _MISCOUNTED = (
 )
 
 
-class Tenant:
+class ServedDestination:
     """A destination and the service's knowledge of it."""
 
     def __init__(self, destination: Destination, status: DestinationStatus, *, inside: bool = False) -> None:
@@ -111,7 +111,7 @@ class Tenant:
         status.state = "live" if self.cursor is not None else "pending"
 
 
-class Tenants:
+class ServedDestinations:
     """All destinations, by id."""
 
     def __init__(self, config: FanoutConfig, status: FanoutStatus, env: Mapping[str, str]) -> None:
@@ -120,23 +120,23 @@ class Tenants:
         """Routing values that other instances serve, by destination."""
         self._status = status
         self._env = env
-        self._all: dict[str, Tenant] = {}
+        self._all: dict[str, ServedDestination] = {}
         self._inside: set[str] = set()
         self._noting = threading.Lock()
         self.take_over(config, config.destinations)
 
-    def __iter__(self) -> Iterator[Tenant]:
+    def __iter__(self) -> Iterator[ServedDestination]:
         return iter(list(self._all.values()))
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def __getitem__(self, name: str) -> Tenant:
+    def __getitem__(self, name: str) -> ServedDestination:
         return self._all[name]
 
     def values(self) -> set[str]:
         """The routing values of all destinations, including those of other instances."""
-        return {t.destination.value for t in self} | set(self.elsewhere.values())
+        return {one.destination.value for one in self} | set(self.elsewhere.values())
 
     def take_over(self, config: FanoutConfig, destinations: Sequence[DestinationConfig]) -> None:
         """Serve exactly these destinations; unchanged ones continue as they are."""
@@ -168,7 +168,9 @@ class Tenants:
 
     def _add(self, destination: Destination) -> None:
         status = self._status.destinations[destination.id] = DestinationStatus(destination.id)
-        self._all[destination.id] = Tenant(destination, status, inside=destination.id in self._inside)
+        self._all[destination.id] = ServedDestination(
+            destination, status, inside=destination.id in self._inside
+        )
 
     def _destination(self, each: DestinationConfig, config: FanoutConfig) -> Destination:
         place = config.place_of(each, self._env)
@@ -178,9 +180,9 @@ class Tenants:
 
     # -- results
 
-    def record(self, tenants: Sequence[Tenant], result: CycleResult) -> None:
+    def record(self, served: Sequence[ServedDestination], result: CycleResult) -> None:
         """Record the result of a job."""
-        by_id = {t.destination.id: t for t in tenants}
+        by_id = {one.destination.id: one for one in served}
         report, s = result.report, self._status
         with self._noting:
             s.cycles += 1
@@ -196,18 +198,18 @@ class Tenants:
             if report.unrouted or report.nulls:
                 log.warning("rows without a destination", rows=report.unrouted, nulls=report.nulls)
             for applied in result.applied:
-                self._note_one(by_id[applied.id], applied)
+                self._record_one(by_id[applied.id], applied)
                 if applied.miscounted or applied.reason:
                     reason = applied.reason or _MISCOUNTED
                     log.warning("destination is seeded again", destination=applied.id, reason=reason)
 
-    def _note_one(self, tenant: Tenant, applied: Applied) -> None:
+    def _record_one(self, one: ServedDestination, applied: Applied) -> None:
         if applied.error is not None:
-            self.failed([tenant], applied.error)
+            self.failed([one], applied.error)
             return
-        status, rows = tenant.status, applied.rows
-        tenant.at(applied.cursor, applied.stamp)
-        tenant.again = applied.cursor is None
+        status, rows = one.status, applied.rows
+        one.at(applied.cursor, applied.stamp)
+        one.again = applied.cursor is None
         status.rows_written += rows.get("written", 0)
         status.rows_deleted += rows.get("deleted", 0)
         status.rows_upserted += rows.get("upserted", 0)
@@ -220,15 +222,15 @@ class Tenants:
         self._status.miscounts += int(applied.miscounted)
         if any(rows.get(kind) for kind in ("written", "deleted", "upserted")):
             status.last_change_at = time.time()
-        tenant.recovered()
+        one.recovered()
         if applied.reason is not None:
             status.last_error = applied.reason
             metrics.count_destination_error(FLOW, status.id, _code(applied.reason))
 
-    def failed(self, tenants: Sequence[Tenant], error: str) -> None:
+    def failed(self, served: Sequence[ServedDestination], error: str) -> None:
         """Record a failure: they wait for their next try; their cursors stay."""
-        for tenant in tenants:
-            status = tenant.status
+        for one in served:
+            status = one.status
             status.failures += 1
             status.last_error, status.state = error, "errored"
             status.retry_at = time.time() + backoff_seconds(status.failures)

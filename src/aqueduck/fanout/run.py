@@ -38,16 +38,16 @@ def catch_up(service: FanoutService, stopping: threading.Event) -> None:
     target = service.source.latest()
     while not stopping.is_set():
         worked = service.help_others()
-        if any(t.well for t in service.tenants):
+        if any(one.well for one in service.served):
             worked = service.poll() or worked
         if service.status.source_error is not None:
             raise LakeWriteError(f"the source cannot be read: {service.status.source_error}")
-        left = [t for t in service.tenants if not (t.well and (t.reached or 0) >= target)]
+        left = [one for one in service.served if not (one.well and (one.reached or 0) >= target)]
         service.write_state()
         if not left:
             return
-        if all(t.status.failures >= TRIES for t in left):
-            raise LakeWriteError(_failures({t.status.id: t.status.last_error or "" for t in left}))
+        if all(one.status.failures >= TRIES for one in left):
+            raise LakeWriteError(_failures({one.status.id: one.status.last_error or "" for one in left}))
         if not worked:
             stopping.wait(0.2)
 
@@ -94,9 +94,9 @@ def _main_lane(
         if failure:
             raise failure[0]
         latest, away = service.status.source_snapshot, service.status.source_error is not None
-        if away or not any(t.well and (t.reached or 0) < latest for t in service.tenants):
+        if away or not any(one.well and (one.reached or 0) < latest for one in service.served):
             # Only this lane writes them, and it is not writing now.
-            well = [t.destination for t in service.tenants if t.well]
+            well = [one.destination for one in service.served if one.well]
             service.upkeep.some(((d.id, d.place, d.target) for d in well), service.places)
             _wait(service, stopping, reload)
 
@@ -139,7 +139,7 @@ def _reload(service: FanoutService, path: Path) -> None:
     except Exception as exc:  # noqa: BLE001 - whatever is wrong with it, what was served is served on
         log.warning("configuration not taken over", error=str(own_error(exc)))
         return
-    log.info("configuration taken over", destinations=len(service.tenants))
+    log.info("configuration taken over", destinations=len(service.served))
 
 
 def fanout_state(path: Path) -> list[dict[str, Any]]:
@@ -164,7 +164,7 @@ def _run(
 ) -> None:
     try:
         service.prepare()
-        log.info("fan-out started", destinations=len(service.tenants), instance=service.config.instance.id)
+        log.info("fan-out started", destinations=len(service.served), instance=service.config.instance.id)
         if once:
             catch_up(service, stopping)
             return

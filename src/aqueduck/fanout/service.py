@@ -28,7 +28,7 @@ from py4j.protocol import Py4JError
 from aqueduck.config.fanout import FanoutConfig
 from aqueduck.config.fanout_roster import Made, Roster, made_of, values_of
 from aqueduck.config.lake_place import LakePlace
-from aqueduck.fanout.destinations import Tenant, Tenants
+from aqueduck.fanout.destinations import ServedDestination, ServedDestinations
 from aqueduck.fanout.maintain import DestinationUpkeep
 from aqueduck.fanout.progress import LaneProgress
 from aqueduck.fanout.status import FLOW, FanoutStatus, destination_rows
@@ -76,7 +76,7 @@ class FanoutService:
         self.env = env
         self.status = FanoutStatus(config.instance.id)
         self.state_file = DestinationsFile(state_path(config))
-        self.tenants = Tenants(config, self.status, env)
+        self.served = ServedDestinations(config, self.status, env)
         self.source = FanoutSource(config, env)
         self._spark: Any = spark
         self._own_spark = spark is None
@@ -125,7 +125,7 @@ class FanoutService:
             roster.add_rows(self.source.listed(config.destinations_table, plan), AllowedPlaces(config))
         found = roster.add_values([*values_of(config, made, self.env), *values])
         self._made = made | made_of(config, found, self.env)
-        self.tenants.take_over(config, roster.destinations)
+        self.served.take_over(config, roster.destinations)
         self.config, self._roster, self._listed_at = config, roster, plan.end
         self._report_left_out()
 
@@ -134,7 +134,7 @@ class FanoutService:
         if self._unknown:
             self._discover([self._unknown.popleft() for _ in range(len(self._unknown))])
         # Without a healthy destination there is no cycle that meets new values.
-        alone = self.config.dynamic is not None and not any(t.well for t in self.tenants)
+        alone = self.config.dynamic is not None and not any(one.well for one in self.served)
         if latest != self._listed_at and (alone or self.config.destinations_table is not None):
             plan = self.source.plan_scan()
             self._serve(self.config, plan, self.source.values(plan) if alone else ())
@@ -145,10 +145,10 @@ class FanoutService:
         assert self._made is not None
         new = self._roster.add_values(values)
         self._made |= made_of(self.config, new, self.env)
-        self.tenants.add(new)
+        self.served.add(new)
         self._report_left_out()
         if new:
-            log.info("destinations discovered", new=len(new), destinations=len(self.tenants))
+            log.info("destinations discovered", new=len(new), destinations=len(self.served))
 
     def _report_left_out(self) -> None:
         assert self._roster is not None
@@ -183,7 +183,7 @@ class FanoutService:
         self.status.polls += 1
         self.status.moved_at = time.time()
         try:
-            latest = self._look([t for t in self.tenants if t.well])
+            latest = self._look([one for one in self.served if one.well])
             self._look_for_destinations(latest)
         except _FATAL:
             raise
@@ -196,81 +196,81 @@ class FanoutService:
         self.status.source_snapshot = latest
         self._reseed_wanted()
         self._lags(latest)
-        behind = [t for t in self.tenants if t.well and self._has_work(t, latest)]
+        behind = [one for one in self.served if one.well and self._has_work(one, latest)]
         end = latest
         if not behind and self._to_count and time.monotonic() >= self._count_at:
-            behind = [t for t in self.tenants if t.well]
-            end = max((t.cursor or 0 for t in behind), default=latest)
+            behind = [one for one in self.served if one.well]
+            end = max((one.cursor or 0 for one in behind), default=latest)
         if not behind:
             return False
         self._cycle(behind, end, lane="main")
         self._lags(latest)
         return True
 
-    def _look(self, tenants: Sequence[Tenant]) -> int:
+    def _look(self, served: Sequence[ServedDestination]) -> int:
         """
         The source's newest lake snapshot; a destination whose cursor belongs to another history will be
         re-seeded.
         """
-        asked = {s for t in tenants for s in (t.cursor, t.reached) if s is not None}
+        asked = {s for one in served for s in (one.cursor, one.reached) if s is not None}
         latest, stamps = self.source.look(asked)
-        for tenant in tenants:
-            if tenant.cursor is None:
+        for one in served:
+            if one.cursor is None:
                 continue
-            if tenant.reached is not None and stamps.get(tenant.reached) != tenant.reached_stamp:
-                tenant.reached, tenant.reached_stamp = tenant.cursor, tenant.stamp
-            stamp = stamps.get(tenant.cursor)
-            if tenant.cursor > latest or (stamp is not None and tenant.stamp not in (None, stamp)):
+            if one.reached is not None and stamps.get(one.reached) != one.reached_stamp:
+                one.reached, one.reached_stamp = one.cursor, one.stamp
+            stamp = stamps.get(one.cursor)
+            if one.cursor > latest or (stamp is not None and one.stamp not in (None, stamp)):
                 why = "the source lake was restored: its lake snapshot {} is not the one that was read"
-                self._seed_again(tenant, SourceDivergedError(why.format(tenant.cursor)))
-            elif tenant.stamp is None:
-                tenant.stamp = stamp  # an earlier version did not store it
-        self._pass_by(tenants, latest, stamps.get(latest))
+                self._seed_again(one, SourceDivergedError(why.format(one.cursor)))
+            elif one.stamp is None:
+                one.stamp = stamp  # an earlier version did not store it
+        self._pass_by(served, latest, stamps.get(latest))
         return latest
 
-    def _has_work(self, tenant: Tenant, latest: int) -> bool:
-        return tenant.reached != latest or tenant.settles(len(self.tenants))
+    def _has_work(self, one: ServedDestination, latest: int) -> bool:
+        return one.reached != latest or one.settles(len(self.served))
 
-    def _pass_by(self, tenants: Sequence[Tenant], latest: int, stamp: int | None) -> None:
+    def _pass_by(self, served: Sequence[ServedDestination], latest: int, stamp: int | None) -> None:
         """
         Advance destinations past lake snapshots that did not touch the table, if they have read everything
         before.
         """
-        behind = [t for t in tenants if t.reached not in (None, latest)]
-        since = min((t.reached for t in behind if t.reached is not None), default=latest)
+        behind = [one for one in served if one.reached not in (None, latest)]
+        since = min((one.reached for one in behind if one.reached is not None), default=latest)
         if since == latest or latest - since > self.config.poll.max_snapshots:
             return
         last = self.source.last_touch(since, latest)
-        for tenant in behind:
-            if tenant.reached is not None and tenant.reached >= last:
-                tenant.reach(latest, stamp)
+        for one in behind:
+            if one.reached is not None and one.reached >= last:
+                one.reach(latest, stamp)
 
-    def _cycle(self, tenants: Sequence[Tenant], latest: int, *, lane: str) -> None:
+    def _cycle(self, served: Sequence[ServedDestination], latest: int, *, lane: str) -> None:
         """Bring destinations that have a cursor to `latest`, or as far as one cycle reaches."""
-        start = min(t.reached for t in tenants if t.reached is not None)
+        start = min(one.reached for one in served if one.reached is not None)
         main = lane == "main"
         end = min(latest, start + self.config.poll.max_snapshots)
         try:
-            plan = self._plan(tenants, start, end, latest)
-            self._look(tenants)  # the plan may be from a later history than the previous look
+            plan = self._plan(served, start, end, latest)
+            self._look(served)  # the plan may be from a later history than the previous look
         except _FATAL:
             raise
         except AqueduckError as exc:
-            self._source_failed(exc, () if main else tenants)
+            self._source_failed(exc, () if main else served)
             return
         if plan is None:
             return
-        tenants = [t for t in tenants if t.cursor is not None and (t.cursor < end or start == end)]
+        served = [one for one in served if one.cursor is not None and (one.cursor < end or start == end)]
         count = main and bool(plan.keys) and time.monotonic() >= self._count_at
         plan = replace(plan, counted=plan.counted or count)
-        everyone = len(tenants) == sum(t.well for t in self.tenants)
+        everyone = len(served) == sum(one.well for one in self.served)
         result = self._run(
-            plan, tenants, lane,
+            plan, served, lane,
             parts=1 if plan.reads and end - start < 50 else self._cores,
             count_after=max(start, self._counted) if main else None,
         )  # fmt: skip
         if result is not None:
-            self._record(tenants, result)
+            self._record(served, result)
             if count:
                 self._count_at = time.monotonic() + COUNT_SHARE * result.seconds
             if main:
@@ -279,27 +279,29 @@ class FanoutService:
                 if result.report.unknown:
                     self._discover(result.report.unknown)
 
-    def _plan(self, tenants: Sequence[Tenant], start: int, end: int, latest: int) -> ReadPlan | None:
+    def _plan(
+        self, served: Sequence[ServedDestination], start: int, end: int, latest: int
+    ) -> ReadPlan | None:
         """How to read a range; None if it can no longer be read and destinations must be re-seeded."""
         try:
             return self.source.plan(start, end)
         except SourceExpiredError as exc:
             first = self.source.readable_from(latest)
-            lost = [t for t in tenants if t.reached is not None and not first <= t.reached <= latest]
+            lost = [one for one in served if one.reached is not None and not first <= one.reached <= latest]
             why: AqueduckError = exc
         except (LakeTableMissingError, RoutingError, ReservedColumnError) as exc:
             if end == latest:
                 raise
-            lost = [t for t in tenants if t.cursor is not None and t.cursor < end]
+            lost = [one for one in served if one.cursor is not None and one.cursor < end]
             why = exc
-        for tenant in lost:
-            self._seed_again(tenant, why)
+        for one in lost:
+            self._seed_again(one, why)
         return None
 
     @property
     def places(self) -> list[LakePlace]:
         """The lakes of the source and of all destinations, as far as this instance knows."""
-        return [self.source.place, *(tenant.destination.place for tenant in self.tenants)]
+        return [self.source.place, *(one.destination.place for one in self.served)]
 
     @property
     def _cores(self) -> int:
@@ -308,7 +310,7 @@ class FanoutService:
     def _run(
         self,
         plan: ReadPlan,
-        tenants: Sequence[Tenant],
+        served: Sequence[ServedDestination],
         lane: str,
         *,
         parts: int = 1,
@@ -319,12 +321,12 @@ class FanoutService:
         read again.
         """
         workers, hanging = self._watched(lane)
-        mine = {t.destination.id: t.destination for t in tenants}
-        others = [t.destination.value for t in self.tenants if t.destination.id not in mine]
+        mine = {one.destination.id: one.destination for one in served}
+        others = [one.destination.value for one in self.served if one.destination.id not in mine]
         try:
             return run_cycle(
                 self.spark, plan, list(mine.values()), workers,
-                elsewhere=[*others, *self.tenants.elsewhere.values()] if count_after is not None else (),
+                elsewhere=[*others, *self.served.elsewhere.values()] if count_after is not None else (),
                 parts=parts, count_after=count_after,
                 want_unknown=self.config.dynamic is not None and count_after is not None, lane=lane,
                 hanging=hanging,
@@ -332,14 +334,14 @@ class FanoutService:
         except _FATAL:
             raise
         except MergedChangesError as exc:
-            for tenant in tenants:
-                self._seed_again(tenant, exc)
+            for one in served:
+                self._seed_again(one, exc)
             return None
         except AqueduckError as exc:
             log.warning("cycle failed", lane=lane, error=str(exc))
-            self.tenants.failed(tenants, str(exc))
-            for tenant in tenants:
-                tenant.known, tenant.alone = False, tenant.status.failures > 1
+            self.served.failed(served, str(exc))
+            for one in served:
+                one.known, one.alone = False, one.status.failures > 1
             return None
 
     def _watched(self, lane: str) -> tuple[Workers, Callable[[], bool]]:
@@ -351,18 +353,18 @@ class FanoutService:
 
     def _reseed_wanted(self) -> None:
         """Re-seed destinations that were found to differ; only this lane writes healthy ones."""
-        for tenant in [t for t in self.tenants if t.well and t.destination.id in self.reseed_wanted]:
-            self.reseed_wanted.discard(tenant.destination.id)
-            self._seed_again(tenant, VerifyDifferenceError("it differs from the source"))
+        for one in [one for one in self.served if one.well and one.destination.id in self.reseed_wanted]:
+            self.reseed_wanted.discard(one.destination.id)
+            self._seed_again(one, VerifyDifferenceError("it differs from the source"))
 
-    def _seed_again(self, tenant: Tenant, why: AqueduckError) -> None:
+    def _seed_again(self, one: ServedDestination, why: AqueduckError) -> None:
         """Re-seed it with the current rows; its cursor is no longer valid."""
-        log.warning("destination is seeded again", destination=tenant.status.id, reason=str(why))
-        tenant.at(None)
-        tenant.again = True
-        tenant.status.state, tenant.status.last_error = "pending", str(why)
+        log.warning("destination is seeded again", destination=one.status.id, reason=str(why))
+        one.at(None)
+        one.again = True
+        one.status.state, one.status.last_error = "pending", str(why)
         self.status.reseeds += 1
-        metrics.count_destination_error(FLOW, tenant.status.id, why.code)
+        metrics.count_destination_error(FLOW, one.status.id, why.code)
 
     # -- the side lane
 
@@ -372,12 +374,12 @@ class FanoutService:
         to do.
         """
         now = time.time()
-        waiting = [t for t in self.tenants if not t.well and t.due(now)]
-        unknown = [t for t in waiting if not t.known]
+        waiting = [one for one in self.served if not one.well and one.due(now)]
+        unknown = [one for one in waiting if not one.known]
         if unknown:
             self._ask(unknown)
             return True
-        new = [t for t in waiting if t.cursor is None][:SEED_WAVE]
+        new = [one for one in waiting if one.cursor is None][:SEED_WAVE]
         if new:
             self._seed(new)
             return True
@@ -386,104 +388,104 @@ class FanoutService:
             return True
         return False
 
-    def _ask(self, tenants: Sequence[Tenant]) -> None:
+    def _ask(self, served: Sequence[ServedDestination]) -> None:
         """Read the cursors from lakes; a cursor of another table or value counts as none."""
         try:
             plan = self.source.plan_scan()
         except _FATAL:
             raise
         except AqueduckError as exc:
-            self._source_failed(exc, tenants)
+            self._source_failed(exc, served)
             return
         try:
             workers, hanging = self._watched("side")
-            mine = [t.destination for t in tenants]
+            mine = [one.destination for one in served]
             found = find_cursors(self.spark, plan, mine, workers, lane="side", hanging=hanging)
         except _FATAL:
             raise
         except AqueduckError as exc:
-            self.tenants.failed(tenants, str(exc))
+            self.served.failed(served, str(exc))
             return
-        by_id = {t.destination.id: t for t in tenants}
+        by_id = {one.destination.id: one for one in served}
         for each in found:
-            tenant = by_id[each.id]
+            one = by_id[each.id]
             if each.error is not None:
-                self.tenants.failed([tenant], each.error)
+                self.served.failed([one], each.error)
                 continue
-            tenant.at(None if tenant.again else each.cursor, each.stamp)
-            tenant.status.rows_before = each.rows - tenant.status.rows_here
-            tenant.status.last_change_at = each.changed_at
-            tenant.asked()
+            one.at(None if one.again else each.cursor, each.stamp)
+            one.status.rows_before = each.rows - one.status.rows_here
+            one.status.last_change_at = each.changed_at
+            one.asked()
         self.status.moved_at = time.time()
 
-    def _seed(self, tenants: Sequence[Tenant]) -> None:
+    def _seed(self, served: Sequence[ServedDestination]) -> None:
         """Seed new destinations with the current rows; the lake snapshot is pinned before anything is read."""
-        again = [t for t in tenants if t.again]
-        tenants = again or tenants
+        again = [one for one in served if one.again]
+        served = again or served
         try:
             plan = self.source.plan_scan() if again else self.source.plan_seed(self.config.poll.max_snapshots)
-            self.status.seed = (len(tenants), self.source.rows(plan), time.time())
+            self.status.seed = (len(served), self.source.rows(plan), time.time())
         except _FATAL:
             raise
         except AqueduckError as exc:
-            self._source_failed(exc, tenants)
+            self._source_failed(exc, served)
             return
-        for tenant in tenants:
-            tenant.status.state = "seeding"
+        for one in served:
+            one.status.state = "seeding"
         # Include values for which the pattern is about to create a destination: once their rows are deleted
         # at the source, nothing else names them.
         self.write_state()
-        log.info("seeding", destinations=len(tenants), lake_snapshot=plan.end)
+        log.info("seeding", destinations=len(served), lake_snapshot=plan.end)
         first = self._counted < 0 and bool(plan.reads)
         try:
-            result = self._run(plan, tenants, "side", count_after=-1 if first else None)
+            result = self._run(plan, served, "side", count_after=-1 if first else None)
         finally:
             self.status.seed = None
         if result is not None:
             if first:
                 self._counted = max(self._counted, plan.end)
                 self._unknown.extend(result.report.unknown)
-            self._record(tenants, result)
+            self._record(served, result)
             log.info(
-                "seeded", destinations=len(tenants), rows=result.report.rows, seconds=round(result.seconds, 3)
+                "seeded", destinations=len(served), rows=result.report.rows, seconds=round(result.seconds, 3)
             )
 
-    def _try_again(self, tenants: Sequence[Tenant]) -> None:
+    def _try_again(self, served: Sequence[ServedDestination]) -> None:
         try:
-            latest = self._look(tenants)
+            latest = self._look(served)
         except AqueduckError as exc:
-            self._source_failed(exc, tenants)
+            self._source_failed(exc, served)
             return
-        behind = [t for t in tenants if t.reached is not None and self._has_work(t, latest)]
-        for tenant in [t for t in tenants if t.reached is not None and t not in behind]:
-            tenant.recovered()
+        behind = [one for one in served if one.reached is not None and self._has_work(one, latest)]
+        for one in [one for one in served if one.reached is not None and one not in behind]:
+            one.recovered()
         if behind:
-            self._cycle([t for t in behind if t.alone][:1] or behind, latest, lane="side")
+            self._cycle([one for one in behind if one.alone][:1] or behind, latest, lane="side")
 
-    def _record(self, tenants: Sequence[Tenant], result: CycleResult) -> None:
-        self.tenants.record(tenants, result)
+    def _record(self, served: Sequence[ServedDestination], result: CycleResult) -> None:
+        self.served.record(served, result)
         self.status.moved_at = time.time()
         self.write_state()
 
-    def _source_failed(self, exc: AqueduckError, waiting: Sequence[Tenant] = ()) -> None:
+    def _source_failed(self, exc: AqueduckError, waiting: Sequence[ServedDestination] = ()) -> None:
         """Make destinations of the side lane wait until the main lane's next look; it is not their failure."""
         if self.status.source_error != str(exc):
             log.warning("source out of reach", error=str(exc))
         self.status.source_error = str(exc)
         metrics.count_error(exc.code, flow=FLOW)
-        for tenant in waiting:
-            tenant.status.retry_at = time.time() + self.config.poll.interval_seconds
+        for one in waiting:
+            one.status.retry_at = time.time() + self.config.poll.interval_seconds
 
     def _lags(self, latest: int) -> None:
-        behind = [t for t in self.tenants if t.reached is not None and t.reached < latest]
+        behind = [one for one in self.served if one.reached is not None and one.reached < latest]
         since: dict[int, float] = {}
         if behind:
             with contextlib.suppress(AqueduckError):
-                since = self.source.seconds_since(sorted({(t.reached or 0) + 1 for t in behind}))
-        for tenant in self.tenants:
-            cursor = latest if tenant.reached is None else tenant.reached
-            tenant.status.lag_snapshots = max(0, latest - cursor)
-            tenant.status.lag_seconds = since.get(cursor + 1, 0.0)
+                since = self.source.seconds_since(sorted({(one.reached or 0) + 1 for one in behind}))
+        for one in self.served:
+            cursor = latest if one.reached is None else one.reached
+            one.status.lag_snapshots = max(0, latest - cursor)
+            one.status.lag_seconds = since.get(cursor + 1, 0.0)
 
     def write_state(self) -> None:
         """Write what `aqueduck status` shows and what the pattern created, if it changed."""

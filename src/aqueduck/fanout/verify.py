@@ -64,7 +64,7 @@ def verify_destinations(
         service.prepare()
     finally:
         service.source.close()
-    destinations = [t.destination for t in service.tenants if not only or t.destination.id in only]
+    destinations = [one.destination for one in service.served if not only or one.destination.id in only]
     unknown = sorted(set(only) - {d.id for d in destinations})
     if unknown:
         raise ConfigError(f"no destination has the id {unknown[0]}", hint="see aqueduck status")
@@ -73,7 +73,7 @@ def verify_destinations(
     try:
         if deep:
             return compare_deeply(
-                pool, config, source, destinations, service.tenants.values, progress, THREADS
+                pool, config, source, destinations, service.served.values, progress, THREADS
             )
         return compare_sums(pool, config, source, destinations, progress, THREADS)
     finally:

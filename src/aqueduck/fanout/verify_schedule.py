@@ -33,7 +33,7 @@ def fanout_verifier(service: FanoutService) -> Verifier:
     config = service.config.verify
 
     def subjects() -> list[str]:
-        return [t.destination.id for t in service.tenants]
+        return [one.destination.id for one in service.served]
 
     def busy() -> str | None:
         status = service.status
@@ -63,7 +63,7 @@ def fanout_verifier(service: FanoutService) -> Verifier:
 
 def _look(service: FanoutService, names: Sequence[str], verifier: Verifier) -> Mapping[str, Look]:
     config = service.config
-    mine = [t.destination for t in service.tenants if t.destination.id in set(names)]
+    mine = [one.destination for one in service.served if one.destination.id in set(names)]
     source = resolve(config.source, {}, service.env)
 
     def progress(_name: str, _doing: str, _share: float) -> None:
@@ -72,7 +72,7 @@ def _look(service: FanoutService, names: Sequence[str], verifier: Verifier) -> M
     pool = LakePool(max_open=2, threads=1, memory_limit=MEMORY)
     try:
         if config.verify.deep:
-            found = compare_deeply(pool, config, source, mine, service.tenants.values, progress, threads=1)
+            found = compare_deeply(pool, config, source, mine, service.served.values, progress, threads=1)
         else:
             found = compare_sums(pool, config, source, mine, progress, threads=1)
     finally:

@@ -184,7 +184,7 @@ def test_a_table_of_destinations_is_followed(fan: Fan, spark: SparkSession) -> N
     fan.change("delete from lake.tenants where id = 'three'", "insert into lake.t values (100, 'c', 1)")
     service.poll()
     catch_up(service)
-    assert {t.destination.id for t in service.tenants} == {"one", "two", "four"}
+    assert {t.destination.id for t in service.served} == {"one", "two", "four"}
     assert service.status.unrouted_rows == 1
     service.stop()
 
@@ -195,13 +195,13 @@ def test_a_failing_destination_is_isolated_and_returns(fan: Fan, spark: SparkSes
     service.prepare()
     catch_up(service)
     fan.change("insert into lake.t values (1, 'a', 1), (2, 'b', 2)")
-    tenant = service.tenants["two"]
-    good = tenant.destination
+    two = service.served["two"]
+    good = two.destination
     broken = LakePlace(catalog=f"sqlite:{fan.directory}/no.db/x/y.db", data_path="/proc/none/")
-    tenant.destination = type(good)(good.id, good.value, broken, good.target, good.cursor)
+    two.destination = type(good)(good.id, good.value, broken, good.target, good.cursor)
     service.poll()
     assert fan.rows("one") == [(1, "a", 1)]
-    assert tenant.status.state == "errored"
+    assert two.status.state == "errored"
     service.state_file.write(destination_rows(service.status))
     [row] = [r for r in service.state_file.read() if r["destination_id"] == "two"]
     assert row["last_error"].startswith("[lake.")
@@ -209,10 +209,10 @@ def test_a_failing_destination_is_isolated_and_returns(fan: Fan, spark: SparkSes
     fan.change("insert into lake.t values (3, 'a', 3), (4, 'b', 4)")
     service.poll()
     assert [row[0] for row in fan.rows("one")] == [1, 3]
-    tenant.destination, tenant.status.retry_at = good, None
+    two.destination, two.status.retry_at = good, None
     assert service.help_others()
     assert fan.differing() == {}
-    assert str(tenant.status.state) == "live"
+    assert str(two.status.state) == "live"
     service.stop()
 
 
