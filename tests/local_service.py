@@ -203,11 +203,11 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups query and copy in this process; the registry is read all the time."""
     monkeypatch.setattr("aqueduck.sync.reconcile.RECONCILE_SECONDS", 0.1)
     monkeypatch.setattr("aqueduck.sync.reconcile.REOPEN_SECONDS", 0.2, raising=False)
-    monkeypatch.setattr("aqueduck.sync.group.SyncQuery", LocalQuery)
+    monkeypatch.setattr("aqueduck.sync.groups.group.SyncQuery", LocalQuery)
     monkeypatch.setattr(
-        "aqueduck.sync.group.run_copy", lambda _spark, _jobs, job: job.run(range(len(job.items)))
+        "aqueduck.sync.groups.group.run_copy", lambda _spark, _jobs, job: job.run(range(len(job.items)))
     )
-    monkeypatch.setattr("aqueduck.sync.group.cancel_copies", lambda _spark, _jobs: None)
+    monkeypatch.setattr("aqueduck.sync.groups.group.cancel_copies", lambda _spark, _jobs: None)
 
 
 @contextlib.contextmanager

@@ -21,8 +21,8 @@ from aqueduck.model.schema import parse_lsn
 from aqueduck.postgres.capture.capture import Capture
 from aqueduck.postgres.capture.stage import Cut, Stage
 from aqueduck.sync.control import Parting, Wanted
-from aqueduck.sync.group import GroupRunner
-from aqueduck.sync.group_tables import add_tables, remove_tables
+from aqueduck.sync.groups.group import GroupRunner
+from aqueduck.sync.groups.group_tables import add_tables, remove_tables
 from aqueduck.sync.prepare import prepare_group
 from aqueduck.sync.verify import TableComparison, verify_tables
 from aqueduck.sync.watching.source_watch import SourceWatch

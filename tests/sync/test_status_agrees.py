@@ -204,7 +204,7 @@ def test_everybody_says_the_same_of_states_on_the_way(
         assert copies.acquire(timeout=120)
         return job.run(range(len(job.items)))
 
-    monkeypatch.setattr("aqueduck.sync.group.run_copy", held)
+    monkeypatch.setattr("aqueduck.sync.groups.group.run_copy", held)
     with asked(db, tmp_path, capsys, monkeypatch, ["public.t"]) as asker:
         asker.agree({"public.t": ("SNAPSHOT", None)})
         copies.release()

@@ -23,7 +23,7 @@ from aqueduck.postgres.copy.table_copy import export_snapshot
 from aqueduck.postgres.session.connection import connect
 from aqueduck.spark.query.copy_job import CopyJob
 from aqueduck.sync.control import Parting
-from aqueduck.sync.group_tables import add_tables, follow_name, remove_tables
+from aqueduck.sync.groups.group_tables import add_tables, follow_name, remove_tables
 from aqueduck.sync.tables.prepare_tables import describe_tables
 from tests.fix_postgres import Database, wait_until
 from tests.whole_group import WholeGroup, whole_group
@@ -264,7 +264,7 @@ def test_what_a_commit_without_an_answer_parked_is_replayed(
         raise LakeWriteError("the catalog is away")
 
     with monkeypatch.context() as patch:
-        patch.setattr("aqueduck.sync.group_commits.commit_batch", commit)
+        patch.setattr("aqueduck.sync.groups.group_commits.commit_batch", commit)
         with pytest.raises(LakeWriteError):
             group.apply_only()
     assert group.runner.book.parked == {}
@@ -335,7 +335,7 @@ def test_a_table_that_cannot_be_published_is_not_followed(
             raise SourceQueryError("canceling statement due to lock timeout")
 
         with monkeypatch.context() as patch:
-            patch.setattr("aqueduck.sync.group_tables.publish", fails)
+            patch.setattr("aqueduck.sync.groups.group_tables.publish", fails)
             with pytest.raises(SourceQueryError):
                 add_tables(runner, [TableConfig(source="public.foreign_one")], handover=lambda oid: None)
         settle(group)

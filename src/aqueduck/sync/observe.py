@@ -15,7 +15,7 @@ from aqueduck.model.lifecycle import SyncState, classify
 from aqueduck.overview.verification import NEVER, in_words
 from aqueduck.postgres.registry.registry import GroupObservation, TableObservation, TableRow
 from aqueduck.sync.control import Wanted
-from aqueduck.sync.group import GroupRunner
+from aqueduck.sync.groups.group import GroupRunner
 
 __all__ = [
     "errored_group",

@@ -38,7 +38,7 @@ from aqueduck.postgres.registry.registry import TableObservation, TableRow, rows
 from aqueduck.postgres.session.connection import connect
 from aqueduck.service.verify_schedule import summary
 from aqueduck.sync.control import Wanted
-from aqueduck.sync.group import GroupRunner
+from aqueduck.sync.groups.group import GroupRunner
 from aqueduck.sync.observe import (
     errored_tables,
     group_error,

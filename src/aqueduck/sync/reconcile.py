@@ -42,8 +42,8 @@ from aqueduck.sync.control import (
     open_control,
     reopen_registry,
 )
-from aqueduck.sync.group import GroupRunner
-from aqueduck.sync.group_tables import add_tables, follow_name, remove_tables
+from aqueduck.sync.groups.group import GroupRunner
+from aqueduck.sync.groups.group_tables import add_tables, follow_name, remove_tables
 from aqueduck.sync.observe import (
     errored_group,
     errored_tables,

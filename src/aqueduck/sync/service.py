@@ -47,7 +47,7 @@ from aqueduck.spark.session.session import build_session
 from aqueduck.sync.actions import RegistryActions
 from aqueduck.sync.control import Wanted, inline_limits, open_control
 from aqueduck.sync.copying.copy_journal import journaled_files, journals_of
-from aqueduck.sync.group import GroupRunner
+from aqueduck.sync.groups.group import GroupRunner
 from aqueduck.sync.maintain import Maintainer
 from aqueduck.sync.observe import observe_tables
 from aqueduck.sync.overview import SyncOverviews

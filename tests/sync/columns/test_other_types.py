@@ -8,7 +8,7 @@ import pytest
 
 from aqueduck.lake.commit.commit import BatchPlan, TableFailed, commit_batch
 from aqueduck.model.errors import LakeBusyError, LakeWriteError
-from aqueduck.sync import group_commits
+from aqueduck.sync.groups import group_commits
 from tests.fix_postgres import Database
 from tests.whole_group import WholeGroup, whole_group
 

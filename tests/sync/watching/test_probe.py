@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aqueduck.model.lifecycle import SyncState
-from aqueduck.sync.group import GroupRunner
+from aqueduck.sync.groups.group import GroupRunner
 from aqueduck.sync.observe import table_state
 from aqueduck.sync.watching.probe import STILL_SECONDS, Probe, Proof, Reading
 from aqueduck.sync.watching.source_watch import SourceWatch

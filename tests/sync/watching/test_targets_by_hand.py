@@ -14,7 +14,7 @@ from aqueduck.model.errors import AqueduckError, TargetReplacedError
 from aqueduck.model.lifecycle import SyncState
 from aqueduck.spark.query.copy_job import CopyJob
 from aqueduck.sync.control import Parting
-from aqueduck.sync.group_tables import remove_tables
+from aqueduck.sync.groups.group_tables import remove_tables
 from aqueduck.sync.observe import table_state
 from aqueduck.sync.watching.target_watch import TargetWatch
 from tests.fix_postgres import Database, wait_until

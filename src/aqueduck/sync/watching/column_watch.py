@@ -37,8 +37,8 @@ from aqueduck.postgres.publications.narrowed import publication_marks
 from aqueduck.postgres.publications.published import refuse_narrowed
 from aqueduck.postgres.session.connection import connect
 from aqueduck.postgres.session.server import flushed_position, have_ended, next_transaction
-from aqueduck.sync.group import GroupRunner
-from aqueduck.sync.group_commits import with_way_out
+from aqueduck.sync.groups.group import GroupRunner
+from aqueduck.sync.groups.group_commits import with_way_out
 
 __all__ = ["ColumnWatch"]
 

@@ -39,8 +39,8 @@ from aqueduck.postgres.session.history import slot_mark
 from aqueduck.postgres.session.quoting import identifier
 from aqueduck.postgres.session.server import flushed_position
 from aqueduck.state_files.files import SlotMark, write_slot
-from aqueduck.sync.group import GroupRunner
-from aqueduck.sync.group_tables import leave_table
+from aqueduck.sync.groups.group import GroupRunner
+from aqueduck.sync.groups.group_tables import leave_table
 from aqueduck.sync.publishing import publish
 from aqueduck.sync.watching.probe import Probe, Reading
 

@@ -19,7 +19,7 @@ from aqueduck.model.errors import (
     TargetReplacedError,
 )
 from aqueduck.model.schema import TableName
-from aqueduck.sync.group import GroupRunner
+from aqueduck.sync.groups.group import GroupRunner
 
 __all__ = ["TargetWatch"]
 

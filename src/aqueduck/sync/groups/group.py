@@ -36,7 +36,7 @@ from aqueduck.spark.query.sync_query import SyncQuery
 from aqueduck.state_files.files import read_report
 from aqueduck.sync.copying.copies import Copier
 from aqueduck.sync.copying.copy_reader import CopyJobs, CopySettings
-from aqueduck.sync.group_commits import commit_tasks
+from aqueduck.sync.groups.group_commits import commit_tasks
 from aqueduck.sync.prepare import PreparedGroup
 from aqueduck.sync.slot_history import refuse_another_source
 from aqueduck.sync.status import GroupStatus

@@ -39,7 +39,7 @@ from aqueduck.state_files.files import write_durable
 from aqueduck.sync.copying.copy_journal import forget_journal
 
 if TYPE_CHECKING:  # a group hands its batches over
-    from aqueduck.sync.group import GroupRunner
+    from aqueduck.sync.groups.group import GroupRunner
 
 __all__ = ["commit_tasks", "with_way_out"]
 

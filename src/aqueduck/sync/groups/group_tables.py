@@ -25,7 +25,7 @@ from aqueduck.postgres.session.connection import connect
 from aqueduck.postgres.session.server import flushed_position, settled_position
 from aqueduck.sync.control import Parting
 from aqueduck.sync.copying.copy_journal import forget_journal
-from aqueduck.sync.group import GroupRunner
+from aqueduck.sync.groups.group import GroupRunner
 from aqueduck.sync.publishing import publish
 from aqueduck.sync.tables.prepare_tables import describe_tables, prepare_tables, refuse_recreated
 from aqueduck.sync.tables.table_options import is_other, known_projections
