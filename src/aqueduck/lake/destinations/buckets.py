@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from aqueduck.lake.destinations.cycle import Applied, Destination
-from aqueduck.lake.destinations.destination import apply_changes, drop, fold, load, refuse_unkept, seed
+from aqueduck.lake.destinations.destination import apply_changes, seed
+from aqueduck.lake.destinations.net_changes import drop, fold, load, refuse_unkept
 from aqueduck.lake.session.pool import LakePool
 from aqueduck.lake.source.source_lake import ReadPlan
 from aqueduck.model.errors import own_error

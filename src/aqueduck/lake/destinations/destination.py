@@ -1,10 +1,9 @@
 """
 Apply a cycle to destinations: each in one transaction of its own lake, together with its cursor.
 
-`load` puts the changes for some destinations into the pool's engine, `fold` reduces them to the net effect per
-key, and `apply_changes` and `seed` write one destination.  The cursor is a row of `aqueduck.fanout_state` in the
-destination's lake.  It is moved only if it has exactly the value that the caller expects, so a second writer or a
-repeated cycle changes nothing.
+`apply_changes` and `seed` write the net effect that `net_changes` computed into one destination.  The
+cursor is a row of `aqueduck.fanout_state` in the destination's lake.  It is moved only if it has exactly the value that the
+caller expects, so a second writer or a repeated cycle changes nothing.
 
 The code does not guess whether the destination has a row: it deletes every key of which the source lost a row,
 then inserts the rows that the last change of each key left.
@@ -12,14 +11,12 @@ then inserts the rows that the last change of each key left.
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import duckdb
-import pyarrow as pa
 
 from aqueduck import faults
 from aqueduck.lake.destinations.cycle import Applied, Destination
@@ -31,29 +28,25 @@ from aqueduck.lake.destinations.destination_table import (
     missing,
     replaced,
 )
+from aqueduck.lake.destinations.net_changes import Net
 from aqueduck.lake.session.catalog import OWN_SCHEMA
 from aqueduck.lake.session.failures import lake_errors
-from aqueduck.lake.session.pool import LakePool, PooledLake
+from aqueduck.lake.session.pool import PooledLake
 from aqueduck.lake.session.sql import equal, ident, idents, literal
 from aqueduck.lake.source.source_lake import ReadPlan
 from aqueduck.lake.upkeep.statistics import settle_statistics
-from aqueduck.lake.values.kept_types import one_key, received, unkept, unkept_error
 from aqueduck.lake.values.not_inlined import keep_out_of_catalog
 from aqueduck.model.routing import SourceColumn, SourceTable, evolution
 from aqueduck.model.schema import TableName
 
 __all__ = [
     "STATE",
-    "Net",
     "State",
     "Terms",
     "apply_changes",
     "check_target",
-    "fold",
-    "load",
     "make_tables",
     "read_state",
-    "refuse_unkept",
     "seed",
 ]
 
@@ -67,8 +60,6 @@ NOT_SEEDED = -1
 """The cursor of a destination whose seed has begun; concurrent seeds conflict on its row."""
 STATE_UPDATES_MAX = 2000
 """The number of cursor updates after which their dead rows are flushed from the catalog."""
-
-_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,21 +115,6 @@ class State:
         return self.terms is None or self.terms.target == str(destination.target.folded)
 
 
-@dataclass(frozen=True, slots=True)
-class Net:
-    """The net effect of a batch, for all destinations that one task serves: a relation of the pool's engine."""
-
-    name: str
-    counts: dict[int, dict[str, int]]
-    """
-    By destination: `rows` to write, `keys` to delete, keys that the destination had before (`known`) and those of them
-    that are gone (`lost`), changes overridden by later ones (`conflicts`), deleted keys with NULLs (`nulls`).
-    """
-
-    def of(self, index: int) -> dict[str, int]:
-        return self.counts.get(index, {})
-
-
 class CursorMovedError(Exception):
     """The destination's cursor does not have the expected value."""
 
@@ -149,76 +125,6 @@ class SeedNeededError(CursorMovedError):
 
 class MiscountError(SeedNeededError):
     """The destination would have another number of rows than the source."""
-
-
-def load(pool: LakePool, chunks: Iterable[bytes], plan: ReadPlan) -> str | None:
-    """Load the chunks for the destinations into one relation; None if there are none."""
-    name = f"changes_{next(_numbers)}"
-    con = pool.con.cursor()
-    made = False
-    cells = ", ".join(f"{received(c.type, f'c{i}')} as c{i}" for i, c in enumerate(plan.source.columns))
-    arrived = f"select d, s, r, op, bad, {cells} from arrived"
-    with lake_errors("taking in changes"):
-        for chunk in chunks:
-            con.register("arrived", pa.ipc.open_stream(pa.BufferReader(chunk)).read_all())
-            con.execute(f"insert into {name} {arrived}" if made else f"create table {name} as {arrived}")
-            con.unregister("arrived")
-            made = True
-    return name if made else None
-
-
-def fold(pool: LakePool, changes: str | None, plan: ReadPlan) -> Net:
-    """The net effect per destination and key; replaces the relation `changes`."""
-    if changes is None:
-        return Net("", {})
-    con = pool.con.cursor()
-    cells = ", ".join(("bad", *(f"c{i}" for i in range(len(plan.source.columns)))))
-    with lake_errors("folding changes"):
-        [[removes]] = con.execute(f"select bool_or(not op) from {changes}").fetchall()
-        if not removes and not plan.strict:
-            rows = con.execute(f"select d, count(*) from {changes} group by d").fetchall()
-            con.execute(f"alter table {changes} add column gone boolean default false")
-            return Net(changes, {d: {"rows": n} for d, n in rows})
-        keys = ", ".join(one_key(plan.source.columns[k].type, f"c{k}") for k in plan.keys)
-        name = f"net_{next(_numbers)}"
-        # A destination without removals needs no fold, because all of its rows are new.
-        gone = "true" if plan.strict else f"bool_or(not op) over (partition by d, {keys})"
-        losing = f"select distinct d from {changes} where {'true' if plan.strict else 'not op'}"
-        con.execute(
-            f"create table {name} as with losing as ({losing}),"
-            f" ranked as (select *, row_number() over (partition by d, {keys} order by s desc, op desc, r desc) as n,"
-            f" {gone} as gone, max(s) over (partition by d, {keys}) as last,"
-            # If the first change of a key in the range is a removal, the destination has the key.
-            f" min(s) filter (not op) over (partition by d, {keys}) = min(s) over (partition by d, {keys}) as was"
-            f" from {changes} where d in (from losing)),"
-            " overridden as (select d, count(*) as overridden from ranked where s < last group by d)"
-            f" select d, op, gone, coalesce(was, false) as was, coalesce(overridden, 0) as overridden, {cells} from ranked"
-            " left join overridden using (d) where n = 1 union all"
-            f" select d, op, false, false, 0, {cells} from {changes} where d not in (from losing) order by d"
-        )
-        con.execute(f"drop table {changes}")
-        some_null = " or ".join(f"c{k} is null" for k in plan.keys)
-        counted = con.execute(
-            "select d, count(*) filter (op), count(*) filter (gone), count(*) filter (was and not op),"
-            f" count(*) filter (was), max(overridden), count(*) filter (gone and ({some_null})) from {name} group by d"
-        ).fetchall()
-    names = ("rows", "keys", "lost", "known", "conflicts", "nulls")
-    return Net(name, {d: dict(zip(names, counts, strict=True)) for d, *counts in counted})
-
-
-def refuse_unkept(pool: LakePool, net: Net, index: int, plan: ReadPlan) -> None:
-    """Raise if a row for the destination has a value that its lake would not keep."""
-    if net.name and unkept(plan.source.columns):
-        query = f"select min(bad) from {net.name} where d = {index} and op"
-        [[bad]] = pool.con.cursor().execute(query).fetchall()
-        if bad is not None:
-            raise unkept_error(plan.source.columns[bad], plan.table.qualified)
-
-
-def drop(pool: LakePool, name: str) -> None:
-    """Drop a relation of the pool's engine."""
-    if name:
-        pool.con.cursor().execute(f"drop table if exists {name}")
 
 
 def read_state(lake: PooledLake, destination_id: str) -> State | None:

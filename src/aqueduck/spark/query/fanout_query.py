@@ -29,7 +29,8 @@ from pyspark.sql import SparkSession
 from aqueduck import faults
 from aqueduck.lake.destinations.buckets import apply_bucket
 from aqueduck.lake.destinations.cycle import Applied, Destination
-from aqueduck.lake.destinations.destination import drop, read_state
+from aqueduck.lake.destinations.destination import read_state
+from aqueduck.lake.destinations.net_changes import drop
 from aqueduck.lake.session.pool import LakePool
 from aqueduck.lake.source.lake_changes import ReadReport, Routes, chunks, read_routed
 from aqueduck.lake.source.source_lake import ReadPlan, split_plan
