@@ -25,6 +25,7 @@ from rich.table import Table
 from aqueduck.config.sync import SyncConfig, parse_config
 from aqueduck.lab.lab_server import lab_server, private_file
 from aqueduck.lab.shop import ShopLoad, create_shop
+from aqueduck.lab.waiting import wait_until_seen, wait_until_streaming
 from aqueduck.model.errors import ServerStartError
 from aqueduck.postgres.session.server import flushed_position
 from aqueduck.sync.actions import RegistryActions
@@ -100,7 +101,7 @@ def _demo(console: Console, directory: Path, seconds: float, keep: bool) -> int:
             _show_page(console, page, service)
             service.start()
             with console.status("copying the rows that are already there …"):
-                service.wait_until_streaming("shop", seconds=120)
+                wait_until_streaming(service, "shop", seconds=120)
             load.start()
             console.print(
                 f"[bold]3/4[/] the shop is busy for {seconds:.0f} s; every line is a table of the lake\n"
@@ -173,7 +174,7 @@ def _catch_up(console: Console, service: SyncService, dsn: str) -> None:
     target = flushed_position(dsn)
     began = time.monotonic()
     with console.status("the shop is closed; waiting until the lake has everything …"):
-        service.wait_until_seen("shop", target, seconds=120)
+        wait_until_seen(service, "shop", target, seconds=120)
     console.print(f"\nthe lake has everything, {time.monotonic() - began:.1f} s after the last transaction")
 
 

@@ -425,7 +425,7 @@ class SyncService:
             self._traces.close()
             self._traces = None
 
-    # -- for the demo, the benches and the page
+    # -- for the page, and for the demo and the benchmarks
 
     def runners(self) -> list[GroupRunner]:
         return list(self.running.values())
@@ -440,50 +440,10 @@ class SyncService:
         """The position that the group has reached in the lake."""
         return self.running[group].status.position
 
-    def hold(self, group: str, on: bool, *, seconds: float = 30.0) -> None:
-        """Release the group's slot, or take it again; meanwhile the changes wait in WAL."""
-        runner = self.running[group]
-        path = runner.directory / "hold"
-        if not on:
-            path.unlink(missing_ok=True)
-            return
-        path.touch()
-        _wait(lambda: bool(runner.report().get("held")), seconds, "the capture did not let go of its slot")
-
-    def wait_until_streaming(self, group: str, *, seconds: float) -> None:
-        """Wait until every copy is complete and the capture reads the slot."""
-        runner = self.running[group]
-
-        def streams() -> bool:
-            self.check()
-            runner.copier.raise_failures()
-            return bool(runner.report()) and all(state.ready for state in runner.states.values())
-
-        _wait(streams, seconds, "the stream did not start")
-
-    def wait_until_seen(self, group: str, position: int, *, seconds: float) -> None:
-        """Wait until everything that the server had written at `position` is in the lake."""
-        runner = self.running[group]
-
-        def caught_up() -> bool:
-            self.check()
-            report = runner.report()
-            return int(report.get("seen", 0)) >= position and not report.get("pending", True)
-
-        _wait(caught_up, seconds, "the lake did not catch up")
-
     def query_lake(self, sql: str) -> tuple[list[tuple[Any, ...]], list[str]]:
         """Rows and column names of a query on the lake."""
         with self.commit_lock:
             return self.lake.query(sql)
-
-
-def _wait(done: Any, seconds: float, complaint: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > deadline:
-            raise AqueduckError(f"{complaint} within {seconds:.0f} s")
-        time.sleep(0.05)
 
 
 def run_service(config: SyncConfig, *, once: bool, trust_slot: bool = False, adopt: bool = False) -> None:

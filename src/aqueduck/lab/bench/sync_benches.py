@@ -10,6 +10,7 @@ from rich.console import Console
 
 from aqueduck.config.sync import GroupConfig
 from aqueduck.lab.bench.workbench import Meter, Workbench, workbench
+from aqueduck.lab.waiting import hold
 from aqueduck.model.errors import VerifyDifferenceError
 from aqueduck.model.schema import lsn_text
 from aqueduck.sync.verify import verify_tables
@@ -87,10 +88,10 @@ def warm_up(bench: Workbench, console: Console) -> None:
     """Compile everything and start a worker for each core before the clock runs."""
     console.print("warming up …")
     for rows in (WARM_UP_ROWS, 8 * WARM_UP_ROWS):  # the second is a batch of more than one fold task
-        bench.service.hold("bench", True)
+        hold(bench.service, "bench", True)
         bench.conn.execute(f"call fill(-1000000, {rows}, 1000)")
         target = bench.committed_position()
-        bench.service.hold("bench", False)
+        hold(bench.service, "bench", False)
         bench.wait_for(target)
         bench.conn.execute("delete from sbtest where id < 0")
         bench.wait_for(bench.committed_position())
@@ -109,7 +110,7 @@ def _measure(
     limit = bench.limit_seconds(lsn_text(bench.position()))
     console.print("draining it into the lake …")
     with Meter() as meter:
-        bench.service.hold("bench", False)
+        hold(bench.service, "bench", False)
         bench.wait_for(target)
     console.print("comparing source and lake …")
     results = verify_tables(bench.service.config, session=bench.service.lake, spark=bench.service.spark)

@@ -23,6 +23,7 @@ import psycopg
 from aqueduck.config.sync import SyncConfig, parse_config
 from aqueduck.lab.embedded import EmbeddedPostgres
 from aqueduck.lab.lab_server import lab_server
+from aqueduck.lab.waiting import hold, wait_until_seen
 from aqueduck.model.schema import lsn_text, parse_lsn
 from aqueduck.sync.service import SyncService
 
@@ -67,7 +68,7 @@ class Workbench:
 
     def wait_quiet(self) -> None:
         """Wait until the lake has everything that is committed now."""
-        self.service.wait_until_seen("bench", self.position(), seconds=120)
+        wait_until_seen(self.service, "bench", self.position(), seconds=120)
 
     def position(self) -> int:
         row = self.conn.execute("select pg_current_wal_flush_lsn()::text").fetchone()
@@ -92,7 +93,7 @@ class Workbench:
     def backlog(self) -> Iterator[None]:
         """Pause the service while a backlog is created; a second slot sees the same backlog."""
         self._settle()
-        self.service.hold("bench", True)
+        hold(self.service, "bench", True)
         self.conn.execute("select pg_create_logical_replication_slot('bench_limit', 'pgoutput')")
         yield
         self.conn.execute("checkpoint")
