@@ -153,7 +153,7 @@ def test_many_unfinished_transactions_share_the_memory(tmp_path: Path) -> None:
             relation = [(xid, encode.relation(T))] if turn == 0 else []
             rows = [(xid, row(f"{xid}-{turn}-{n}")) for n in range(5)]
             staged.take(block(xid, *relation, *rows, first=turn == 0))
-            held = sum(b.memory_bytes for b in staged.stage._spills._buckets.values())
+            held = sum(b.memory_bytes for b in staged.stage._spills._held.values())
             assert held < 20_000
     assert not staged.stage.full
     for n, xid in enumerate(range(700, 720)):

@@ -223,7 +223,7 @@ def test_a_copy_goes_on_where_it_was_interrupted(
             if dice.random() < 0.3:
                 world.db.execute("vacuum t")
             raise ConnectionLostError("the snapshot is gone")
-        if job.items[number].note is not None:
+        if job.items[number].journal_path is not None:
             copied.append(job.items[number].chunk.number)
         return job.run([number])[0]
 

@@ -116,7 +116,7 @@ class FanoutBench:
     def _done(self) -> bool:
         with self.pool.use(self.source, read_only=True) as lake:
             latest = SourceLake(lake, TABLE).latest()
-        return all(t.well and t.cursor == latest for t in self.service.tenants)
+        return all(t.well and t.cursor == latest for t in self.service.served)
 
     def latest(self) -> int:
         with self.pool.use(self.source, read_only=True) as lake:
