@@ -1,9 +1,9 @@
 """
-Make source and lake ready for a group: publication, slot, target tables, first position.
+Prepare source and lake for a group: publication, slot, target tables, first position.
 
-`prepare_group` is idempotent, refuses before it changes anything where it can, and takes back what it
-created when a later step fails.  A table that cannot be prepared does not stop the others: it is among
-`refused`.  Tables by themselves, also those that come later, are in `tables.prepare_tables`.
+`prepare_group` is idempotent, checks before it changes anything where possible, and removes what it created if a later
+step fails.  A table that cannot be prepared does not stop the others: it is listed in `refused`.  Single tables, also
+those that are added later, are prepared in `tables.prepare_tables`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class PreparedGroup:
 
 
 def prepare(config: SyncConfig, *, adopt: bool = False) -> Iterator[str]:
-    """`aqueduck init`: prepare every group; yields a line for people about each, and raises the first that failed at the end."""
+    """`aqueduck init`: prepare every group; yields a line about each for people, and raises the first error at the end."""
     failed: list[AqueduckError] = []
     with (
         contextlib.closing(open_lake(config.lake)) as lake,
@@ -107,10 +107,10 @@ def prepare_group(
     renew: Collection[str] = (),
 ) -> PreparedGroup:
     """
-    Raises what concerns the group as a whole, or all of its tables.
+    Prepare the group; raises errors that concern the group as a whole, or all of its tables.
 
-    With `adopt`, a slot, a publication and targets that we did not make are ours from now on.  `renew` are sources that
-    somebody wants copied again, whatever they are by now.
+    With `adopt`, an existing slot, publication and targets become Aqueduck's own.  `renew` are sources that are to be copied
+    again, whatever their state.
     """
     if wanted.problem is not None:
         raise wanted.problem
@@ -165,7 +165,7 @@ def prepare_group(
 
 
 def stray(source: str, group: str) -> RegistryIncompleteError:
-    """What is said of a table that the lake has for a group, that nobody wants, and that nobody removed."""
+    """The error of a table that the lake has for a group, although it is neither registered nor removed."""
     return RegistryIncompleteError(
         f"the lake follows it in the group {group}, and the registry does not know it, though nobody removed it",
         hint=f"to keep it: select aqueduck.add_table('{source}', group_name => '{group}') with its target, mode and options;"
@@ -181,7 +181,7 @@ def _refuse_strays(
     tables: Mapping[int, PreparedTable],
     refused: dict[str, AqueduckError],
 ) -> set[int]:
-    """Tables of which the lake says that they are the group's, and nobody that they are wanted or were removed; by oid."""
+    """Tables that the lake has for the group although they are neither registered nor removed, by OID."""
     ensure_table_states(lake)
     names = {table.source_table.qualified for table in wanted.group.tables}
     unknown = {
@@ -209,10 +209,10 @@ def _prepare_lake(
     strays: Collection[int],
 ) -> list[int]:
     """
-    The lake's states are those of the group's tables and of `strays`; what changed meanwhile waits for a new copy.
+    Make the lake's states those of the group's tables and of `strays`; tables that changed meanwhile wait for a new copy.
 
-    So do strays, which nobody follows, and tables in `unsent`, whose changes nobody has.
-    Returns the tables that the lake did not know, or knows no more.
+    Strays, which nobody follows, wait as well, and so do the tables in `unsent`, whose changes were not sent.
+    Returns the tables that are new to the lake, or that it forgot.
     """
     ensure_table_states(lake)
     ensure_own_targets(lake)
@@ -270,7 +270,7 @@ def _prepare_lake(
 def _begin_at(
     lake: LakeSession, group: GroupConfig, tables: Mapping[int, PreparedTable], first: Position
 ) -> None:
-    """A new beginning: whatever the lake had of the group came before, and is copied again."""
+    """Begin anew: copy again all that the lake had of the group."""
     known = read_states(lake, group.name)
 
     def write() -> None:

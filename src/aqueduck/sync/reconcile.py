@@ -185,7 +185,7 @@ class Reconciler:
         """Apply the desired state group by group; after a notice also to errored groups."""
         self._listed = {wanted.group.name for wanted in wanted_groups}
         known = self._service.wanted
-        # Of a group that cannot be read, what was read last goes on.
+        # A group whose rows cannot be read keeps the configuration that was read last.
         self._service.lake.limits = inline_limits(
             [known.get(w.group.name, w) if w.problem is not None else w for w in wanted_groups]
         )
@@ -203,7 +203,7 @@ class Reconciler:
             self._record(wanted, error)
 
     def _record(self, wanted: Wanted, error: AqueduckError | None) -> None:
-        """A group that runs goes on as it was, and says what it does not do; another one stands."""
+        """Record why a group does not follow its configuration: a running group continues unchanged, another one is errored."""
         runner = self._service.running.get(wanted.group.name)
         if runner is None:
             if error is not None:

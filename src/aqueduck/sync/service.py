@@ -1,10 +1,10 @@
 """
-The service: prepares the groups, runs a query for each, and starts them again when they fail.
+The service: prepares the groups, runs a query for each, and restarts them after failures.
 
-`SyncService` is the same object for `aqueduck run`, the demo and the benches.  A failure that
-may pass by itself (`Retry.AUTO`) restarts the query from the lake's position, with backoff.  After any other the
-group is `errored`: it stands and waits for a person while the others go on; where there are no others, the service ends with
-its error.  What people want meanwhile is followed in `reconcile`; one group is in `group`.
+`SyncService` serves `aqueduck run`, the demo and the benchmarks.  A failure that may pass by itself (`Retry.AUTO`)
+restarts the query from the lake's position, with backoff.  After any other failure the group is `errored`: it waits for
+an operator while the other groups continue; if there are no others, the service ends with the error.  `reconcile`
+follows changes of the configuration; `groups.group` has one group.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 Initial copies of a group's tables, beside its stream.
 
 `Copier` takes the tables that are due (`copy_schedule`), reads them with Spark jobs under an exported snapshot
-(`copy_reader`) and commits what was read (`copy_commits`).  Small tables share a snapshot, a job and a transaction.  A copy
-that fails for a passing reason goes on later with the chunks that are missing, see `copy_journal`.
+(`copy_reader`) and commits the files (`copy_commits`).  Small tables share a snapshot, a job and a transaction.  A copy
+that failed and may be retried continues later with the missing chunks, see `copy_journal`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PATIENCE_SECONDS = 600.0
 
 
 class Copier:
-    """Copies for one group, in threads of its own."""
+    """Copies for one group, in their own threads."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Copier:
         self.commits = CopyCommits(book, versions)
         self._book = book
         self._has_everything_before = has_everything_before
-        """Whether the lake has (applied or parked) all that was committed before a position."""
+        """Whether the lake has applied or parked every change that was committed before a position."""
         self._stopping = threading.Event()
         self._reader = CopyReader(settings, book, jobs, self.progress, self._stopping)
         self._pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix=f"copy-{book.group}")
@@ -70,10 +70,10 @@ class Copier:
         """Names of files that no catalog knows, and that a copy will still need."""
         return journaled_files(self.journals.glob("*"))
 
-    # -- what is to be done
+    # -- decide
 
     def start(self) -> None:
-        """Begin what is due and not under way."""
+        """Start the copies that are due and not yet running."""
         due = self.schedule.due(self._book.states, disabled=self._book.disabled, is_busy=self._is_busy)
         for oid in due.replays:
             self._submit([oid], self._replay)
@@ -106,46 +106,46 @@ class Copier:
         return any(not future.done() for future in self._futures.values())
 
     def is_copying(self, oid: int) -> bool:
-        """Whether a copy is under way: once it is in, the table is what it would be after another one."""
+        """Whether a copy of the table is running; when it is committed, a further copy would change nothing."""
         awaits_copy = self._is_busy(oid) and self._book.states[oid].awaits_copy
         return awaits_copy and self.schedule.handover(oid) is None
 
     def again(self, oid: int) -> None:
-        """Copy a table once more, whatever became of it before."""
+        """Copy a table again, whether or not it failed before."""
         self.forget(oid)
         self.start()
 
     def retry_now(self, oid: int) -> None:
-        """A person says that the reason of a failure is gone."""
+        """An operator reports that the cause of a failure was removed."""
         self.schedule.retry_now(oid)
         self.start()
 
     def forget(self, oid: int) -> None:
-        """What is known of a table here, such as its failures and the chunks of a copy."""
+        """Forget what is stored here for a table, such as its failures and the chunks of a copy."""
         forget_journal(self._book.directory, oid)
         self.schedule.forget(oid)
         self.progress.forget(oid)
 
     def raise_failures(self) -> None:
-        """For a caller that waits for all copies: the first that failed."""
+        """Raise the first failure, for a caller that waits for all copies."""
         self.schedule.raise_failures()
 
     def tell_progress(self) -> None:
-        """A line in the log for each copy that takes long."""
+        """Log a line for each copy that takes long."""
         self.progress.tell(self._book.states, self._is_busy)
 
     def is_stopping(self) -> bool:
         return self._stopping.is_set()
 
     def stop(self) -> None:
-        """Finish a copy commit; what is still being read is given up, and goes on at the next start."""
+        """Finish a running copy commit; abandon copies that are still being read, which continue at the next start."""
         self._stopping.set()
         while self.busy:
-            self.jobs.cancel()  # also those that only begin now
+            self.jobs.cancel()  # also those that are just starting
             wait(list(self._futures.values()), timeout=0.5)
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    # -- doing it, in threads of the pool
+    # -- run, in threads of the pool
 
     def _try(self, oids: list[int], work: Callable[[list[TableState]], None]) -> None:
         if self._stopping.is_set():
@@ -162,7 +162,7 @@ class Copier:
     def _failed(self, states: Sequence[TableState], error: AqueduckError) -> None:
         if self._stopping.is_set():
             return
-        if len(states) > 1:  # one of them: see which
+        if len(states) > 1:  # one of them is the cause: copy each alone to find it
             self.schedule.failed_together([state.oid for state in states])
             return
         for state in states:
@@ -198,7 +198,7 @@ class Copier:
             )  # fmt: skip
 
     def _wait_for_changes(self, position: int) -> None:
-        """What was committed between two sessions, or around one, has to be known before the rows are put together."""
+        """Wait until the lake has every change that was committed between two sessions, or around one; only then are the rows combined."""
         if self.settings.by_sql:
             flush_wal(self.settings.dsn)
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -207,7 +207,7 @@ class Copier:
                 raise CopyDisturbedError("the stream did not reach the copy's position in time")
 
     def _replay(self, states: list[TableState]) -> None:
-        """A table that failed: what was parked meanwhile, if it can be applied now."""
+        """Apply the parked changes of a table that failed, if that is possible now."""
         [state] = states
         if self.commits.replay(state):
             log.info("table goes on", group=self._book.group, table=state.source)
@@ -215,6 +215,6 @@ class Copier:
     def _take_over(self, states: list[TableState]) -> None:
         [state] = states
         handover = self.schedule.handover(state.oid)
-        if handover is not None:  # otherwise the table was forgotten since
+        if handover is not None:  # otherwise the table was removed meanwhile
             handover(state)
             self.schedule.handed_over(state.oid)

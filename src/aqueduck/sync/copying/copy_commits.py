@@ -1,9 +1,9 @@
 """
-How what was copied or parked takes effect: in one lake transaction, for one state of each table.
+Commit a copy and its parked changes in one lake transaction, for one state of each table.
 
-A copy commit is the target emptied, the copy's files, the changes that were parked meanwhile, and the table's state.  It
-counts only if the table still has the state that the work began with; and whether it came about is asked of the
-lake if it got no answer.  What happens inside the transaction is in `lake.commit.copy_commit`.
+A copy commit empties the target, adds the copy's files, applies the changes that were parked meanwhile, and writes the
+table's state.  It counts only if the table still has the state with which the copy began.  If the commit gets no answer,
+the lake is asked whether it happened.  The statements inside the transaction are in `lake.commit.copy_commit`.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ __all__ = ["CopyCommits"]
 
 
 class CopyCommits:
-    """Of one group."""
+    """The copy commits of one group."""
 
     def __init__(self, book: TableBook, versions: ColumnVersions) -> None:
         self._book = book
         self._versions = versions
         self._unsure: set[int] = set()
-        """Tables whose copy commit failed in a way that leaves open whether the lake has it."""
+        """Tables whose copy commit failed without telling whether the lake has it."""
 
     def commit(self, read: ReadTables) -> dict[int, int]:
-        """Copies, parked changes and states in one lake transaction; returns the rows by table."""
+        """Commit copies, parked changes and states in one lake transaction; returns the rows by table."""
         book, copies = self._book, read.copies
         oids = [copy.state.oid for copy in copies]
         with book.commit_lock:
@@ -70,7 +70,7 @@ class CopyCommits:
         return rows
 
     def _numbered(self, copy: RunningCopy, parked: Sequence[SegmentRef]) -> list[SegmentRef]:
-        """Parked segments with the columns' numbers, of those that the copy does not have."""
+        """The parked segments that the copy does not have, with their column numbers."""
         visibility = copy.session.visibility
         fresh = iter(self._versions.after(copy.schema, [s for s in parked if not visibility.shows_all(s)]))
         return [s if visibility.shows_all(s) else next(fresh) for s in parked]
@@ -106,14 +106,14 @@ class CopyCommits:
         return written
 
     def _settle(self, states: Sequence[TableState]) -> None:
-        """What a copy commit filled, it may have made anew."""
+        """Targets that a copy commit filled may be new tables."""
         targets, memory = [state.target for state in states], self._book.lake.memory
         memory.settled.difference_update(targets)
         with contextlib.suppress(LakeError):  # the next batch does it before its commit
             settle_statistics(self._book.lake, targets, memory.settled)
 
     def _record_targets(self, states: Sequence[TableState]) -> None:
-        """Which tables the copy commit made: DuckLake numbers them when it commits."""
+        """Record the uuids of the tables that the copy commit created: DuckLake assigns them at the commit."""
         book = self._book
         with contextlib.suppress(LakeError):  # the next start does it
             known = with_places(book.lake, states)
@@ -122,7 +122,7 @@ class CopyCommits:
                 book.written(known)
 
     def _parked(self, oids: Sequence[int]) -> dict[int, list[SegmentRef]]:
-        # Asking the lake takes a third of a copy commit.
+        # Asking the lake takes a third of the time of a copy commit.
         asked = [oid for oid in oids if self._book.may_have_parked(oid)]
         found = parked_segments(self._book.lake, self._book.group, asked) if asked else {}
         return {oid: found.get(oid, []) for oid in oids}
@@ -133,7 +133,7 @@ class CopyCommits:
         return all(known.get(s.oid) is not None and _same_progress(known[s.oid], s) for s in states)
 
     def not_committed(self, states: list[TableState]) -> list[TableState]:
-        """Those whose copy is not in; a copy commit that seemed to fail may have come about after all."""
+        """Tables whose copy is not in the lake; a copy commit that seemed to fail may have happened after all."""
         book = self._book
         if not any(state.oid in self._unsure for state in states):
             return states
@@ -144,12 +144,12 @@ class CopyCommits:
             self._unsure.difference_update(s.oid for s in states)
             for state in there:
                 forget_journal(book.directory, state.oid)
-                if known[state.oid].ready:  # what was parked since then comes now
+                if known[state.oid].ready:  # apply what was parked since then
                     self._replay(known[state.oid])
         return [s for s in states if s not in there]
 
     def replay(self, state: TableState) -> bool:
-        """What was parked of a table that failed, if it can be applied now; false if the table has another state by now."""
+        """Apply what was parked for a failed table, if possible now; False if the table has another state meanwhile."""
         with self._book.commit_lock:
             if not self._book.is_current(state):
                 return False
@@ -161,7 +161,7 @@ class CopyCommits:
 
     def finish(self, ready: TableState, message: str, *, also: Callable[[], None] | None = None) -> None:
         """
-        Apply what was parked and mark the table as ready; `also` is done in the same lake transaction.
+        Apply what was parked and mark the table as ready; `also` runs in the same lake transaction.
 
         The caller holds the commit lock.
         """
@@ -183,7 +183,7 @@ class CopyCommits:
         remove_parked_files(parked)
 
     def _check_target(self, ready: TableState) -> None:
-        """Also where nothing is to be applied: a table that goes on has a target."""
+        """Check the target, even if there is nothing to apply: a table that is ready must have one."""
         if ready.schema is not None:
             source = TableName(ready.schema.schema, ready.schema.name)
             check_place(self._book.lake, ready.target, ready.target_uuid, source)
@@ -191,7 +191,7 @@ class CopyCommits:
 
 
 def _files(copy: RunningCopy, read: ReadTables) -> list[list[ChunkFile]]:
-    """The files of each session of a copy; the last also has what came after the others."""
+    """The files of each session of a copy; the last session also has the rows that are newer than the earlier ones."""
     files = copy.journal.files_by_session()
     if sum(map(len, files)) != len(copy.journal.chunks):
         raise CopyDisturbedError("parts of the copy are gone", table=copy.schema.qualified)

@@ -1,10 +1,10 @@
 """
 The journal of one table's copy: which chunks are done, and under which snapshot each was read.
 
-A copy that dies goes on with the chunks that are missing, under a new snapshot: a new *session*.  The
-journal lies in the group's directory and only saves work: without it, or when the table was
-rewritten or its columns changed, the copy starts over.  It counts on the changes that were parked since its first
-session, so whoever forgets those, or begins a table anew, calls `forget_journal`.  Tasks add a file for each chunk that is safe on disk.
+An interrupted copy continues with the missing chunks under a new snapshot: a new *session*.  The journal is in the
+group's directory and only saves work: if it is missing, or if the table was rewritten or its columns changed, the copy
+starts over.  It relies on the changes that were parked since its first session; code that deletes those, or that starts
+a table anew, calls `forget_journal`.  Tasks add a file for each chunk that is safely on disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["CopyJournal", "CopySession", "forget_journal", "journaled_files", "j
 
 @dataclass(frozen=True, slots=True)
 class CopySession:
-    """One try: position and time of its snapshot, and the oldest transaction that the snapshot does not show."""
+    """One attempt: position and time of its snapshot, and the oldest transaction that the snapshot does not show."""
 
     number: int
     position: int
@@ -61,9 +61,9 @@ class CopyJournal:
         xmin: int,
         time_us: int = 0,
     ) -> CopySession:
-        """Go on with what is there if it fits the table as it is now (`chunks`, and the marks of its `columns`), else start over."""
+        """Continue the existing journal if it fits the table as it is now (`chunks`, marks of its `columns`); otherwise start over."""
         self.columns = dict(columns)
-        # Without a key the rows of two snapshots cannot be put together.
+        # Without a key, the rows of two snapshots cannot be combined.
         if not schema.key or not self._go_on(schema, place, chunks):
             self.clear()
             self.directory.mkdir(parents=True)
@@ -97,7 +97,7 @@ class CopyJournal:
             return False
         if columns != self.columns:
             return False
-        # Names may have changed; partitions may have come.
+        # The table may have been renamed, and partitions may have been added.
         kept = [
             replace(c, schema=relations[c.relation].schema, table=relations[c.relation].table) for c in old
         ]
@@ -111,11 +111,11 @@ class CopyJournal:
         return self.directory / "plan.json"
 
     def chunk_path(self, chunk: int, session: CopySession) -> Path:
-        """Where a task says that a chunk is done."""
+        """The file that a task writes when a chunk is done."""
         return self.directory / f"chunk-{chunk}-{session.number}.json"
 
     def done(self) -> dict[int, tuple[int, ChunkFile]]:
-        """Chunks that are done: session and file, by number."""
+        """Finished chunks: session and file, by number."""
         found: dict[int, tuple[int, ChunkFile]] = {}
         for path in sorted(self.directory.glob("chunk-*.json")):
             _, number, session = path.stem.split("-")
@@ -132,7 +132,7 @@ class CopyJournal:
         return [c for c in self.chunks if c.number not in done]
 
     def rescans(self) -> list[Chunk]:
-        """Chunks that an earlier session did, to be looked at for rows that have come since."""
+        """Chunks that an earlier session read; they are scanned again for rows that are newer."""
         last = len(self.sessions) - 1
         return [
             replace(self.chunks[number], since=self.sessions[session].xmin)
@@ -147,23 +147,23 @@ class CopyJournal:
         return files
 
     def clear(self) -> None:
-        """Forget it all; files that nobody knows any more are orphans."""
+        """Delete the journal; files that no catalog knows become orphans."""
         shutil.rmtree(self.directory, ignore_errors=True)
         self.chunks, self.sessions = (), []
 
 
 def forget_journal(group_directory: Path, oid: int) -> None:
-    """The next copy of the table starts over."""
+    """Make the next copy of the table start over."""
     CopyJournal(journals_of(group_directory) / str(oid)).clear()
 
 
 def journals_of(group_directory: Path) -> Path:
-    """Where a group keeps the journals of its copies."""
+    """The directory of a group's copy journals."""
     return group_directory / "copies"
 
 
 def journaled_files(directories: Iterable[Path]) -> set[str]:
-    """Names of data files that a journal still counts on."""
+    """Names of data files that a journal still needs."""
     names = set()
     for directory in directories:
         for _, file in CopyJournal(directory).done().values():

@@ -1,7 +1,7 @@
 """
 Read tables under one exported snapshot into files that no catalog knows yet: the first half of a copy.
 
-The second half, by which the files become rows of the lake, is in `copy_commits`.
+The second half, which makes the files part of the lake, is in `copy_commits`.
 """
 
 from __future__ import annotations
@@ -51,27 +51,27 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class CopySettings:
-    """How a group copies."""
+    """Settings of a group's copies."""
 
     dsn: str = field(repr=False)
     run_id: str
-    """Part of the files' names."""
+    """Part of the names of its files."""
     concurrency: int = 2
     chunk_bytes: int = 64 << 20
     by_sql: bool = False
     """Whether snapshots are taken without a replication connection."""
     task_memory: int = TASK_MEMORY
     resync_on_type_change: bool = False
-    """Whether a table to which parked changes cannot be applied is copied anew."""
+    """Whether a table is copied again if its parked changes cannot be applied."""
 
 
 @dataclass(slots=True)
 class CopyJobs:
-    """Where chunks are read: Spark, by default."""
+    """Reads the chunks: Spark, by default."""
 
     run: Callable[[CopyJob], list[ChunkFile]]
     cancel: Callable[[], None] = lambda: None
-    """Ends jobs that are under way; what they have copied is in their journals."""
+    """Cancels running jobs; their finished chunks are in the journals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +80,19 @@ class ReadTables:
 
     copies: list[RunningCopy]
     again: dict[int, list[ChunkFile]]
-    """Rows that came after an earlier session of the same copy, by table."""
+    """Rows that are newer than an earlier session of the same copy, by table."""
     position: int
-    """Of the snapshot."""
+    """The time of the snapshot."""
 
     @property
     def needs_changes(self) -> bool:
-        """Whether the rows can only be put together with all changes before the position."""
+        """Whether the rows can be combined only after every change before the position is in the lake."""
         return any(copy.beside or len(copy.journal.sessions) > 1 for copy in self.copies)
 
 
 @dataclass(frozen=True, slots=True)
 class CopyReader:
-    """Reads tables of one group."""
+    """Reads the tables of one group."""
 
     settings: CopySettings
     book: TableBook
@@ -101,7 +101,7 @@ class CopyReader:
     stopping: threading.Event
 
     def read(self, states: list[TableState], began: datetime) -> ReadTables:
-        """All chunks of these tables that no earlier session has read."""
+        """Read all chunks of these tables that no earlier session has read."""
         by_sql, dsn = self.settings.by_sql, self.settings.dsn
         if by_sql:  # otherwise the snapshot itself waits
             self._settle(states)
@@ -115,7 +115,7 @@ class CopyReader:
         return ReadTables(copies, again, snapshot.position)
 
     def _settle(self, states: Sequence[TableState]) -> None:
-        """Before the first copy of tables: wait for transactions that wrote to them when they were not published yet."""
+        """Before the first copy of tables: wait for transactions that wrote to them before they were published."""
         oids = {state.oid for state in states}
         if not self.book.is_settled(oids):
             settled_position(self.settings.dsn, given_up=self.stopping.is_set)
@@ -125,7 +125,7 @@ class CopyReader:
         self, states: list[TableState], snapshot: ExportedSnapshot, began: datetime, time_us: int
     ) -> list[RunningCopy]:
         copies = []
-        # All of it as the snapshot has it: the stream brings every change of columns that came after.
+        # All columns as of the snapshot: the stream reports every later change of columns.
         with snapshot.connect(self.settings.dsn) as conn:
             planned: list[tuple[TableState, TableSchema, list[Chunk]]] = []
             xmin = snapshot_xmin(conn)
@@ -169,9 +169,10 @@ class CopyReader:
         self, tables: Sequence[tuple[TableState, TableSchema]]
     ) -> tuple[Directories, dict[int, str | None]]:
         """
-        Targets as the copy needs them; one that is missing is made when the copy is committed, if that can be.
+        Prepare the targets for the copy; a missing target is created when the copy is committed, if possible.
 
-        Besides, which table each is: one that is yet to be made is none of those that somebody else makes meanwhile.
+        Also record the uuid of each target. A target that is yet to be created has none, so a table that someone else creates
+        meanwhile is not mistaken for it.
         """
         lake = self.book.lake
         directories = read_directories(lake)
@@ -192,12 +193,12 @@ class CopyReader:
             for state, schema in early:
                 prepare_copy(lake, state, schema)
 
-        # In one transaction: after each that makes a table, DuckLake reads its whole catalog again.
+        # In one transaction: DuckLake reads its whole catalog again after each transaction that creates a table.
         transact(lake, prepare)
         return read_directories(lake), uuids
 
     def _read(self, snapshot: ExportedSnapshot, copies: Sequence[RunningCopy]) -> dict[int, list[ChunkFile]]:
-        """Run the job; returns the files that only have what came after an earlier session, by table."""
+        """Run the job; returns, by table, the files with rows that are newer than an earlier session."""
         config, settings = self.book.lake.config, self.settings
         prefix = f"{file_prefix(self.book.group)}{settings.run_id}"
         items = [(copy, item) for copy in copies for item in copy.items(prefix)]
@@ -213,7 +214,7 @@ class CopyReader:
         return again
 
     def _run(self, job: CopyJob, copies: Sequence[RunningCopy]) -> list[ChunkFile]:
-        """The job; a name that it did not find any more is no reason to wait for a person if the table is still there."""
+        """Run the job; if a name was not found but the table still exists, the copy is retried."""
         try:
             files = self.jobs.run(job)
         except SourceError:
@@ -229,7 +230,7 @@ def _source_time_us(dsn: str) -> int:
     """
     The server's time.
 
-    Taken before a snapshot: whoever had taken a time to commit with before has committed when the snapshot is made.
+    It is read before a snapshot is taken: every transaction with an earlier commit time has committed by then.
     """
     with connect(dsn) as conn, translate_errors("ask the server for the time", conn=conn):
         row = conn.execute("select (extract(epoch from clock_timestamp()) * 1000000)::int8").fetchone()
@@ -238,7 +239,7 @@ def _source_time_us(dsn: str) -> int:
 
 
 def table_bytes(dsn: str, oids: Collection[int]) -> Mapping[int, int]:
-    """How large the tables are, with their partitions."""
+    """The sizes of the tables, including their partitions."""
     with connect(dsn) as conn:
         rows = conn.execute(
             "select o::int8, coalesce((select sum(pg_relation_size(relid)) from pg_partition_tree(o::oid::regclass)),"

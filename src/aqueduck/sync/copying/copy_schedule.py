@@ -1,7 +1,7 @@
 """
-Which tables of a group are to be copied, replayed or handed over now, and which have to wait because they failed.
+Which tables of a group are to be copied, replayed or handed over now, and which wait because they failed.
 
-`CopySchedule` decides and remembers; the threads that do it are in `copies`.
+`CopySchedule` decides and remembers; the threads that do the work are in `copies`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SMALL_BYTES = 4 << 20
 SMALL_TABLES_MAX = 25
 
 Handover = Callable[[TableState], None]
-"""Takes a table over from another group, instead of a copy."""
+"""Takes a table over from another group, instead of copying it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +28,20 @@ class Due:
     """Tables that are not ready and need not wait."""
 
     replays: Sequence[int]
-    """Their copy is in; what was parked may be applied now."""
+    """Tables that were copied and whose parked changes may be applied now."""
     handovers: Sequence[int]
     copies: Sequence[int]
 
 
 class CopySchedule:
-    """What is due, and what failed."""
+    """The tables that are due, and those that failed."""
 
     def __init__(self) -> None:
         self.failures: dict[int, Lifecycle] = {}
         """Tables that failed, in a copy or a commit, until they are ready again."""
         self._handovers: dict[int, Handover] = {}
         self._alone: set[int] = set()
-        """Small tables that failed together with others: next time each has a copy of its own."""
+        """Small tables that failed together; each is copied alone next time."""
 
     def due(
         self,
@@ -66,13 +66,13 @@ class CopySchedule:
     def batches(
         self, oids: Sequence[int], sizes: Mapping[int, int], begun: Collection[int]
     ) -> list[list[int]]:
-        """Which tables share a copy: small ones do, unless theirs has `begun`; large ones are copied one by one."""
+        """Which tables share a copy: small ones do, unless their copy has `begun`; large ones are copied one by one."""
         small = [o for o in oids if sizes.get(o, 0) <= SMALL_BYTES and o not in self._alone]
         small = [o for o in small if o not in begun]
         alone = [[o] for o in oids if o not in set(small)]
         return alone + [small[i : i + SMALL_TABLES_MAX] for i in range(0, len(small), SMALL_TABLES_MAX)]
 
-    # -- what became of it
+    # -- results
 
     def failed(self, oid: int, error: AqueduckError) -> None:
         """A table failed, in a copy or in a commit."""
@@ -80,22 +80,22 @@ class CopySchedule:
         self.failures[oid] = fail(self.failures.get(oid, Lifecycle(SyncState.PENDING, now)), error, now)
 
     def failed_together(self, oids: Collection[int]) -> None:
-        """One of several tables failed: each is copied alone, to see which."""
+        """One of several tables failed: copy each alone, to find out which."""
         self._alone.update(oids)
 
     def succeeded(self, oids: Collection[int]) -> None:
-        """The tables are ready, or their failure never was."""
+        """The tables are ready, or their failures were not real."""
         for oid in oids:
             self.failures.pop(oid, None)
         self._alone.difference_update(oids)
 
     def retry_now(self, oid: int) -> None:
-        """A person says that the reason of a failure is gone."""
+        """An operator reports that the cause of a failure was removed."""
         if oid in self.failures:
             self.failures[oid] = replace(self.failures[oid], retry_at=datetime.now(UTC))
 
     def raise_failures(self) -> None:
-        """For a caller that waits for all copies: the first that failed."""
+        """Raise the first failure, for a caller that waits for all copies."""
         for life in self.failures.values():
             assert life.failure is not None
             raise AqueduckError.from_text(life.failure.message) or AqueduckError(life.failure.message)
@@ -107,7 +107,7 @@ class CopySchedule:
     # -- handovers
 
     def hand_over(self, oid: int, handover: Handover) -> None:
-        """Another group hands the table over, instead of a copy."""
+        """Another group hands the table over, so it is not copied."""
         self._handovers[oid] = handover
 
     def handover(self, oid: int) -> Handover | None:

@@ -1,4 +1,4 @@
-"""How far the copies of a group are, as their tasks have said: for the log, the registry and the page."""
+"""The progress of a group's copies, as their tasks report it: for the log, the registry and the page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOG_SECONDS = 5.0
 
 @dataclass(slots=True)
 class CopyProgress:
-    """One copy, as far as its tasks have said."""
+    """One copy, as reported by its tasks."""
 
     journal: CopyJournal
     began_at: datetime
@@ -75,7 +75,7 @@ class Progress:
         self._copies.pop(oid, None)
 
     def tell(self, states: Mapping[int, TableState], is_busy: Callable[[int], bool]) -> None:
-        """A line in the log for each copy that takes long."""
+        """Log a line for each copy that takes long."""
         if time.monotonic() - self._logged_at < LOG_SECONDS:
             return
         self._logged_at = time.monotonic()

@@ -1,8 +1,8 @@
 """
-One table while it is copied, and what must not happen to it meanwhile.
+One table while it is copied, and the changes that invalidate the copy.
 
-Chunks are read by the names of the table and its columns as they are at that time, and by pages of its files: what has another
-name, other columns or other files than the copy's snapshot shows has not been read as one table.
+Chunks are read by the current names of the table and its columns, and by pages of its files.  If the name, the columns or
+the files change after the snapshot, the chunks may not belong to one table, and the copy is discarded.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class RunningCopy:
     journal: CopyJournal
     session: CopySession
     beside: bool = False
-    """Whether rows of an earlier copy stay, and changes from before this one count as well."""
+    """Whether rows of an earlier copy stay, and earlier changes count as well."""
     target_uuid: str | None = None
-    """Which table the target is, if it is there when the copy is committed; None if that is not known."""
+    """The uuid of the target, if it existed when the copy began; None if that is not known."""
     marks: Marks | None = None
-    """The partitions that were read, once that is sure."""
+    """The partitions that were read, once all chunks are done."""
 
     def items(self, prefix: str) -> list[CopyItem]:
-        # A name of its own for each copy: the lake may still show the file of an earlier one.
+        # The name is unique for each copy: the lake may still show the file of an earlier one.
         name = f"{prefix}-{self.state.oid}-{uuid.uuid4().hex[:8]}"
         chunks = self.journal.missing()
         more = copied_columns(self.state.mode, self.session.position, self.session.time_us)
@@ -61,13 +61,13 @@ class RunningCopy:
         ]
 
     def start_over(self, why: str) -> CopyDisturbedError:
-        """What has been read is worth nothing."""
+        """Discard what has been read."""
         self.journal.clear()
         return CopyDisturbedError(f"the table {why} while it was copied", table=self.schema.qualified)
 
 
 def refuse_changed(conn: psycopg.Connection[Any], copies: Sequence[RunningCopy]) -> None:
-    """Raise if a table that is still there has other columns or another name, which another table may have by now."""
+    """Raise if the table still exists with other columns or another name: another table may have its name now."""
     marks = read_column_marks(conn, [copy.state.oid for copy in copies])
     for copy in copies:
         found = marks.get(copy.state.oid)
@@ -79,7 +79,7 @@ def refuse_changed(conn: psycopg.Connection[Any], copies: Sequence[RunningCopy])
 
 
 def check_undisturbed(conn: psycopg.Connection[Any], copies: Sequence[RunningCopy]) -> None:
-    """After the last chunk: raise if what was read is not one state of each table; record the partitions of partitioned tables."""
+    """After the last chunk: raise if the chunks are not one state of each table; record the partitions of partitioned tables."""
     refuse_changed(conn, copies)
     horizon = read_horizon(conn)
     leaves = read_structure(conn, [copy.state.oid for copy in copies]).leaves
@@ -94,7 +94,7 @@ def check_undisturbed(conn: psycopg.Connection[Any], copies: Sequence[RunningCop
 
 
 def _relations(conn: psycopg.Connection[Any], copy: RunningCopy) -> dict[int, Chunk]:
-    """The table or its partitions, as they are now, each as one chunk."""
+    """The table or its partitions as they are now, each as one chunk."""
     return {c.relation: c for c in plan_chunks(conn, copy.schema, chunk_bytes=1 << 62)}
 
 

@@ -1,9 +1,9 @@
 """
-One group while the service runs: what it knows of its tables, its query, its copies.
+One running group: its tables, its query and its copies.
 
-`GroupRunner` puts together what the other layers offer: `table_book` knows the group's tables, `group_commits` commits the
-batches that the query hands over, `group_tables` lets tables come and go, `copies` copies them.  Which groups run, and
-when they are started again, is decided in `service`; what people see of it is put together in `observe`.
+`GroupRunner` combines four collaborators: `table_book` knows the group's tables, `group_commits` commits the batches of
+the query, `group_tables` adds and removes tables, and `copies` copies them.  `service` decides which groups run and when
+they are restarted; `observe` computes the state that users see.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ log = structlog.get_logger()
 
 
 class GroupRunner:
-    """One group while the service runs."""
+    """One running group."""
 
     def __init__(
         self,
@@ -67,25 +67,25 @@ class GroupRunner:
         self.group: GroupConfig = ready.group
         self.ready = ready
         self.timeline = ready.timeline
-        """Of the server that the query reads."""
+        """The timeline of the server that the query reads."""
         self.unfollowed: AqueduckError | None = None
-        """Why the group runs as it was and not as the registry has it now: a row that cannot be read, for example."""
+        """Why the group runs with its earlier configuration and not with the registered one: for example, a row that cannot be read."""
         self.proof = Proof()
-        """What the source's catalog has shown of the group."""
+        """What the source's catalog showed about the group."""
         self.directory = group_dir(config, ready.group)
         self.status = GroupStatus(ready.group.name, position=ready.position)
         self.run_id = uuid.uuid4().hex[:8]
         self.failures = 0
         self.retry_at: float | None = None
-        """When a query that failed is started again."""
+        """When a failed query is restarted."""
         self.read_to = 0
-        """What a single run (`--once`) has read to its end; there may have been nothing to commit."""
+        """The position that a single run (`--once`) has read to; there may have been nothing to commit."""
         self.on_commit: Callable[[list[str]], None] | None = None
-        """Called with the segments of a batch right after its commit; a bench times them."""
+        """Called with the segments of a batch right after its commit; a benchmark measures them."""
         self.verified: Callable[[str], VerifyOverview] = lambda _source: NEVER
-        """What the service's last comparison of a table said."""
+        """The result of the service's last comparison of a table."""
         self.on_traced: Callable[[BatchTimes], None] | None = None
-        """Called after each batch, where traces are wanted."""
+        """Called after each batch if traces are exported."""
         self.book = TableBook(self.status, lake, commit_lock, self.directory)
         self.book.begin(ready.tables, ready.refused)
         self.versions = ColumnVersions(config.source.dsn, self.book)
@@ -124,13 +124,13 @@ class GroupRunner:
 
     @property
     def states(self) -> Mapping[int, TableState]:
-        """What the lake has of them."""
+        """The states of the tables in the lake."""
         return self.book.states
 
     # -- the query
 
     def start(self, *, once: bool = False) -> None:
-        """(Re)start the query at the lake's position, and the copies that are due."""
+        """Start or restart the query at the lake's position, and start the copies that are due."""
         for name in ("durable", "capture.json", "hold"):
             (self.directory / name).unlink(missing_ok=True)
         stored = read_position(self.lake, self.group.name)
@@ -179,12 +179,12 @@ class GroupRunner:
         )
 
     def stop(self) -> None:
-        """Finish a commit that is under way, then end the query and the copies."""
+        """Finish a running commit, then end the query and the copies."""
         self.query.stop()
         self.copier.stop()
 
     def has_everything_before(self, position: int) -> bool:
-        """Whether all that was committed before `position` is in the lake, applied or parked."""
+        """Whether the lake has applied or parked every change that was committed before `position`."""
         if max(self.status.position, self.read_to) >= position:
             return True
         report = self.report()
@@ -194,10 +194,10 @@ class GroupRunner:
         """Called by the query for each batch: one lake transaction."""
         commit_tasks(self, tasks, position, time_us)
 
-    # -- what the capture says
+    # -- the capture's report
 
     def refresh(self) -> GroupStatus:
-        """The status with what the capture last reported."""
+        """The status, with the capture's last report."""
         report = self.report()
         status = self.status
         status.seen = max(status.position, int(report.get("seen", 0)))
@@ -220,19 +220,19 @@ class GroupRunner:
         return status
 
     def report(self) -> dict[str, Any]:
-        """What the capture last reported."""
+        """The capture's last report."""
         return read_report(self.directory / "capture.json")
 
     # -- its tables
 
     def forget_tables(self, oids: Collection[int]) -> None:
-        """Out of our memory; the caller holds `commit_lock`."""
+        """Forget the table; the caller holds `commit_lock`."""
         self.book.forget(oids)
         for oid in oids:
             self.copier.forget(oid)
 
     def resync(self, oid: int) -> None:
-        """Have a table copied again, unless that is under way; its changes are parked from the next batch on."""
+        """Have a table copied again unless a copy is running; its changes are parked from the next batch on."""
         with self.commit_lock:
             if self.copier.is_copying(oid):
                 return
@@ -240,14 +240,14 @@ class GroupRunner:
         self.copier.again(oid)
 
     def fail_table(self, oid: int, error: AqueduckError) -> None:
-        """A table cannot be written; its changes are parked until that is mended.  The caller holds `commit_lock`."""
+        """The table cannot be written; park its changes until the cause is removed.  The caller holds `commit_lock`."""
         log.warning("table failed", group=self.group.name, table=self.states[oid].source, error=str(error))
         self.book.fail(oid, error)
         self.copier.schedule.failed(oid, error)
         metrics.count_error(error.code, flow="sync", group=self.group.name)
 
     def set_enabled(self, oid: int, enabled: bool) -> None:
-        """A disabled table's changes are parked, and replayed when it is enabled again."""
+        """Park the changes of a disabled table, and replay them when it is enabled again."""
         with self.commit_lock:
             if enabled:
                 self.book.enable(oid)

@@ -1,8 +1,8 @@
 """
-Commit the batches of a group: which tables are applied and which are parked, one lake transaction, and what is counted.
+Commit the batches of a group: which tables are applied and which are parked, one lake transaction, and the counters.
 
-A table that cannot be written is parked in the same batch, so that the others go on.  The transaction itself is
-`lake.commit.commit`; who calls is `group`.
+A table that cannot be written is parked in the same batch, so that the others continue.  The transaction itself is
+in `lake.commit.commit`; `group` calls this module.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ log = structlog.get_logger()
 
 
 def commit_tasks(runner: GroupRunner, tasks: FoldedTasks, position: int, time_us: int) -> None:
-    """Everything of a batch, in one lake transaction, and then the word that it is durable."""
+    """Commit all changes of a batch in one lake transaction, then report the position as durable."""
     paths = [s.path for task, _ in tasks for s in task.segments if s.path] if runner.on_commit else []
     end = Position(runner.group.name, position, time_us, runner.ready.system_identifier, runner.timeline)
     began, before = time.monotonic(), runner.status.position
     with runner.commit_lock:
-        # A table that was removed may still have changes on the way.
+        # The batch may still contain changes of a table that was removed.
         ours = [(task, outcome) for task, outcome in tasks if task.table_oid in runner.states]
         _commit_or_isolate(runner, ours, end)
         if runner.on_commit is not None:
@@ -91,11 +91,11 @@ def commit_tasks(runner: GroupRunner, tasks: FoldedTasks, position: int, time_us
 
 
 def _commit_or_isolate(runner: GroupRunner, tasks: FoldedTasks, end: Position) -> None:
-    """A table that fails is parked, in the same batch; the others go on."""
+    """Commit the batch; a table that fails is parked in the same batch, and the others continue."""
     before = runner.states
     try:
         _commit_what_can_be(runner, tasks, end)
-    except BaseException:  # the lake has no word of who failed: all of it is tried again
+    except BaseException:  # the error does not tell which table failed: try each
         runner.copier.schedule.succeeded(runner.book.take_back(before))
         raise
 
@@ -127,12 +127,12 @@ def _commit_what_can_be(runner: GroupRunner, tasks: FoldedTasks, end: Position) 
 
 
 def _numbered(runner: GroupRunner, segment: SegmentRef) -> SegmentRef:
-    """Parked with what the catalog says of its columns now: later it may not tell any more which they were."""
+    """Park the segments with the column numbers that the catalog has now: later it may be unable to tell them."""
     return replace(segment, schema_json=runner.versions.of(segment).streamed.to_json())
 
 
 def _isolate(runner: GroupRunner, failed: TableFailed) -> TableState:
-    """The state of a table that is not applied any more: it waits for a new copy, or for whatever mends its error."""
+    """The state of a table that is no longer applied: it waits for a new copy, or until the cause of its error is removed."""
     state, error = runner.states[failed.oid], failed.error
     again = isinstance(error, ResyncNeededError) and runner.group.on_type_change == "resync"
     error = error if again else with_way_out(runner, failed.oid, error)
@@ -148,7 +148,7 @@ def _isolate(runner: GroupRunner, failed: TableFailed) -> TableState:
 
 
 def with_way_out(runner: GroupRunner, oid: int, error: LakeError) -> LakeError:
-    """The error as people see it: where a copy would help, and is not made without them, it says how to ask for one."""
+    """The error for users; if a copy would help and none is made automatically, the hint says how to request one."""
     if not isinstance(error, ResyncNeededError):
         return error
     schema = runner.tables[oid].schema
@@ -158,9 +158,10 @@ def with_way_out(runner: GroupRunner, oid: int, error: LakeError) -> LakeError:
 
 def _evolved(runner: GroupRunner, plan: BatchPlan) -> tuple[BatchPlan, list[TableState]]:
     """
-    The plan after wider types, which come first and by themselves; and states of tables whose columns change.
+    The plan after columns were widened, which happens first and in its own transaction; and the states of tables whose
+    columns change.
 
-    The table's state gets them with the batch: until then, what comes may be from before the change.
+    These states are written with the batch: until then, changes may have the columns of before.
     """
     tables, evolved = [], []
     for table in plan.tables:
@@ -176,7 +177,7 @@ def _evolved(runner: GroupRunner, plan: BatchPlan) -> tuple[BatchPlan, list[Tabl
                 if wider != old:
                     transact(runner.lake, functools.partial(widen, runner.lake, state.target, old, wider))
             except (LakeBusyError, CatalogUnreachableError, DataPathError):
-                raise  # not the table's fault
+                raise  # the table is not the cause
             except LakeError as exc:
                 raise TableFailed(table.oid, exc) from exc
             evolved.append(replace(state, schema=versions[-1]))

@@ -1,8 +1,7 @@
 """
-Tables come and go while the query of their group runs.
+Add, remove, rename and hand over tables while the query of their group runs.
 
-They are added, removed, renamed, and handed over from one group to another without a new copy.  When is decided in
-`reconcile` and `watch`.
+A handed-over table moves from one group to another without a new copy.  `reconcile` and `watching` decide when.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def add_tables(
     handover: Callable[[int], GroupRunner | None],
     renew: Collection[str] = (),
 ) -> None:
-    """Follow more tables from now on; what cannot be added is in `refused`.  `renew` as for `prepare_group`."""
+    """Follow more tables from now on; tables that cannot be added are in `refused`.  `renew` as for `prepare_group`."""
     dsn = runner.config.source.dsn
     with connect(dsn) as conn:
         options = known_projections(runner.lake, runner.group)
@@ -77,7 +76,7 @@ def add_tables(
             if str(error) != str(runner.book.refused.get(name)):
                 log.warning("table not added", group=runner.group.name, table=name, error=str(error))
         runner.book.refuse(refused)
-        # The capture knows them before the first change can come.
+        # The capture must know the tables before their first change can arrive.
         try:
             publish(conn, runner.group, [t.schema for t in runner.tables.values()])
         except AqueduckError:
@@ -91,14 +90,14 @@ def add_tables(
 
 
 def _take_back(runner: GroupRunner, oids: Collection[int]) -> None:
-    """Tables that nobody sends: copied, they would seem to be followed."""
+    """Remove tables that the publication does not send: otherwise they would be copied once and never updated."""
     with runner.commit_lock:
         transact(runner.lake, lambda: _forget_in_lake(runner, oids))
         runner.forget_tables(oids)
 
 
 def remove_tables(runner: GroupRunner, partings: Mapping[int, Parting]) -> None:
-    """Follow these tables no more; the lake's tables stay, but for those that are to be dropped."""
+    """Stop following these tables; the lake's tables stay, except those that are to be dropped."""
     with connect(runner.config.source.dsn) as conn:
         rest = [t.schema for oid, t in runner.tables.items() if oid not in partings]
         publish(conn, runner.group, rest)
@@ -116,7 +115,7 @@ def _forget_in_lake(runner: GroupRunner, oids: Iterable[int], dropped: Collectio
 
 
 def leave_table(runner: GroupRunner, oid: int) -> None:
-    """The source table is gone; the lake's table and what the lake knows of it stay."""
+    """The source table was dropped; the lake's table and its records in the ledger stay."""
     with runner.commit_lock:
         runner.forget_tables([oid])
 
@@ -133,10 +132,10 @@ def follow_name(runner: GroupRunner, oid: int, name: TableName) -> None:
 
 def _take_over(runner: GroupRunner, giver: GroupRunner, state: TableState) -> None:
     """
-    Go on with a table where another group is, without a new copy.
+    Continue a table at the position of its previous group, without a new copy.
 
-    Both publish it by now.  A transaction that commits after the position below is published whole
-    here, because whatever was open before has ended by then; everything before it, the giver has applied.
+    Both groups publish it now.  A transaction that commits after the position below is completely published here, because
+    every transaction that was open before has ended by then; the previous group has applied everything before it.
     """
     settled = _settled_position(runner)
     deadline = time.monotonic() + 600
@@ -166,7 +165,7 @@ def _take_over(runner: GroupRunner, giver: GroupRunner, state: TableState) -> No
                 f"{state.source} moves from {giver.group.name} to {runner.group.name}",
                 also=lambda: forget_state(runner.lake, giver.group.name, state.oid),
             )
-        else:  # it is copied; what the giver has not applied yet is older, and must not come after that
+        else:  # the table is copied; changes that the previous group has not applied yet are older and must not be applied after these
             transact(runner.lake, lambda: forget_tables(runner.lake, giver.group.name, state.oid))
         giver.forget_tables([state.oid])
     with connect(runner.config.source.dsn) as conn:
@@ -176,7 +175,7 @@ def _take_over(runner: GroupRunner, giver: GroupRunner, state: TableState) -> No
 
 
 def _settled_position(runner: GroupRunner) -> int:
-    """A position by which every transaction has ended that was open now; nobody waits for it who is told to stop."""
+    """A position by which every transaction that is open now has ended; a service that is stopped does not wait for it."""
     dsn, given_up = runner.config.source.dsn, runner.copier.is_stopping
     if runner.group.capture == "poll":
         return settled_position(dsn, given_up=given_up)

@@ -1,8 +1,9 @@
 """
 Which columns the segments of a group have.
 
-A segment names its columns as the stream does; what they are numbered in the catalog tells a renamed column from one that
-was dropped and another that was added (`column_numbers`).  Each version of a table's columns is asked for once, in the order of the stream.
+A segment has the column names of the stream.  Column numbers from the catalog distinguish a renamed column from one that was
+dropped while another was added (`column_numbers`).  The catalog is asked once for each version of a table's columns, in
+stream order.
 """
 
 from __future__ import annotations
@@ -27,28 +28,28 @@ log = structlog.get_logger()
 
 
 class ColumnVersions:
-    """The versions of the columns of a group's tables, beside what the lake has of them."""
+    """The versions of the columns of a group's tables that are newer than the lake's."""
 
     def __init__(self, dsn: str, book: TableBook) -> None:
         self._dsn = dsn
         self._book = book
         self._known: dict[tuple[int, int, int, str], TableSchema] = {}
         self._last: dict[tuple[int, int], TableSchema] = {}
-        """Of each table since its copy, the last version that was clear."""
+        """By table: the last unambiguous version since its copy."""
 
     def clear(self) -> None:
-        """A capture that starts counts versions anew, from where the lake is."""
+        """A capture that starts numbers versions anew, from the lake's position."""
         self._known.clear()
         self._last.clear()
 
     def forget(self, oid: int) -> None:
-        """The lake's table got other columns without a segment that has them: what comes next is told from those."""
+        """The lake's table got other columns without a segment that has them; later versions are compared with these."""
         for memory in (self._known, self._last):
             for key in [key for key in memory if key[0] == oid]:
                 del memory[key]  # type: ignore[arg-type]
 
     def of(self, segment: SegmentRef) -> TableSchema:
-        """The columns of a segment, with their numbers in the catalog; asked once for each version since the table's copy."""
+        """The columns of a segment with their numbers in the catalog; asked once for each version since the table's copy."""
         state = self._book.states.get(segment.table_oid)
         if state is None or state.schema is None:
             return TableSchema.from_json(segment.schema_json).in_lake
@@ -63,7 +64,7 @@ class ColumnVersions:
         return self._known[key]
 
     def after(self, copied: TableSchema, segments: Iterable[SegmentRef]) -> list[SegmentRef]:
-        """Parked segments of a table with the numbers that follow from the columns of its copy, which is older than they are."""
+        """Parked segments of a table with the column numbers that follow from the columns of its older copy."""
         before = copied.streamed
         known: dict[tuple[int, str], TableSchema] = {}
         numbered = []
@@ -83,12 +84,14 @@ class ColumnVersions:
                 dropped = dropped_columns(conn, schema.oid)  # after it: rather too many than too few
         except AqueduckError as exc:
             if exc.retry is Retry.AUTO:
-                raise  # the server is away: the batch comes again
-            log.debug("table not described", table=schema.qualified)  # it is gone: names have to do
+                raise  # the server is unreachable: the batch is repeated
+            log.debug(
+                "table not described", table=schema.qualified
+            )  # the table was dropped: names must suffice
         found = schema.numbered(before, now, dropped)
         if schema.projection is None or not is_clear(schema):
             return found
-        # The capture has asked before us, and what it left out of the segments follows from the answer.
+        # The capture has asked earlier, and left columns out of the segments according to the answer.
         same = [c.number for c in found.columns] == [c.number for c in schema.columns]
         unclear = tuple(replace(c, number=UNCLEAR) for c in schema.columns)
         return found if same else replace(schema, columns=unclear)

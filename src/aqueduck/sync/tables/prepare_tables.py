@@ -1,7 +1,7 @@
 """
-Make tables of a group ready: described at the source, with a target and a state in the lake.
+Prepare the tables of a group: describe each at the source, and give it a target and a state in the lake.
 
-A table that cannot be prepared does not stop the others: it is among what was refused.
+A table that cannot be prepared does not stop the others: it is listed in `refused`.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class PreparedTable:
     initial_copy: bool
     mode: TableMode = UPSERT
     adopt: bool = False
-    """Whether a table of the lake that we did not make may be taken for the target."""
+    """Whether an existing lake table that Aqueduck did not create may become the target."""
 
     @property
     def source(self) -> str:
-        """The source's name as configuration and registry write it."""
+        """The source's name as the configuration and the registry write it."""
         return str(TableName(self.schema.schema, self.schema.name))
 
 
@@ -80,9 +80,9 @@ def describe_tables(
     before: Mapping[int, Projection],
 ) -> tuple[dict[int, PreparedTable], dict[str, AqueduckError]]:
     """
-    Tables that can be published and applied, by oid; and what is wrong with the others, by source name.
+    Tables that can be published and applied, by OID; and the errors of the others, by source name.
 
-    `before` are the projections that the lake's tables have.
+    `before` are the projections of the lake's tables.
     """
     found: dict[int, PreparedTable] = {}
     refused: dict[str, AqueduckError] = {}
@@ -122,9 +122,9 @@ def prepare_tables(
     filled: Collection[TableName] = (),
 ) -> dict[int, AqueduckError]:
     """
-    Targets and states of tables that the lake does not know yet; returns what went wrong, by oid.
+    Create targets and states of tables that the lake does not know yet; returns the errors, by OID.
 
-    Targets in `filled` are those of tables that are no more: a copy replaces them, whatever columns they have.
+    The targets in `filled` belonged to source tables that were dropped: a copy replaces their contents, whatever their columns.
     """
 
     def make(some: Mapping[int, PreparedTable]) -> None:
@@ -133,7 +133,7 @@ def prepare_tables(
     try:
         make(tables)
         note_targets(lake, group)
-    except LakeError:  # one by one, to see which
+    except LakeError:  # one by one, to find out which
         failed: dict[int, AqueduckError] = {}
         for oid, table in tables.items():
             try:
@@ -146,7 +146,7 @@ def prepare_tables(
 
 
 def note_targets(lake: LakeSession, group: str) -> None:
-    """Which tables of the lake the targets are, of those that are there and not known so far."""
+    """The uuids of existing targets that are not recorded yet."""
     found = with_places(lake, read_states(lake, group).values())
     if found:
         transact(lake, lambda: write_state(lake, group, found))
@@ -168,7 +168,7 @@ def _make_tables(
             adopt_target(lake, table.target)
         missing = directories.of(table.target) is None
         if missing and table.initial_copy and directories.planned(table.target, table.mode) is not None:
-            refuse_names(table.target, in_lake, table.mode)  # it is made when its copy is committed
+            refuse_names(table.target, in_lake, table.mode)  # it is created when its copy is committed
         else:
             make = make_target if table.target in filled and table.initial_copy else ensure_target
             make(lake, table.target, in_lake, table.mode)
@@ -188,7 +188,7 @@ def refuse_recreated(
     known: Mapping[int, TableState],
     renew: Collection[str],
 ) -> None:
-    """Move tables that took the name of one that the lake knows out of `tables`, unless they are to be copied."""
+    """Remove tables from `tables` that took the name of a table that the lake knows, unless they are to be copied."""
     before = {(s.source, s.target): s for s in known.values()}
     for oid, table in list(tables.items()):
         old = before.get((table.schema.qualified, table.target))
@@ -206,7 +206,7 @@ def refuse_recreated(
 def check_prepared(
     lake: LakeSession, group: GroupConfig, table: PreparedTable, known: Mapping[int, TableState]
 ) -> None:
-    """Raise what a start would say of this table's place in the lake; `known` are the group's states there."""
+    """Raise the error that a start would raise about this table's target; `known` are the group's states in the lake."""
     tables, refused = {table.schema.oid: table}, dict[str, AqueduckError]()
     refuse_recreated(group, tables, refused, known, ())
     for error in refused.values():
@@ -232,7 +232,7 @@ def _check_known(lake: LakeSession, state: TableState, table: PreparedTable) -> 
 
 
 def state_if_broken(lake: LakeSession, state: TableState, table: PreparedTable) -> TableState | None:
-    """The state of a table that streamed and whose target was changed or dropped since by somebody else."""
+    """The state of a table that streamed and whose target was later changed or dropped by someone else."""
     try:
         _check_known(lake, state, table)
     except (LakeTableMissingError, PartitionedTargetError, SchemaChangeError, TargetReplacedError) as exc:
@@ -241,5 +241,5 @@ def state_if_broken(lake: LakeSession, state: TableState, table: PreparedTable) 
 
 
 def is_for(state: TableState, table: PreparedTable) -> bool:
-    """Whether the lake's state is about what is wanted now, and not about another target or mode."""
+    """Whether the lake's state has the target and the mode that are configured now."""
     return (state.target, state.mode) == (table.target, table.mode)

@@ -1,9 +1,9 @@
 """
-What the service knows of the tables of one group: `TableBook` has it all, and nobody else changes it.
+What the service knows of the tables of one group: only `TableBook` has it, and only its methods change it.
 
-A table comes (`add`), gets other states (`write`, `written`, `isolate`, `mark_ready`), and goes (`forget`).  What changes a
-table's state holds the commit lock.  Mappings are replaced, never changed: a reader keeps the version that it has.  The state
-files from which the capture and the tasks learn of the tables are written here, too.
+A table is added (`add`), changes its state (`write`, `written`, `isolate`, `mark_ready`), and is removed (`forget`).  Code
+that changes a table's state holds the commit lock.  Mappings are replaced, never changed: a reader keeps the version that
+it has.  The state files from which the capture and the tasks learn of the tables are written here, too.
 """
 
 from __future__ import annotations
@@ -36,44 +36,44 @@ _V = TypeVar("_V")
 
 
 class TableBook:
-    """The tables of one group, by OID or, where there is none, by source name."""
+    """The tables of one group, by OID; those without an OID by source name."""
 
     def __init__(
         self, status: GroupStatus, lake: LakeSession, commit_lock: threading.Lock, directory: Path
     ) -> None:
         self.group = status.group
         self.status = status
-        """Of the group; its counts of tables are changed here only."""
+        """The group's status; only this class changes its counts of tables."""
         self.lake = lake
         self.commit_lock = commit_lock
         self.directory = directory
         self.tables: Mapping[int, PreparedTable] = {}
         """The tables that the group follows."""
         self.states: Mapping[int, TableState] = {}
-        """What the lake has of them."""
+        """Their states in the lake."""
         self.parked: Mapping[int, Parked] = {}
         """How much is parked of tables that are not ready."""
         self.refused: Mapping[str, AqueduckError] = {}
         """Tables that could not be added."""
         self.strays: Mapping[str, AqueduckError] = {}
-        """Tables that are followed, and that the registry does not know."""
+        """Tables that are followed although the registry does not know them."""
         self.unsent: Mapping[int, AqueduckError] = {}
-        """Tables that a publication of the user's does not send any more."""
+        """Tables that a user's publication does not send any more."""
         self.columns_waiting: Mapping[int, tuple[str, ...]] = {}
-        """Columns that differ from the source's until the lake has what came before, as `column_watch` sees it."""
+        """Columns that differ from the source's until the lake has the earlier changes, as `column_watch` found."""
         self.disabled: frozenset[int] = frozenset()
         """Tables whose changes stay parked until a person enables them."""
         self._may_have_parked: set[int] = set()
-        """Tables of which something may be parked: also if nobody knows whether a commit happened."""
+        """Tables of which changes may be parked, including those whose commit had an unknown result."""
         self._unsettled: set[int] = set()
-        """Tables published while transactions may have been open; what those had done before is in no stream."""
+        """Tables that were published while transactions may have been open, whose earlier changes are in no stream."""
         self._truncated: set[int] = set()
         self._left: set[int] = set()
         self._requests_done: dict[int, RequestsDone] = {}
         self._rows_before: dict[int, int] = {}
 
     def begin(self, tables: Mapping[int, PreparedTable], refused: Mapping[str, AqueduckError]) -> None:
-        """Begin with the tables of a prepared group, as the lake has them."""
+        """Begin with the tables of a prepared group, in their states in the lake."""
         known = read_states(self.lake, self.group)
         totals = parked_totals(self.lake, self.group)
         self.parked = {oid: Parked(*total) for oid, total in totals.items()}
@@ -87,15 +87,15 @@ class TableBook:
     def _as_found(self, state: TableState) -> TableState:
         if not state.ready:
             return state
-        # A crash may have come between its copy's commit and the end of its journal.
+        # The service may have crashed after the commit of a copy, before its journal was removed.
         forget_journal(self.directory, state.oid)
         if state.oid not in self.parked:
             return state
-        # Or before a state of ours was written, after which changes were parked.
+        # Or before a state was written after which changes were parked.
         why = CopyDisturbedError("parked changes are still to be applied", table=state.source)
         return replace(state, ready=False, error=str(why))
 
-    # -- tables come and go
+    # -- tables that are added and removed
 
     def add(self, table: PreparedTable, state: TableState) -> None:
         """Follow one more table."""
@@ -107,7 +107,7 @@ class TableBook:
         self._unsettled.add(state.oid)
 
     def forget(self, oids: Collection[int]) -> None:
-        """Follow these tables no more, and tell the capture and the tasks."""
+        """Stop following these tables, and tell the capture and the tasks."""
         self._assert_locked()
         self.tables = _without(self.tables, oids)
         self.states = _without(self.states, oids)
@@ -131,29 +131,29 @@ class TableBook:
         self.tell_tables()
 
     def refuse(self, errors: Mapping[str, AqueduckError]) -> None:
-        """Tables that cannot be added, and why."""
+        """Record tables that cannot be added, with their errors."""
         self.refused = {**self.refused, **errors}
 
     def accept(self, *sources: str) -> None:
-        """Tables that were refused and are not wanted any more, or could be added."""
+        """Forget refused tables that are not wanted any more, or that could be added."""
         self.refused = {source: error for source, error in self.refused.items() if source not in sources}
 
     def note_strays(self, strays: Mapping[str, AqueduckError]) -> None:
-        """All tables that are followed and that the registry does not know."""
+        """Record all tables that are followed although the registry does not know them."""
         self.strays = dict(strays)
 
     # -- their states
 
     def is_current(self, state: TableState) -> bool:
-        """False if the table was removed or got another state since: work that was begun for this one does not count."""
+        """Whether the table still has this state; otherwise work that was begun for it does not count."""
         return self.states.get(state.oid) is state
 
     def is_ready(self, oid: int) -> bool:
-        """Whether the table is followed, and its changes are applied."""
+        """Whether the table is followed and its changes are applied."""
         return oid in self.states and self.states[oid].ready
 
     def written(self, states: Iterable[TableState]) -> None:
-        """These states are in the lake now."""
+        """The lake has these states now."""
         self._assert_locked()
         self.states = {**self.states, **{state.oid: state for state in states}}
 
@@ -165,7 +165,7 @@ class TableBook:
         self.tell_tasks()
 
     def await_copy(self, oid: int) -> None:
-        """The table is copied anew; its changes are parked from the next batch on."""
+        """Copy the table again; its changes are parked from the next batch on."""
         self.write(replace(self.states[oid], ready=False, copy_position=0, error=None))
 
     def fail(self, oid: int, error: AqueduckError) -> None:
@@ -173,19 +173,19 @@ class TableBook:
         self.write(replace(self.states[oid], ready=False, error=str(error)))
 
     def disable(self, oid: int) -> None:
-        """Park the table's changes, also after a copy that is under way."""
+        """Park the table's changes, also after a copy that is running."""
         self._assert_locked()
         self.disabled |= {oid}
         if self.states[oid].ready:
             self.write(self.unless_disabled(self.states[oid]))
 
     def enable(self, oid: int) -> None:
-        """The table is made ready again, with what was parked."""
+        """The table is ready again, with its parked changes applied."""
         self._assert_locked()
         self.disabled -= {oid}
 
     def unless_disabled(self, state: TableState) -> TableState:
-        """A state that is ready, unless the table is disabled."""
+        """A ready state, unless the table is disabled."""
         if state.oid not in self.disabled:
             return state
         why = TableDisabledError(f"{state.source} is disabled")
@@ -193,9 +193,9 @@ class TableBook:
 
     def isolate(self, oid: int, error: AqueduckError | None) -> TableState:
         """
-        Apply the table no more, from the batch on that is being committed: that batch writes the state returned.
+        Stop applying the table from the batch on that is being committed; that batch writes the returned state.
 
-        Without an error the table is copied anew.
+        Without an error, the table is copied again.
         """
         self._assert_locked()
         state = self.states[oid]
@@ -207,14 +207,14 @@ class TableBook:
         return isolated
 
     def take_back(self, before: Mapping[int, TableState]) -> list[int]:
-        """The batch did not come about: tables that it isolated are as `before`; returns which."""
+        """The batch failed: tables that it isolated get the states in `before` again; returns these tables."""
         self._assert_locked()
         isolated = {oid: s for oid, s in before.items() if s.ready and not self.states[oid].ready}
         self.states = {**self.states, **isolated}
         return list(isolated)
 
     def mark_ready(self, copied: Mapping[int, int]) -> None:
-        """The lake has everything of these tables, with the rows that a copy of each brought."""
+        """The lake has all changes of these tables, including the rows that their copies wrote."""
         self._assert_locked()
         now = datetime.now(UTC)
         self.parked = _without(self.parked, copied)
@@ -231,15 +231,15 @@ class TableBook:
     # -- what is parked
 
     def may_have_parked(self, oid: int) -> bool:
-        """False if surely nothing is parked of a table."""
+        """False if certainly nothing of a table is parked."""
         return oid in self._may_have_parked
 
     def begin_parking(self, segments: Sequence[SegmentRef]) -> None:
-        """A batch parks these segments, if its commit comes about."""
+        """A batch parks these segments if its commit succeeds."""
         self._may_have_parked.update(segment.table_oid for segment in segments)
 
     def park(self, segments: Sequence[SegmentRef]) -> None:
-        """The lake has these segments parked."""
+        """The lake has parked these segments."""
         self._assert_locked()
         parked = dict(self.parked)
         for segment in segments:
@@ -250,11 +250,11 @@ class TableBook:
     # -- what is counted
 
     def count(self, tasks: Iterable[FoldTask], position: int) -> None:
-        """A batch that ends at `position` is in the lake."""
+        """The lake has a batch that ends at `position`."""
         self._assert_locked()
         for task in tasks:
             if task.bucket:
-                continue  # buckets of one run name the same segments
+                continue  # fold tasks of one run name the same segments
             counts = self.status.tables[task.table_oid]
             if self.is_ready(task.table_oid):
                 counts.applied = (position, datetime.now(UTC))
@@ -268,31 +268,31 @@ class TableBook:
         return self.status.tables.get(oid, TableCounts())
 
     def rows_synced(self, oid: int, before: int) -> int:
-        """Rows and changes of a table, also from before the service started: `before`, as the registry had it then."""
+        """Rows and changes of a table, including those from before the service started (`before`, from the registry)."""
         counts = self.counts_of(oid)
         return self._rows_before.setdefault(oid, before) + counts.changes + counts.copied
 
     def requests_done(self, oid: int) -> RequestsDone:
-        """The last requests about a table that were begun."""
+        """The last requests about a table that were started."""
         return self._requests_done.get(oid, RequestsDone())
 
     def note_resync(self, oid: int, request: int) -> None:
-        """The copy that this request asks for was begun."""
+        """The copy that this request asks for was started."""
         self._requests_done.setdefault(oid, RequestsDone()).resync = request
 
     def note_retry(self, oid: int, request: int) -> None:
         self._requests_done.setdefault(oid, RequestsDone()).retry = request
 
-    # -- what is seen in the source's catalog
+    # -- findings of the source's catalog
 
     def take_truncated(self, oid: int) -> bool:
-        """Whether a batch truncated the table since this was last asked."""
+        """Whether a batch has truncated the table since the last call."""
         found = oid in self._truncated
         self._truncated.discard(oid)
         return found
 
     def take_left(self) -> set[int]:
-        """Tables that left the group since this was last asked."""
+        """Tables that left the group since the last call."""
         left = self._left.copy()
         self._left.difference_update(left)
         return left
@@ -303,13 +303,13 @@ class TableBook:
         self.unsent = {**self.unsent, oid: error}
 
     def note_sent_again(self, oid: int) -> None:
-        """The publication did not send the table for a while, and does now."""
+        """The publication did not send the table for a while, and sends it again."""
         self._assert_locked()
         self.unsent = _without(self.unsent, [oid])
         self._unsettled.add(oid)
 
     def note_columns_waiting(self, waiting: Mapping[int, tuple[str, ...]]) -> None:
-        """All columns that the source has and the lake does not have yet, or the other way round."""
+        """Record all columns that differ between the source and the lake."""
         self.columns_waiting = dict(waiting)
 
     def is_settled(self, oids: Collection[int]) -> bool:
@@ -330,13 +330,13 @@ class TableBook:
         return self.directory / "tables.json"
 
     def tell_tasks(self) -> None:
-        """Which tables are not ready, and which still catch up with their copy."""
+        """Write which tables are not ready, and which have changes to skip because their copy has them."""
         write_skips(self.skips_path, skips_of(self.states.values(), self.status.position))
 
     def tell_tables(self) -> None:
-        """Which tables there are, and where their files go."""
+        """Write the tables, and the directories of their files."""
         known = read_directories(self.lake)
-        # None where the target is missing: changes of a table that is not ready are parked, and so are those of one whose target is gone.
+        # None if the target is missing: its changes are parked, like those of a table that is not ready.
         places = [(table.schema, known.of(table.target)) for table in self.tables.values()]
         write_tables(self.tables_path, places, {oid: t.mode for oid, t in self.tables.items()})
 

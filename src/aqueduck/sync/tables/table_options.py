@@ -1,7 +1,7 @@
 """
-A table's options as they are in force: read from the configuration, bound to the table, compared with the lake's.
+The options of a table: read from the configuration, bound to the table, and compared with the lake's.
 
-The rules are in `aqueduck.projection`; this is where the environment, the source's catalog and the lake's books meet them.
+The rules are in `model.columns.projection`; this module brings together the environment, the source's catalog and the ledger.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["is_other", "known_projections", "with_projection"]
 def with_projection(
     schema: TableSchema, table: TableConfig, salt_env: str | None, before: Projection | None = None
 ) -> TableSchema:
-    """The source table with its options; raises `ConfigError` where they do not fit it."""
+    """The source table with its options; raises `ConfigError` if they do not fit."""
     wanted = table.projection
     if wanted is None:
         return schema
@@ -37,7 +37,7 @@ def with_projection(
     published = schema.projection or Projection()
     wanted = replace(wanted, publication=published.publication, published_where=published.published_where)
     wanted = _with_salt(schema, wanted, salt_env)
-    # Names mean what they meant when the options were first read, also if a column is called otherwise by now.
+    # Names keep the meaning that they had when the options were first read, even if a column was renamed since.
     before = before if before == wanted else None
     numbers = before.numbers if before is not None else ()
     wanted = compile_filter(schema, replace(wanted, numbers=numbers))
@@ -65,11 +65,11 @@ def _with_salt(schema: TableSchema, wanted: Projection, salt_env: str | None) ->
 
 
 def known_projections(lake: LakeSession, group: GroupConfig) -> dict[int, Projection]:
-    """What the lake's tables of a group were made with, by oid."""
+    """The projections of a group's tables in the lake, by OID."""
     states = tables_at(lake, current_version(lake)).get(group.name, {})
     return {oid: state.projection for oid, state in states.items() if state.projection is not None}
 
 
 def is_other(state: TableState, schema: TableSchema) -> bool:
-    """Whether the lake's table was made with other options than the source table has now."""
+    """Whether the lake's table has other options than the source table has now."""
     return state.projection != schema.projection
