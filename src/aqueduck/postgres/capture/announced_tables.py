@@ -1,8 +1,8 @@
 """
-The tables that the stream announces, whatever a publication holds: for change events and for `postgres_cdc`.
+The tables that the stream announces, whatever a publication contains: for change events and for `postgres_cdc`.
 
-The catalog is asked only for what the stream does not tell: the key of a table with a full identity, and the tables
-above a partition.
+The catalog is asked only for what the stream does not contain: the key of a table with a full identity, and the parents of
+a partition.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from aqueduck.postgres.publications.published import Newcomer
 
 __all__ = ["AnnouncedTables", "Look"]
 
-#: tells of all tables of the publication but those with these OIDs
+#: returns all tables of the publication except those with these OIDs
 Look = Callable[[Sequence[int]], Mapping[int, Newcomer]]
 
 
 class AnnouncedTables:
     """
-    Every table of the stream but the excluded ones; only the wanted ones, if any are named.
+    All tables of the stream except the excluded ones; only the wanted ones, if any are named.
 
-    `look` is given the OIDs that are known and tells of the publication's other tables what the stream does not.
+    `look` receives the known OIDs and returns, for the publication's other tables, what the stream does not contain.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class AnnouncedTables:
         self._told = frozenset(tables)
         self._seen: dict[int, Newcomer] = {}
         self._unseen: set[int] = set()
-        """Tables that the catalog did not have: gone, or made by a transaction that goes on."""
+        """Tables that the catalog did not have: dropped, or created by a transaction that is still open."""
         self.resolve = resolve
 
     def find(self, relation: WireRelation) -> TableSchema | None:
@@ -67,7 +67,7 @@ class AnnouncedTables:
         return table.settled(None)
 
     def _is_wanted(self, relation: WireRelation) -> bool:
-        """By its name; a partition that an excluded table got while we read is excluded, too."""
+        """Whether the table is excluded by its name; partitions that an excluded table gets later are excluded, too."""
         name = f"{relation.schema}.{relation.name}"
         if name in self._excluded or (self._wanted and name not in self._wanted):
             return False
@@ -76,7 +76,7 @@ class AnnouncedTables:
         return self._excluded.isdisjoint(self._newcomer(relation.oid).above)
 
     def _describe(self, relation: WireRelation) -> TableSchema:
-        """A table as the stream tells it; of one with a full identity it marks every column as key, so the catalog is asked."""
+        """The table as the stream describes it. With a full identity, the stream marks every column as key, so the catalog is asked."""
         columns = tuple(Column(c.name, c.type_oid, c.typmod) for c in relation.columns)
         key = tuple(c.name for c in relation.columns if c.is_key)
         if relation.identity == "f":
@@ -84,7 +84,7 @@ class AnnouncedTables:
         return TableSchema(relation.oid, relation.schema, relation.name, columns, key, relation.identity)
 
     def _newcomer(self, oid: int) -> Newcomer:
-        """What the catalog says of it; tables that joined together are looked up together."""
+        """The catalog's description; tables that were announced together are looked up together."""
         if oid not in self._seen:
             self._seen.update(self._look([*self._told, *self._seen]))
         if oid not in self._seen:

@@ -2,11 +2,11 @@
 Capture: a thread that reads a slot, decodes it and stages the changes.
 
 The thread owns a reader of the slot (`readers`: the replication stream, or SQL).  It answers keepalives,
-reports how far the lake is, pauses reading while the stage is full, and lets go of the slot while it is
-held (a disabled group).  It confirms a position only when the lake has it, or when nothing
-before it is on its way.  A failure ends the thread and is raised by `check()`: the service decides whether to start
-again, from the lake's position.  Two are handled here: a connection that polls is made again, a few times; and a
-server that cannot stream a transaction before it ends is asked for whole ones.
+reports how far the lake is, pauses reading while the stage is full, and releases the slot while it is
+held (a disabled group).  It confirms a position only when the lake has it, or when no change
+before it is pending.  A failure ends the thread and is raised by `check()`: the service decides whether to start
+again, from the lake's position.  Two failures are handled here: a lost connection of an SQL reader is replaced a few
+times; and a server that cannot stream a transaction before it ends is asked for whole transactions.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ POLL_RETRIES, POLL_RETRY_SECONDS = 3, 5.0
 
 class Silence:
     """
-    Nothing is heard of the server: when half of the time has passed it is asked for a reply, and when none comes it is given up.
+    Detects a server that is silent: after half of the time it is asked for a reply, and after the whole time the connection is
+    given up.
 
-    The second half begins with the question: whoever did not run for a while, as a suspended machine, asks first.
+    The second half begins with that request: a process that was suspended asks before it gives up.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -65,11 +66,11 @@ class Silence:
         self.broken()
 
     def broken(self) -> None:
-        """Something was heard, or nobody listens."""
+        """Something was received, or the silence does not count now."""
         self._since, self._asked = self._clock(), False
 
     def lasts(self) -> bool:
-        """Whether to ask now; raises if it has lasted too long."""
+        """Whether to ask now; raises if the silence has lasted too long."""
         if self._clock() - self._since < self._half:
             return False
         if self._asked:
@@ -79,7 +80,7 @@ class Silence:
 
 
 class Capture(threading.Thread):
-    """Reads one slot into one stage; without a `use` of its own, for a group."""
+    """Reads one slot into one stage; the default `use` is that of a group."""
 
     def __init__(self, settings: CaptureSettings, stage: Stage, use: SlotUse | None = None) -> None:
         super().__init__(name=f"capture-{settings.slot}", daemon=True)
@@ -110,13 +111,13 @@ class Capture(threading.Thread):
     # -- for the planner
 
     def check(self) -> None:
-        """Raise what ended the thread, if anything did."""
+        """Raise the error that ended the thread, if any."""
         if self._failure is not None:
             raise self._failure
 
     @property
     def seen(self) -> int:
-        """Every change the server has written before this position is decoded and in the stage."""
+        """Every change that the server wrote before this position is decoded and staged."""
         return self._seen
 
     @property
@@ -125,7 +126,7 @@ class Capture(threading.Thread):
         return self._in_progress
 
     def ask_position(self) -> None:
-        """Have the server tell its position soon."""
+        """Ask the server for its position."""
         self._ask_reply = True
 
     def stop(self) -> None:
@@ -155,13 +156,13 @@ class Capture(threading.Thread):
         return self._held
 
     def _try_session(self) -> None:
-        """Whoever polls has many short conversations, and does not give up after one that failed."""
+        """An SQL reader uses many short connections, so one lost connection does not end the capture."""
         before = self._seen
         try:
             self._session()
             self._failures = 0
         except SourceQueryError:
-            # Some transactions (DDL after a rolled back one) PostgreSQL decodes only once they have ended.
+            # PostgreSQL decodes some transactions (DDL after a rolled-back subtransaction) only after they have ended.
             if not self._in_progress or self._settings.capture == "poll":
                 raise
             self._in_progress = False
@@ -176,8 +177,8 @@ class Capture(threading.Thread):
             self._trouble = None
 
     def _session(self) -> None:
-        """One reader, until we stop, are held, it has nothing more, or it fails."""
-        # Also after what held nothing for us, or a reader that ends there would begin there again.
+        """Use one reader until the capture is stopped or held, the reader ends, or it fails."""
+        # Move past WAL without changes for us, or a reader that ends there would begin there again.
         stream = self._acquire(max(self._committed, self._confirmed, self._seen))
         decoder = self._use.decoder(
             first_ord=self._next_ord, first_version=self._next_version, in_progress=self._in_progress
@@ -192,7 +193,7 @@ class Capture(threading.Thread):
             stream.close()
 
     def _acquire(self, position: int) -> ReplicationStream:
-        """The slot may still belong to a connection that is going away: wait for it, within bounds."""
+        """The slot may still belong to a connection that is closing: wait for it, within limits."""
         delays = doubling(0.25, 4.0, times=self._settings.slot_retries)
 
         def opened() -> ReplicationStream:
@@ -202,10 +203,10 @@ class Capture(threading.Thread):
 
     def _refuse_another(self) -> None:
         """
-        Raise if the slot, or the server, is not the one that we had before.
+        Raise if the slot or the server is not the same as before.
 
-        While nobody read it, a slot may have been made again, and another server may have taken over.  Looked at when the slot is ours.
-        What a new server means for what we have, whoever starts us decides: at the next start.
+        While the slot was not in use, it may have been re-created, and another server may have taken over.  It is checked once
+        the slot is ours.  Whether a new server fits the lake is decided at the next start.
         """
         s = self._settings
         with connect(s.dsn) as conn:
@@ -244,7 +245,7 @@ class Capture(threading.Thread):
             confirm = self._position_to_confirm(decoder)
             due = now - sent_at >= STATUS_SECONDS
             idle_step = confirm > self._stage.durable and confirm > self._confirmed
-            if idle_step and not due:  # once a second is enough where the lake did not move
+            if idle_step and not due:  # if the lake did not move, once a second is enough
                 confirm, idle_step = self._confirmed, False
             if due or decoder.take_reply_request() or self._ask_reply or confirm > self._confirmed:
                 ask, self._ask_reply = self._ask_reply, False
@@ -297,7 +298,7 @@ class Capture(threading.Thread):
             self._stage.release(durable)
 
     def _fill_buffer(self, stream: ReplicationStream) -> None:
-        """Read until there is a good piece to decode, or nothing more comes for the moment."""
+        """Read until there is enough to decode, or nothing more arrives."""
         deadline = 0.0
         while self._fill < max(READ_BYTES, self._frame_bytes):
             if self._fill == self._buf.size:
@@ -335,9 +336,9 @@ class Capture(threading.Thread):
         self._fill = rest
         self._frame_bytes = 0
         refuse_garbage(self._buf, rest)
-        size = 2 * READ_BYTES  # also after a large row has passed
+        size = 2 * READ_BYTES  # also after a large row
         if rest >= 5 and self._buf[0] == ord("d"):
-            # A row may be larger than what one read wants, or the buffer.
+            # A row may be larger than one read, or than the buffer.
             need = self._frame_bytes = 1 + int.from_bytes(bytes(self._buf[1:5]), "big")
             size = max(size, need + READ_BYTES)
         if self._buf.size < self._frame_bytes or rest <= size < self._buf.size:
@@ -352,7 +353,7 @@ class Capture(threading.Thread):
             self._keep_rest(length)
 
     def _position_to_confirm(self, decoder: Decoder) -> int:
-        """What is durable; or, where the flow wants it, the server's position while nothing is on its way."""
+        """What is durable; or, if the flow permits it, the server's position while no change is pending."""
         with self._stage.changed:
             if not self._use.confirms_idle or self._stage.pending or decoder.in_transaction or self._fill:
                 return max(self._confirmed, self._stage.durable)

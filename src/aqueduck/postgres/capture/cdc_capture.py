@@ -1,9 +1,9 @@
 """
-The capture behind `postgres_cdc`: what `events_capture` does, for a query whose checkpoint is the truth.
+The capture behind `postgres_cdc`: like `events_capture`, for a query whose checkpoint is authoritative.
 
-`CdcStage` cuts so that batches keep to the limits of a query and can begin and end anywhere, and `CdcUse` keeps the
-tables that are wanted and each change's own LSN, and has nothing confirmed but what Spark has committed.
-Large transactions are read when they have ended: only then is it known which batch they belong to.
+`CdcStage` cuts so that batches respect the limits of a query and can begin and end at any cut. `CdcUse` selects the wanted
+tables, keeps each change's own LSN, and confirms only what Spark has committed.
+Large transactions are read after they have ended: only then is it known which batch they belong to.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["CdcStage", "CdcUse"]
 
 
 class CdcStage(Stage):
-    """A stage whose cuts keep to the limits of a query, and from which batches can be cut anew."""
+    """A stage whose cuts respect the limits of a query, and which can return a batch again."""
 
     def __init__(
         self,
@@ -51,11 +51,11 @@ class CdcStage(Stage):
         self._ready_rows = 0
         self._open_rows = 0
         self.needed = position
-        """Up to here everything is read, however full the stage is: a batch that was promised needs it."""
+        """Everything up to here is read even if the stage is full, because a planned batch needs it."""
 
     @property
     def committed(self) -> int:
-        """The end of the last transaction that is in."""
+        """The end of the last staged transaction."""
         return self._ready_position
 
     @property
@@ -93,7 +93,7 @@ class CdcStage(Stage):
             super().abandon_open()
 
     def within(self, after: int, bytes_max: int | None, rows_max: int | None) -> int:
-        """The last cut after `after` with which a batch keeps to the limits; at least one, if there is any."""
+        """The last cut after `after` with which a batch respects the limits; at least one cut, if there is any."""
         best, size, rows = after, 0, 0
         with self.changed:
             for c in self._cuts:
@@ -110,7 +110,7 @@ class CdcStage(Stage):
         return best
 
     def slices(self, after: int, upto: int) -> list[tuple[SegmentRef, bool]]:
-        """Segments with changes of a batch; whether all of their changes belong to it."""
+        """Segments with changes of a batch, and whether all of their changes belong to it."""
         found = []
         before = 0
         with self.changed:
@@ -125,10 +125,10 @@ class CdcStage(Stage):
 
 
 class CdcUse:
-    """Reads the wanted tables, all if none are named, and confirms what Spark has committed and nothing else."""
+    """Reads the wanted tables, all if none are named, and confirms only what Spark has committed."""
 
-    confirms_idle = False  # while nothing happens, Spark's offsets move instead
-    reports = False  # Spark's own progress reports show what there is to know
+    confirms_idle = False  # while nothing changes, Spark's offsets advance instead
+    reports = False  # Spark's own progress reports show the counters
 
     def __init__(
         self,
@@ -160,11 +160,11 @@ class CdcUse:
         )
 
     def look_at_tables(self, decoder: Decoder) -> None:
-        """The stream tells of tables that come and go."""
+        """The stream announces tables that are added and dropped."""
 
 
 def _remove_old_stages(mine: Path) -> None:
-    """A slot has one reader, and that is us: the other stages beside ours are of queries that died."""
+    """A slot has one reader, which is this process: other stages in the directory were left by queries that died."""
     for other in mine.parent.iterdir():
         if other != mine:
             shutil.rmtree(other, ignore_errors=True)

@@ -1,8 +1,8 @@
 """
-Make the source of a `postgres_cdc` query ready: publication, slot, and where the stream begins.
+Prepare the source of a `postgres_cdc` query: publication, slot, and the position at which the stream begins.
 
-A new query may have both made for it.  A query that goes on from its checkpoint needs the slot that it had: what
-another one would leave out is an error, never a silent gap.
+For a new query, both may be created.  A query that continues from its checkpoint needs the slot that it had: a new slot
+would leave changes out, which is an error, never a silent gap.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ _AGAIN = "changes between the checkpoint and the slot are gone: begin anew with 
 
 @dataclass(frozen=True, slots=True)
 class CdcSource:
-    """What a query needs to know of its source."""
+    """What a query must know about its source."""
 
     database: str
     system_identifier: str
     timeline: int
     position: int
     tables: tuple[TableSchema, ...]
-    """What the publication has now, of the tables that are wanted; all where none are named."""
+    """The wanted tables that the publication has now; all if none are named."""
     marks: dict[str, str]
     """How they are published, see `published.publication_marks`."""
     publication_oid: int
     slot: SlotMark | None
-    """How far the slot is."""
+    """The slot's position."""
 
 
 def prepare_cdc(
@@ -72,7 +72,7 @@ def prepare_cdc(
     start: int | None = None,
     plugin: str = "pgoutput",
 ) -> CdcSource:
-    """For a new query: what there is, or with `create` is made; the stream begins where the slot stands, or at `start`."""
+    """For a new query: use what exists, or create it with `create`; the stream begins at the slot's position, or at `start`."""
     with connect(dsn) as conn:
         server = _server(conn)
         found = slot_info(conn, slot)
@@ -99,7 +99,7 @@ def resume_cdc(
     published_by: int | None = None,
     plugin: str = "pgoutput",
 ) -> CdcSource:
-    """For a query that goes on from `position`: refuse a source that no longer has what comes after it."""
+    """For a query that continues from `position`: refuse a source that no longer has the changes after it."""
     with connect(dsn) as conn:
         server = _server(conn)
         if system_identifier != server.system_identifier:
@@ -117,7 +117,7 @@ def resume_cdc(
                 f"the slot {slot} does not exist, but the checkpoint is at {lsn_text(position)}", hint=_AGAIN
             )
         check_slot(found, name=slot, database=server.database, position=None, plugin=plugin)
-        # We confirm what Spark has committed and nothing else, so the slot cannot be further than the checkpoint.
+        # Only what Spark has committed is confirmed, so the slot cannot be ahead of the checkpoint.
         if found.confirmed_flush_lsn is not None and found.confirmed_flush_lsn > position:
             stands, ours = lsn_text(found.confirmed_flush_lsn), lsn_text(position)
             raise SlotLostError(
@@ -135,7 +135,7 @@ def resume_cdc(
 
 
 def look_again(dsn: str, slot: str, publication: str, source: CdcSource) -> CdcSource:
-    """While a query runs: where the slot is now; raises if tables were not published for a while."""
+    """While a query runs: the slot's position; raises if tables were not published for a while."""
     with connect(dsn) as conn:
         now = publication_marks(conn, publication)
         refuse_unpublished(conn, publication, source.marks, now, _UNPUBLISHED)
@@ -165,7 +165,7 @@ def _as_found(
 def _marks(
     conn: Connection, publication: str, tables: Sequence[str], known: Sequence[TableSchema]
 ) -> dict[str, str]:
-    """Of the tables that are wanted, and of whole schemas."""
+    """The marks of the wanted tables, and of whole schemas."""
     marks, oids = publication_marks(conn, publication), {str(table.oid) for table in known}
     return {key: mark for key, mark in marks.items() if not tables or key in oids or not key.isdigit()}
 

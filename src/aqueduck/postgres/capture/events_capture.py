@@ -1,8 +1,8 @@
 """
-The capture of change events: what `capture` and `stage` do, for whatever a publication holds.
+The capture of change events: `capture` and `stage`, for whatever a publication contains.
 
-`EventsStage` counts (the limits of a run and of a transaction), and `EventsUse` can read a temporary slot, which lives
-and dies with its connection.
+`EventsStage` counts events (the limits of a run and of a transaction), and `EventsUse` can read a temporary slot, which
+exists as long as its connection.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from aqueduck.postgres.session.wire import ReplicationStream, start_stream
 
 __all__ = ["EventsSettings", "EventsStage", "EventsUse", "StartStream", "events_capture"]
 
-#: opens the stream at a position; the default reads a slot that exists
+#: opens the stream at a position; the default reads an existing slot
 StartStream = Callable[[int], ReplicationStream]
 
 
 @dataclass(frozen=True, slots=True)
 class EventsSettings:
-    """What the capture of events is told besides; travels to the planner process as a file."""
+    """The additional settings of a capture of events; passed to the planner process as a file."""
 
     capture: CaptureSettings
     tables: tuple[str, ...] = ()
-    """What is known of the tables before the stream tells: `TableSchema` as JSON."""
+    """The tables that are known before the stream announces them: `TableSchema` as JSON."""
     temporary: bool = False
     copy_of: str | None = None
-    """The slot whose position and WAL a temporary one takes over; without, it begins now."""
+    """The slot whose position and WAL a temporary slot takes over; without it, the temporary slot begins now."""
     max_messages: int | None = None
     max_staged_records: int | None = None
     excluded: tuple[str, ...] = ()
-    """Tables, as schema.name, whose changes are nobody's events: our own.  So are those of partitions that they get later."""
+    """Tables, as schema.name, whose changes are not events: Aqueduck's own, including partitions that they get later."""
 
     def save(self, path: Path) -> None:
         save_settings(asdict(self), path)
@@ -70,7 +70,7 @@ class EventsSettings:
 
 
 class EventsStage(Stage):
-    """A stage that knows how many events it took, and where a limited run of the service has to end."""
+    """A stage that counts its events and knows where a limited run of the service has to end."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class EventsStage(Stage):
         self._max_staged_records = max_staged_records
         self._events = 0
         self._open_events = 0
-        self.limit = None  # then the first commit with which `max_messages` is reached
+        self.limit = None  # then the first commit that reaches `max_messages`
 
     def add(self, item: StreamItem) -> None:
         with self.changed:
@@ -109,7 +109,7 @@ class EventsStage(Stage):
         return self._max_messages is not None and self._events >= self._max_messages
 
     def _count(self, events: int, of_transaction: int) -> None:
-        """Events that were taken, and how many changes their transaction has so far."""
+        """Events that were staged, and the number of changes of their transaction so far."""
         self._open_events += events
         if self._max_staged_records is not None and of_transaction > self._max_staged_records:
             raise TransactionTooLargeError(
@@ -124,7 +124,7 @@ class EventsStage(Stage):
 
 
 class EventsUse:
-    """Reads a publication's changes; a temporary slot lives and dies with its connection."""
+    """Reads a publication's changes; a temporary slot exists as long as its connection."""
 
     confirms_idle = True
     reports = True
@@ -143,7 +143,7 @@ class EventsUse:
         return start_stream(s.dsn, s.slot, s.publication, position, in_progress=in_progress, before=before)
 
     def _making_slot(self) -> str | None:
-        """What makes a temporary slot; None if the slot exists."""
+        """Creates a temporary slot; None if the slot exists."""
         slot = self._settings.capture.slot
         if (other := self._settings.copy_of) is not None:
             return f"select pg_copy_logical_replication_slot({literal(other)}, {literal(slot)}, true)"
@@ -168,14 +168,14 @@ class EventsUse:
             return newcomers(conn, self._settings.capture.publication, known)
 
     def look_at_tables(self, decoder: Decoder) -> None:
-        """The stream tells of tables that come and go."""
+        """The stream announces tables that are added and dropped."""
 
 
 def events_capture(
     settings: EventsSettings, stage: EventsStage, *, start: StartStream | None = None
 ) -> Capture:
-    """The capture of a publication's changes; by default it reads a slot that exists."""
+    """The capture of a publication's changes; by default it reads an existing slot."""
     capture = settings.capture
-    # A temporary slot goes with its connection: there is no second try.
+    # A temporary slot is dropped with its connection, so there is no second try.
     in_progress = capture.stream_in_progress and not settings.temporary
     return Capture(replace(capture, stream_in_progress=in_progress), stage, EventsUse(settings, start))

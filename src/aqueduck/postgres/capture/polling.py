@@ -1,13 +1,13 @@
 """
-Read a slot by SQL: a second reader behind the seam of `wire.ReplicationStream`.
+Read a slot by SQL: a second reader behind the interface of `wire.ReplicationStream`.
 
-`PolledStream` has a thread with an ordinary connection.  It asks how far the server's WAL is, and while there is more
-than it has read, decodes the next piece with a slot function: a *step*, bounded in bytes of WAL.  Rows become
-frames of the stream (`step_rows`, `text_rows`), so that capture, decoder and stage know no difference.
+`PolledStream` has a thread with an ordinary connection.  It asks for the server's WAL position, and while that is ahead of
+what it has read, decodes the next piece with a slot function: a *step*, limited in bytes of WAL.  Rows become
+frames of the stream (`step_rows`, `text_rows`), so capture, decoder and stage see no difference.
 
-Through a pooler each step peeks from the slot's own position, and what was read before is left out.  On a connection
-of our own, a temporary copy of the slot is consumed instead, which reads nothing twice.  The slot itself moves only
-when the capture says that something is durable, with `pg_replication_slot_advance`.
+Through a pooler, each step peeks from the slot's own position, and what was read before is skipped.  On a session of
+its own, it consumes a temporary copy of the slot instead, which reads nothing twice.  The slot itself moves only
+when the capture reports a position as durable, with `pg_replication_slot_advance`.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ QUEUE_BYTES_MAX = 32 << 20
 FIRST_STEP_BYTES = 16 << 20
 IDLE_SECONDS_MAX = 1.0
 ADVANCE_SECONDS = 1.0
-BULK_ADVANCE_SECONDS = 10.0  # the server decodes for it, too
+BULK_ADVANCE_SECONDS = 10.0  # the server spends the same time on decoding
 FAR_SECONDS = 0.5
-NEAR_BYTES = 1 << 20  # a bulk reader that is so near to the server's end is done
+NEAR_BYTES = 1 << 20  # a bulk reader that is this close to the server's end has finished
 
 
-# What the stream does not tell of a relation when it changes: how many columns there ever were, and with a full
-# identity what can be a key.
+# What the stream does not report when a relation changes: how many columns it ever had, and, with a full
+# identity, which columns can be a key.
 _MARK = """relnatts || case when relreplident = 'f' then '/' || array(
     select indexrelid from pg_index where indrelid = c.oid and indisunique and indisvalid order by 1)::text || array(
     select attnum from pg_attribute where attrelid = c.oid and attnum > 0 and attnotnull order by 1)::text else '' end"""
 
 
-# Which server it is, and on which timeline.
+# Identity and timeline of the server.
 _SOURCE = (
     "(pg_control_system()).system_identifier || '/' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)"
 )
 
 
 class Rows(Protocol):
-    """What makes frames of the rows of steps: `StepRows`, or `TextRows` for another plugin."""
+    """Makes frames of the rows of steps: `StepRows`, or `TextRows` for another plugin."""
 
     @property
     def position(self) -> int:
-        """Everything that was committed before it was read."""
+        """Every change that was committed before this position was read."""
         ...
 
     @property
@@ -80,7 +80,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """How to ask for a step: the function without its verb, what it returns, and the plugin's options."""
+    """How to call a step: the function without its verb, its result columns, and the plugin's options."""
 
     function: str
     columns: str
@@ -111,7 +111,7 @@ TEXT_STEP = StepPlan(
 
 
 class PolledStream:
-    """Reads a slot by SQL, and looks like a replication stream."""
+    """Reads a slot by SQL behind the interface of a replication stream."""
 
     answers = False
 
@@ -128,7 +128,7 @@ class PolledStream:
         bulk: bool = False,
         silence_seconds: float = 30.0,
     ) -> None:
-        """`bulk` reads up to the server's end on a copy of the slot, then ends; without a copy it fails."""
+        """`bulk` reads up to the server's end on a copy of the slot, then ends; it fails if no copy can be made."""
         self._slot = slot
         self._plan = plan
         self._rows: Rows = rows or StepRows(position)
@@ -162,7 +162,7 @@ class PolledStream:
     # -- the capture's side
 
     def read_into(self, buf: Bytes, at: int, timeout: float) -> int:
-        """What there is, or what comes within `timeout`."""
+        """The available frames, or those that arrive within `timeout`."""
         with self._changed:
             if not self._queue and not self._finished and self._failure is None:
                 self._changed.wait(timeout)
@@ -185,7 +185,7 @@ class PolledStream:
             return at - start
 
     def send_status(self, *, received: int, confirmed: int, ask_reply: bool = False) -> None:
-        """Have the slot moved to `confirmed`, soon; with `ask_reply`, look for changes now."""
+        """Move the slot to `confirmed` soon; with `ask_reply`, look for changes now."""
         with self._changed:
             self._wanted = max(self._wanted, confirmed)
             self._nudged = self._nudged or ask_reply
@@ -196,13 +196,13 @@ class PolledStream:
             self._ending = True
             self._changed.notify_all()
         self._thread.join(timeout=2)
-        self._stopping = True  # also in the middle of a statement
+        self._stopping = True  # also during a statement
         self._thread.join(timeout=5)
 
     # -- the thread
 
     def _begin(self, conn: SqlConnection) -> int:
-        """Take a copy of the slot where a session is ours; returns where the slot itself stands."""
+        """Copy the slot if the session is ours alone; returns the position of the slot itself."""
         if self._bulk or not conn.is_pooled:
             copy = f"{self._slot[:48]}_{time.monotonic_ns() % (1 << 40):x}"
             try:
@@ -236,7 +236,7 @@ class PolledStream:
                     self._finish(None)
                     break
                 self._pause(pause)
-            if not self._bulk:  # what follows a bulk reader wants the slot, and confirms itself
+            if not self._bulk:  # the reader after a bulk reader takes the slot, and confirms
                 self._advance(at_once=True)
         except Stopped:
             pass
@@ -263,17 +263,17 @@ class PolledStream:
 
     def _rest_after(self, seconds: float, *, behind: bool) -> float:
         """
-        How long to pause after a step that took so long.
+        How long to pause after a step of this duration.
 
-        Decoding begins where the slot does, not where we are: half of the time belongs to others.  Whoever peeks reads
-        everything again that is not durable: where that is much, wait a little until it is less.
+        Decoding begins at the slot's position, not at ours, so half of the time is left to others.  Peeking reads everything again
+        that is not durable: if that is much, wait until it is less.
         """
         if self._copy is None and self._rows.position - self._confirmed > 2 * self._step_bytes_max:
             return max(FAR_SECONDS, 2 * seconds)
         return 0.0 if behind else max(self._interval, seconds)
 
     def _step(self, server: int) -> None:
-        """Decode one piece of WAL, and hand out what of it is new."""
+        """Decode one piece of WAL, and pass on what is new."""
         rows = self._rows
         upto = min(server, max(rows.position, self._confirmed) + self._step_bytes)
         rows.begin(*self._look())
@@ -286,26 +286,26 @@ class PolledStream:
         self._step_bytes = min(2 * self._step_bytes if full else FIRST_STEP_BYTES, self._step_bytes_max)
 
     def _look(self) -> tuple[dict[int, str], int]:
-        """Marks of the relations, and a position after the moment of looking."""
+        """The marks of the relations, and a position that was read after them."""
         oids = ", ".join(map(str, self._rows.relations))
         known = f"(select string_agg(oid || ':' || {_MARK}, ' ') from pg_class c where oid in ({oids or 0}))"
         look = f"select {known}, pg_current_wal_insert_lsn(), {_SOURCE}"
         [[marks, now, source]] = self._conn.query(look, self._silence_seconds)
         assert now is not None
-        if self._source not in (None, source):  # behind the same pooler or name
+        if self._source not in (None, source):  # another server behind the same pooler or name
             raise ConnectionLostError("another server has taken over")
         self._source = source
         pairs = (pair.split(":") for pair in (marks or "").split())
         return {int(oid): mark for oid, mark in pairs}, parse_lsn(now)
 
     def _messages(self, sql: str) -> Iterable[Bytes]:
-        """The frames of a step; an error that the server sends is raised."""
+        """The frames of a step; raises an error that the server sends."""
         pieces: list[Bytes] = []
         size = need = 0
         for piece in self._conn.copy(sql):
             pieces.append(piece)
             size += piece.size
-            if size < need:  # in the middle of a large row
+            if size < need:  # within a large row
                 continue
             raw = np.concatenate(pieces) if len(pieces) > 1 else piece
             at = 0
@@ -333,7 +333,7 @@ class PolledStream:
             self._changed.notify_all()
 
     def _advance(self, *, at_once: bool = False) -> None:
-        """Move the slot to what is durable; the server may stop short of it, and says where."""
+        """Move the slot to the durable position; the server may stop before it, and returns the position."""
         now = time.monotonic()
         often = BULK_ADVANCE_SECONDS if self._bulk else ADVANCE_SECONDS
         soon = not at_once and now - self._advanced_at < often
@@ -346,7 +346,7 @@ class PolledStream:
             [[reached]] = self._conn.query(
                 f"select end_lsn from pg_replication_slot_advance({literal(self._slot)}, {wanted})"
             )
-        except SlotActiveError:  # a statement of a connection that broke may still run: later, then
+        except SlotActiveError:  # a statement of a broken connection may still run: try later
             return
         self._confirmed = max(self._confirmed, parse_lsn(reached or "0/0"))
         faults.point("poll.advanced")

@@ -1,9 +1,9 @@
 """
-Which reader a capture has: the replication stream, SQL steps, or one after the other.
+Which reader a capture uses: the replication stream, SQL steps, or one after the other.
 
-`stream` is the walsender: the least delay.  `poll` needs no replication connection.  `auto` reads a large backlog by
-SQL, which is faster than the walsender, on a temporary copy of the slot; then it streams.  All three go on after a position, which
-is where the one before them stopped, so the switch leaves no gap and doubles nothing.
+`stream` uses the walsender, with the least delay.  `poll` needs no replication connection.  `auto` reads a large backlog by
+SQL, which is faster than the walsender, on a temporary copy of the slot, and then streams.  Each reader continues at the
+position at which the one before it stopped, so a switch leaves no gap and repeats nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["open_reader", "warm_up"]
 
 
 def open_reader(settings: CaptureSettings, position: int, *, in_progress: bool = False) -> ReplicationStream:
-    """Read on after `position`; a stream also what is `in_progress` still, SQL only what has ended."""
+    """Continue after `position`; a stream also sends transactions that are `in_progress`, SQL only those that have ended."""
     s = settings
     if s.capture == "poll":
         return _polled(s, position)
@@ -34,13 +34,13 @@ def open_reader(settings: CaptureSettings, position: int, *, in_progress: bool =
     if s.capture == "auto" and _backlog_bytes(s.dsn, position) > enough:
         try:
             return _polled(s, position, bulk=True)
-        except SlotLimitError:  # no slot is free for the copy: it only takes longer
+        except SlotLimitError:  # no slot is free for the copy: reading only takes longer
             pass
     return start_stream(s.dsn, s.slot, s.publication, position, in_progress=in_progress)
 
 
 def warm_up() -> None:
-    """Have numba compile what reads steps, or load it from its cache."""
+    """Have numba compile the kernels for steps, or load them from its cache."""
     nothing = np.zeros(1, np.uint8)
     StepRows(0).convert(nothing, 0, 0)
     text_kernels.walk(nothing, 0, 0)

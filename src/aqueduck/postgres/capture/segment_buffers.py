@@ -1,8 +1,8 @@
 """
-Segment buffers: rows of one table that are still in memory, on their way into a segment.
+Segment buffers: rows of one table in memory, before they become a segment.
 
-A `SegmentSet` holds what came on one side of a commit: buffers, and references to the segments that were
-already written of them.  When they are written, and what becomes visible, is the matter of `stage`.
+A `SegmentSet` has the rows of one side of a commit: buffers, and references to the segments that were written.
+`stage` decides when buffers are written, and what becomes visible.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COUNTS = ("inserts", "updates", "deletes", "key_changes", "unchanged")
 
 @dataclass(slots=True)
 class SegmentBuffer:
-    """A segment that is still in memory."""
+    """The rows of one table that are still in memory."""
 
     layout: Layout
     pieces: list[Rows] = field(default_factory=list)
@@ -46,7 +46,7 @@ class SegmentBuffer:
 
     @classmethod
     def of(cls, layout: Layout, batches: Iterable[pa.RecordBatch]) -> SegmentBuffer:
-        """A buffer of batches in order, counted again."""
+        """A buffer of batches in order, with their counts."""
         buffer = cls(layout)
         for batch in batches:
             if batch.num_rows:
@@ -54,7 +54,7 @@ class SegmentBuffer:
         return buffer
 
     def add(self, rows: Rows) -> int:
-        """Take rows that come after ours; returns their bytes."""
+        """Add rows that come after ours; returns their bytes."""
         if self.first_ord < 0:
             self.first_ord = rows.first_ord
         self.last_ord = rows.batch.column("_ord")[-1].as_py()
@@ -63,21 +63,21 @@ class SegmentBuffer:
         return int(rows.batch.nbytes)
 
     def extend(self, other: SegmentBuffer) -> None:
-        """Take over the rows of a buffer that comes after this one."""
+        """Add the rows of a buffer that comes after this one."""
         self.pieces += other.pieces
         self.last_ord = other.last_ord
         for name in ("bytes", "rows", *_COUNTS):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def cut_back(self, first: int) -> int:
-        """Forget the rows from `first` on; returns the bytes that are gone."""
+        """Drop the rows from `first` on; returns the bytes that were freed."""
         before = self.bytes
         while self.pieces and self.last_ord >= first:
             piece = self.pieces.pop()
             self._count(piece, -1)
             kept = int(np.searchsorted(numbers(piece.batch, "_ord"), first))
             self.last_ord = -1
-            if kept:  # copied: a slice would keep all of the piece in memory
+            if kept:  # copied: a slice would keep the whole piece in memory
                 self.add(counted(piece.layout, piece.batch.take(pa.array(np.arange(kept)))))
             elif self.pieces:
                 self.last_ord = self.pieces[-1].batch.column("_ord")[-1].as_py()
@@ -91,13 +91,13 @@ class SegmentBuffer:
 
 
 def numbers(batch: pa.RecordBatch, name: str) -> npt.NDArray[Any]:
-    """A column without NULLs, not copied."""
+    """A column without NULLs, without copying it."""
     found: npt.NDArray[Any] = batch.column(name).to_numpy()
     return found
 
 
 def counted(layout: Layout, batch: pa.RecordBatch) -> Rows:
-    """A batch with its counts, which it does not carry itself."""
+    """A batch with its counts."""
     ops = np.bincount(numbers(batch, "_op"), minlength=4)
     return Rows(
         layout,
@@ -135,7 +135,7 @@ class SegmentSet:
             self.closed.append(buffer)
 
     def absorb(self, other: SegmentSet) -> None:
-        """Take over what `other` holds; its rows come after ours."""
+        """Add the contents of `other`; its rows come after ours."""
         self.written += other.written
         for buffer in other.closed:
             self._append(buffer)
@@ -158,12 +158,12 @@ class SegmentSet:
 
     @property
     def bytes(self) -> int:
-        """What it holds, on disk and in memory."""
+        """The size on disk and in memory."""
         return self.memory_bytes + sum(ref.bytes for ref in self.written)
 
     @property
     def changes(self) -> int:
-        """How many changes it holds, on disk and in memory; a truncate is one."""
+        """The number of changes on disk and in memory; a truncate is one."""
         on_disk = sum(ref.rows if ref.kind == "rows" else 1 for ref in self.written)
         return on_disk + sum(buffer.rows for buffer in self.in_order())
 
@@ -193,7 +193,7 @@ def write_segment(buffer: SegmentBuffer, path: Path) -> SegmentRef:
 
 
 def segment_ref(buffer: SegmentBuffer, *, path: str) -> SegmentRef:
-    """A reference to a segment; without a path to a truncate."""
+    """A reference to a segment; without a path, to a truncate."""
     layout = buffer.layout
     return SegmentRef(
         table_oid=layout.table.oid,

@@ -1,7 +1,7 @@
 """
-What a flow does with its slot in its own way; `capture` does everything else.
+How a flow uses its slot; everything else is in `capture`.
 
-`SlotUse` is what `Capture` asks.  `GroupUse` is the use of `sync`; those of events and of `postgres_cdc` are in
+`SlotUse` is the interface.  `GroupUse` is the one of `sync`; those of events and of `postgres_cdc` are in
 `events_capture` and `cdc_capture`.
 """
 
@@ -25,25 +25,25 @@ __all__ = ["CatalogLookups", "GroupUse", "SlotUse"]
 
 
 class SlotUse(Protocol):
-    """How a slot is opened, what is decoded of it, and what is told of it."""
+    """How a slot is opened, which tables are decoded, and what is confirmed and reported."""
 
     confirms_idle: bool
-    """Whether the server's own position is confirmed while nothing is on its way; otherwise only what is durable."""
+    """Whether the server's own position is confirmed while no change is pending; otherwise only what is durable."""
     reports: bool
     """Whether counters are written for a driver."""
 
     def open(self, position: int, *, in_progress: bool) -> ReplicationStream:
-        """Read on after `position`."""
+        """Continue reading after `position`."""
 
     def decoder(self, *, first_ord: int, first_version: int, in_progress: bool) -> Decoder:
         """A decoder for one session."""
 
     def look_at_tables(self, decoder: Decoder) -> None:
-        """Between filling a buffer and decoding it: tell the decoder which tables are wanted by now."""
+        """Before a filled buffer is decoded: tell the decoder which tables are wanted now."""
 
 
 class CatalogLookups:
-    """What the stream does not tell of a table, asked of the catalog when it is needed."""
+    """What the stream does not contain about a table; the catalog is asked when it is needed."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -57,11 +57,11 @@ class CatalogLookups:
             return has_key(conn, table.oid, table.key)
 
     def settle(self, table: TableSchema) -> TableSchema:
-        """A version of a table with a projection: what the catalog says of it, if that still has these columns."""
+        """A version of a table with a projection, completed from the catalog if the catalog still has these columns."""
         with connect(self._dsn) as conn:
             try:
                 now = describe_oid(conn, table.oid, need_key=False, projection=table.projection)
-            except (TableMissingError, PublicationError, ConfigError):  # it is not like this any more
+            except (TableMissingError, PublicationError, ConfigError):  # the table has changed since
                 now = None
         settled = table.settled(now)
         # A publication of others may have another row filter by now.
@@ -87,12 +87,12 @@ class GroupUse:
 
     def look_at_tables(self, decoder: Decoder) -> None:
         """
-        Tables come and go while we read.
+        Follow changes of the table list while the capture reads.
 
         Every transaction that commits after the state file was written is decoded with the tables in it.
         The driver relies on that: it writes the file before a table is published, and before the snapshot of
-        its copy is taken.  What may be decoded without them (transactions that had committed, and those that were streamed before
-        their end, for which such a snapshot waits) is in the copy.
+        its copy is taken.  Transactions that may be decoded without them (those that had committed, and those that were streamed
+        before they ended, for which such a snapshot waits) are part of the copy.
         """
         if self._tables_mark is not None and self._tables_mark != file_stamp(self._settings.tables_path):
             decoder.know(self._tables())

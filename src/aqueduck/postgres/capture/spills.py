@@ -1,10 +1,10 @@
 """
-Spills: what is staged of streamed transactions that have not ended yet, out of sight of every batch.
+Spills: staged segments of streamed transactions that have not ended; no batch sees them.
 
-Each transaction has a segment set of its own; all of them together hold at most `segment_bytes` in memory.  Their rows
-are numbered within the transaction.  `forget` takes back what a rolled-back subtransaction did; `finish` gives a
-transaction's rows their place in the order and the position and time of its commit, in the files where they are.
-What streamed transactions are, the decoder's `streamed` tells.
+Each transaction has a segment set of its own; all of them together use at most `segment_bytes` of memory.  Their rows
+are numbered within the transaction.  `forget` removes the rows of a rolled-back subtransaction; `finish` writes the final
+order, and the position and time of the commit, into a transaction's rows, also in existing files.
+`decode.streamed` explains streamed transactions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Spills"]
 
 
 class Spills:
-    """Segment sets of streamed transactions, by transaction id.  The caller sees to it that one thread uses them."""
+    """Segment sets of streamed transactions, by transaction id.  Not thread-safe: the caller uses it from one thread at a time."""
 
     def __init__(self, segment_bytes: int, write: Callable[[SegmentSet], None]) -> None:
         self._segment_bytes = segment_bytes
@@ -37,7 +37,7 @@ class Spills:
 
     @property
     def bytes(self) -> int:
-        """What unfinished transactions hold, on disk and in memory."""
+        """The size of unfinished transactions, on disk and in memory."""
         return sum(held.bytes for held in self._held.values())
 
     @property
@@ -45,7 +45,7 @@ class Spills:
         return len(self._held)
 
     def held(self, stream: int, layout: Layout) -> SegmentSet:
-        """Where changes of this layout go; it is remembered for rows that come back from a file."""
+        """The segment set for changes of this layout, which is remembered for rows that are read back from a file."""
         self._layouts.setdefault(stream, {})[layout.version] = layout
         return self._held.setdefault(stream, SegmentSet())
 
@@ -55,7 +55,7 @@ class Spills:
             self._write(max(self._held.values(), key=lambda b: b.memory_bytes))
 
     def clear(self) -> None:
-        """Forget all of them: their ends will not come."""
+        """Drop all of them, because their ends will not arrive."""
         for stream in [*self._held]:
             self.forget(Forget(stream, 0))
 
@@ -86,17 +86,17 @@ class Spills:
 
     @staticmethod
     def _take_back(held: SegmentSet, ref: SegmentRef, layout: Layout, first: int) -> None:
-        """The rows of a segment that stay, in memory again."""
+        """Read the rows of a segment that stay back into memory."""
         with pa.OSFile(ref.path) as file:
             reader = pa.ipc.open_file(file)
             buffer = SegmentBuffer.of(layout, (reader.get_batch(n) for n in range(reader.num_record_batches)))
         buffer.cut_back(first)
-        held.close(ref.table_oid)  # there is none: it would have come after this segment
+        held.close(ref.table_oid)  # there is no such buffer: it would come after this segment
         held.buffers[ref.table_oid] = buffer
         held.memory_bytes += buffer.bytes
 
     def finish(self, item: Finish) -> SegmentSet:
-        """All of a transaction, ready to be committed."""
+        """All changes of a transaction, ready to be committed."""
         held = self._held.pop(item.stream, SegmentSet())
         self._layouts.pop(item.stream, None)
         done = SegmentSet(memory_bytes=held.memory_bytes)
@@ -147,9 +147,9 @@ def _stamps(batch: pa.RecordBatch, item: Finish) -> dict[str, Ints]:
 
 def _stamp_file(path: str, item: Finish) -> None:
     """
-    Write order, position and time into the file where it is: three numbers a row, not all of it again.
+    Write order, position and time into the existing file: three numbers a row, instead of writing the file again.
 
-    Arrow files that are not compressed have the values of a column one after the other.
+    Uncompressed Arrow files store the values of a column consecutively.
     """
     with Path(path).open("r+b") as file:
         memory = np.memmap(file, np.uint8, "r")

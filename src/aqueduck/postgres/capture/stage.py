@@ -3,10 +3,10 @@ The stage: decoded changes waiting on disk for Spark, cut at commits.
 
 The capture thread adds decoded items; Spark's planner asks for what is ready.  Rows collect in
 memory per table and are written as *segments* (Arrow IPC files, one table and one schema
-version each) when they reach `segment_bytes`, or when a batch wants them.  A *cut* is a
-position at which every segment before it belongs to whole transactions: the only places
-where a batch may end.  Transactions that are streamed before they end wait in `spills` until
-their commit comes.  The stage is scratch: after a crash the slot sends it all again.
+version each) when they reach `segment_bytes`, or when a batch needs them.  A *cut* is a
+position at which every segment before it belongs to whole transactions: batches can end
+only there.  Transactions that are streamed before they end wait in `spills` until
+their commit arrives.  The stage is scratch: after a crash the slot sends everything again.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Stage:
         self._rows_max = rows_max
         self._cuts: deque[Cut] = deque()
         self._ready = SegmentSet()  # committed, not cut yet
-        self._open = SegmentSet()  # of the transaction that is coming in
-        self._spills = Spills(segment_bytes, self._write)  # of those that come in before they end
+        self._open = SegmentSet()  # of the current transaction
+        self._spills = Spills(segment_bytes, self._write)  # of streamed transactions
         self._ready_position = position
         self._ready_time_us = 0
         self._files = 0
@@ -103,7 +103,7 @@ class Stage:
 
     def _add_commit(self, item: Commit) -> None:
         self.transactions += item.transactions
-        if self._open.written:  # keep file order: what is in memory before them goes first
+        if self._open.written:  # keep file order: rows in memory that came earlier are written first
             self._write(self._ready)
         self._ready.absorb(self._open)
         self._open = SegmentSet()
@@ -114,7 +114,7 @@ class Stage:
         self.changed.notify_all()
 
     def abandon_open(self) -> None:
-        """Forget transactions whose ends did not come; the server sends them again."""
+        """Drop transactions whose ends did not arrive; the server sends them again."""
         with self.changed:
             self._open.remove_files()
             self._open = SegmentSet()
@@ -123,7 +123,7 @@ class Stage:
     @property
     def pending(self) -> bool:
         """
-        Whether changes are on their way to the lake or in the transaction that is coming in.
+        Whether changes are pending for the lake, or part of the current transaction.
 
         Streamed transactions do not count: the server sends them again until their commit is confirmed.
         """
@@ -140,13 +140,13 @@ class Stage:
 
     @property
     def unfinished(self) -> tuple[int, int]:
-        """How many streamed transactions have not ended, and what they hold in bytes."""
+        """The number of streamed transactions that have not ended, and their size in bytes."""
         with self.changed:
             return self._spills.transactions, self._spills.bytes
 
     @property
     def oldest_us(self) -> int | None:
-        """Commit time of the oldest batch that waits for the lake, as far as it is known."""
+        """Commit time of the oldest batch that waits for the lake, if it is known."""
         with self.changed:
             if self._cuts:
                 return self._cuts[0].time_us
@@ -168,7 +168,7 @@ class Stage:
     # -- the planner's side; callers hold `changed` where they combine calls
 
     def cut(self) -> None:
-        """Make everything committed available, as a place where a batch may end."""
+        """Make everything committed available, by a cut."""
         with self.changed:
             if not self._ready.has_rows():
                 return
@@ -182,7 +182,7 @@ class Stage:
             self._ready = SegmentSet()
 
     def ready_bytes(self, after: int) -> int:
-        """Bytes that a batch starting after `after` could have, without cutting."""
+        """The size of a batch that starts after `after`, without a new cut."""
         with self.changed:
             return sum(c.bytes for c in self._cuts if c.position > after) + self._ready.bytes
 
@@ -209,15 +209,15 @@ class Stage:
 
     def release(self, upto: int) -> None:
         """
-        Everything up to here is durable: forget it, and let the slot be confirmed that far.
+        Everything up to here is durable: remove it, and let the slot be confirmed up to it.
 
-        Two routes lead here.  They say the same, in either order, and the later one changes nothing:
+        Two routes lead here.  They report the same positions, in either order, and the later one changes nothing:
 
         * the state file `durable`, which the driver of `sync` and `events` writes right after its commit
-          (`Capture._take_durable`): Spark's word comes only with the next batch, and until then the server would
+          (`Capture._take_durable`): Spark's `commit` comes only with the next batch, and until then the server would
           keep WAL that nobody needs;
-        * `commit` of the source (`SlotReader.commit`), the only word where there is no such driver: in
-          `postgres_cdc`, whose truth is Spark's checkpoint, and in `aqueduck tail`.
+        * `commit` of the source (`SlotReader.commit`), the only route without such a driver: in
+          `postgres_cdc`, for which Spark's checkpoint is authoritative, and in `aqueduck tail`.
         """
         with self.changed:
             self.durable = max(self.durable, upto)
