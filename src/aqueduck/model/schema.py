@@ -200,7 +200,7 @@ class TableName:
 
 def parse_table_name(text: str, *, default_schema: str, fold_case: bool = True) -> TableName:
     """
-    Read `table` or `model.schema.table`, either part quoted as in SQL.
+    Read `table` or `schema.table`, either part quoted as in SQL.
 
     With `fold_case` an unquoted part is lowercased, as PostgreSQL does it.  Text of any other
     form raises `ValueError`.

@@ -1,4 +1,4 @@
-"""A group's publication and slot at the source: which of them are ours, and what the publication sends."""
+"""A group's publication and slot at the source: which of them Aqueduck owns, and what the publication sends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Owned", "owned_parts", "ownership_after", "publish", "undo_on_failur
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """Whether we may read the slot and change the publication: they are ours, or do not exist yet."""
+    """Whether the slot may be read and the publication changed: Aqueduck owns them, or they do not exist yet."""
 
     slot: bool
     publication: bool
@@ -34,7 +34,7 @@ class Owned:
 def owned_parts(
     conn: psycopg.Connection[Any], group: GroupConfig, owned: Ownership | None, *, adopt: bool, filled: bool
 ) -> Owned:
-    """A lake that was `filled` says that they were in use, where no registry says more: also one that was made anew since."""
+    """Without a record in the registry, which may be newer than the lake, a `filled` lake shows that they were in use."""
     slot, publication = (None, None) if owned is None else (owned.slot, owned.publication)
     given = adopt or (owned is not None and owned.adopt) or (filled and slot is None)
     return Owned(
@@ -44,7 +44,7 @@ def owned_parts(
 
 
 def ownership_after(group: GroupConfig, owned: Ownership | None, owns: Owned) -> Ownership | None:
-    """What the registry says afterwards; a publication that only happens to fit stays with who made it."""
+    """The ownership to record; a publication that already fits stays with its creator."""
     if owned is None:
         return None
     made = group.publication if owns.publication and not group.users_publication else owned.publication
@@ -58,7 +58,7 @@ def publish(
     *,
     ours: bool | None = None,
 ) -> None:
-    """Have the group's publication send these tables; one that is not ours sends what it sends."""
+    """Make the group's publication send these tables; refuse one of others that sends something else."""
     if group.users_publication:
         refuse_narrowed(conn, group.publication, group.plugin)
         return
@@ -73,7 +73,7 @@ def publish(
 
 @contextlib.contextmanager
 def undo_on_failure(conn: psycopg.Connection[Any], group: GroupConfig) -> Iterator[None]:
-    """Whatever was not there before is not there after a failure."""
+    """Drop, after a failure, whatever did not exist before."""
     had_slot = slot_info(conn, group.slot_name) is not None
     had_publication = publication_exists(conn, group.publication)
     try:

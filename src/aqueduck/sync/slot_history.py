@@ -1,4 +1,4 @@
-"""Whether a group may go on at the position that the lake has: its slot is there, and the server's past has that position."""
+"""Whether a group may continue at the lake's position: its slot exists, and the position is in the server's history."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def lost_slot(
     server: ServerInfo,
     trust_slot: bool = False,
 ) -> AqueduckError | None:
-    """Why the slot cannot be read from the lake's position on, if it cannot; other conflicts are raised."""
+    """The reason why the slot cannot be read from the lake's position on, if any; other conflicts are raised."""
     confirmed = group_dir(config, group) / "confirmed"
     try:
         info = slot_info(conn, group.slot_name)
@@ -61,7 +61,7 @@ def record_trusted(
 
 
 def refuse_another_source(config: SyncConfig, group: GroupConfig, stored: Position) -> int:
-    """Raise `SlotLostError` if the server is not one that the lake was filled from; returns its timeline."""
+    """Raise `SlotLostError` if the lake was not filled from this server; returns the server's timeline."""
     with connect(config.source.dsn) as conn:
         server = read_server(conn)
         _check_same_history(conn, config, group, stored, server, slot_info(conn, group.slot_name))
@@ -76,7 +76,7 @@ def _check_same_history(
     server: ServerInfo,
     slot: SlotInfo | None,
 ) -> None:
-    """The lake's position must be one of this server's past."""
+    """Raise unless the lake's position is in this server's history."""
     if stored.system_identifier != server.system_identifier:
         raise SlotLostError(
             f"the lake's group {group.name} was filled from another PostgreSQL cluster",

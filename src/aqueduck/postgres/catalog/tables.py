@@ -43,7 +43,7 @@ def describe_table(
     conn: Connection, source: str, *, need_key: bool = True, publication: str = ""
 ) -> TableSchema:
     """
-    Describe `model.schema.table`; either part may be quoted, and the schema is `public` by default.
+    Describe `schema.table`; either part may be quoted, and the schema is `public` by default.
 
     Without a key it raises `NoKeyError`, or returns an empty key if none is needed. With a `publication` of
     the user's, only the columns that it publishes.

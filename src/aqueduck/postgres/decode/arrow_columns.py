@@ -34,7 +34,7 @@ def column_of(
 
 
 def own_lsns(buf: wireformat.Bytes, row_at: wireformat.Ints) -> wireformat.Ints:
-    """The positions in the headers of the messages; outside of streamed transactions, rows begin a fixed distance after."""
+    """The positions in the headers of the messages; outside streamed transactions, rows begin a fixed distance after these."""
     at = row_at - _BYTES_SINCE_LSN
     lsns: wireformat.Ints = buf[at[:, None] + np.arange(8)].view(">i8").ravel().astype(np.int64)
     return lsns
@@ -52,7 +52,7 @@ def unchanged_of(cells: wireformat.Cells, layout: Layout) -> pa.Array:
 def _places(
     layout: Layout, offsets: npt.NDArray[np.int32], values: npt.NDArray[np.int16]
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int16]]:
-    """Lists of columns of the stream as lists of the table's columns."""
+    """Map lists of columns of the stream to columns of the table."""
     place = np.full(layout.key_mask.size, -1, np.int16)
     place[list(layout.sent)] = np.arange(len(layout.sent), dtype=np.int16)
     moved = place[values]

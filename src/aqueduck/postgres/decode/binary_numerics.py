@@ -1,8 +1,8 @@
 """
-PostgreSQL's binary numerics as the lake's decimals: whole numbers without their point.
+Convert PostgreSQL's binary numerics to the lake's decimals: integers without the decimal point.
 
 A numeric is groups of four decimal digits, the power of 10 000 of the first group, and a sign.  Nothing is rounded: a
-number that its column's type does not hold is an error.  NaN is null, as for its text.  Nothing here does I/O.
+number that does not fit its column's type is an error.  NaN becomes null, as for its text.  Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _IS_NULL, _IS_NONE = -2, -1
 def decode_decimals(
     buf: Bytes, off: Ints, length: Ints, kind: pa.DataType, validity: Bytes
 ) -> tuple[Any, int]:
-    """The numbers and how many are null; -1 if one of the cells is no number of that type."""
+    """The numbers and the count of nulls; -1 if a cell is not a number of that type."""
     most = 10**kind.precision - 1
     if pa.types.is_decimal64(kind):
         out = np.empty(length.size, np.int64)
@@ -41,7 +41,7 @@ def _short(buf, p):
 
 @njit(cache=True, nogil=True)
 def _head(buf, p, n, whole, digits):
-    """Of a cell: groups of digits (or what it is instead), how many are before `digits` of one more, whether it is negative."""
+    """Of a cell: its groups of digits (or its kind), how many come before a group of only `digits`, and whether it is negative."""
     if n == -1:
         return _IS_NULL, 0, False
     if n < 8:
@@ -62,8 +62,8 @@ def _group(buf, p, groups, k):
 
 @njit(cache=True, nogil=True)
 def _decimals(buf, off, length, scale, most, out, validity):
-    """Numbers of at most `most`."""
-    whole, digits = scale // 4, scale % 4  # behind the point: groups, and digits of one more
+    """Numbers up to `most`."""
+    whole, digits = scale // 4, scale % 4  # after the decimal point: groups, and the digits of one more
     power, cut = 10**digits, 10 ** (4 - digits)
     nulls = 0
     for i in range(length.size):
@@ -94,7 +94,7 @@ def _decimals(buf, off, length, scale, most, out, validity):
 
 @njit(cache=True, nogil=True, inline="always")
 def _times_plus(parts, factor, more, most):
-    """In place; whether the result is at most `most`."""
+    """In place; returns whether the result is at most `most`."""
     for j in range(4):
         product = parts[j] * factor + more
         parts[j] = product & 0xFFFFFFFF
@@ -107,7 +107,7 @@ def _times_plus(parts, factor, more, most):
 
 @njit(cache=True, nogil=True)
 def _long_decimals(buf, off, length, scale, most, out, validity):
-    """Numbers of at most `most`: computed in four parts of 32 bits, given as two of 64."""
+    """Numbers up to `most`: computed in four parts of 32 bits, returned as two of 64."""
     whole, digits = scale // 4, scale % 4
     power, cut = 10**digits, 10 ** (4 - digits)
     parts = np.empty(4, np.int64)

@@ -1,9 +1,9 @@
 """
 Decode `COPY … TO STDOUT (FORMAT binary)` into typed columns.
 
-For types whose binary form is the lake's value in other bytes, the way through text costs more
-than the rest of a copy.  `BINARY` lists them; a column of another type is asked for as its text.
-What comes out equals what the text leads to, value for value; a test compares the two for
+For types whose binary form has the lake's value in other bytes, converting through text costs more
+than the rest of a copy.  `BINARY` lists them; a column of another type is requested as text.
+The results equal those of the text, value for value; a test compares the two for
 every type.  `copytext` is the same for text.  Nothing here does I/O.
 """
 
@@ -30,7 +30,7 @@ SIGNATURE = b"PGCOPY\n\xff\r\n\0"
 JSON = pa.json_(pa.string())
 UUID = pa.uuid()
 
-#: by the type's OID: what it is in Arrow; `binary_type` adds decimals
+#: by the type's OID: its Arrow type; `binary_type` adds decimals
 BINARY: dict[int, pa.DataType] = {
     16: pa.bool_(),
     21: pa.int16(),
@@ -43,7 +43,7 @@ BINARY: dict[int, pa.DataType] = {
     1042: pa.string(),
     17: pa.binary(),
     2950: UUID,
-    3802: JSON,  # of jsonb; the text of a json is not always one for DuckDB
+    3802: JSON,  # of jsonb; the text of a json is not always valid for DuckDB
     1083: pa.time64("us"),
     1082: pa.date32(),
     1114: pa.timestamp("us"),
@@ -51,11 +51,11 @@ BINARY: dict[int, pa.DataType] = {
 }
 _INTS = {2: np.int16, 4: np.int32, 8: np.int64}
 _INT64_DIGITS = 18
-_DAYS, _MICROSECONDS = 10_957, 946_684_800_000_000  # from 1970, where Arrow counts from, to 2000
+_DAYS, _MICROSECONDS = 10_957, 946_684_800_000_000  # from 1970, Arrow's epoch, to 2000
 
 
 def binary_type(column: Column) -> pa.DataType | None:
-    """The Arrow type that `decode_column` makes of a column, or None where it comes as text."""
+    """The Arrow type that `decode_column` returns for a column, or None if it is sent as text."""
     digits = decimal_digits(column)
     if digits is not None:
         return pa.decimal64(*digits) if digits[0] <= _INT64_DIGITS else pa.decimal128(*digits)
@@ -63,7 +63,7 @@ def binary_type(column: Column) -> pa.DataType | None:
 
 
 def column_sql(column: Column) -> str:
-    """What to select: the column if its type is listed, otherwise the text that its output function writes."""
+    """What to select: the column if its type is listed, otherwise the text of its output function."""
     name = identifier(column.name)
     if binary_type(column) is not None:
         return name
@@ -71,7 +71,7 @@ def column_sql(column: Column) -> str:
 
 
 def skip_header(buf: Bytes, row_at: Ints, row_end: Ints) -> None:
-    """Move the start of the first frame behind the header that it begins with."""
+    """Move the start of the first frame past the header."""
     at = int(row_at[0])
     if int(row_end[0]) - at < 19 or buf[at : at + 11].tobytes() != SIGNATURE:
         raise protocol_error(TRUNCATED, at)
@@ -117,7 +117,7 @@ def _cells(buf, rows, row_at, row_end, ncols, off, length):
 
 
 def cells_of(buf: Bytes, rows: int, row_at: Ints, row_end: Ints, ncols: int) -> tuple[Ints, Ints]:
-    """Offsets and lengths of the cells, column-major; the trailer, if it is among the frames, is no row."""
+    """Offsets and lengths of the cells, column-major; the trailer, if it is among the frames, is not a row."""
     off = np.empty((ncols, rows), np.int64)
     length = np.empty((ncols, rows), np.int64)
     why, at, found = _cells(buf, rows, row_at, row_end, ncols, off, length)
@@ -128,7 +128,7 @@ def cells_of(buf: Bytes, rows: int, row_at: Ints, row_end: Ints, ncols: int) -> 
 
 @njit(cache=True, nogil=True)
 def _ints(buf, off, length, out, validity):
-    """Whole numbers, or any bytes of that width; returns the number of nulls, -1 for a cell of another width."""
+    """Integers, or any bytes of that width; returns the number of nulls, -1 for a cell of another width."""
     nulls = 0
     width = out.itemsize
     for i in range(length.size):
@@ -180,7 +180,7 @@ def _fixed(buf, off, length, width, out, validity):
 
 @njit(cache=True, nogil=True)
 def _behind_version(buf, off, length, text_off, text_length):
-    """A jsonb is the number of its format, then text; whether that number is the one we know."""
+    """A jsonb is a format number, then text; raises unless the number is the known one."""
     for i in range(length.size):
         n = length[i]
         if n == 0 or (n > 0 and buf[off[i]] != 1):
@@ -192,19 +192,19 @@ def _behind_version(buf, off, length, text_off, text_length):
 
 @njit(cache=True, nogil=True)
 def _from_1970(values, shift, least, most):
-    """Count from 1970, in place; what the lake's type does not reach is infinity, as for its text."""
+    """Count from 1970, in place; values outside the lake's type become infinity, as for their text."""
     for i in range(values.size):
         v = values[i]
         if v > most - shift:
             values[i] = most
-        elif v == least:  # PostgreSQL's -infinity; the lake's is one more
+        elif v == least:  # PostgreSQL's -infinity; the lake's is larger by one
             values[i] = least + 1
         else:
             values[i] = v + shift
 
 
 def decode_column(buf: Bytes, off: Ints, length: Ints, kind: pa.DataType | None) -> pa.Array:
-    """One column; `kind` is what `binary_type` says of it."""
+    """One column; `kind` is the result of `binary_type`."""
     if kind is None or pa.types.is_string(kind) or pa.types.is_binary(kind):
         return _texts(buf, off, length, kind or pa.string())
     if kind == JSON:

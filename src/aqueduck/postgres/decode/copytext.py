@@ -1,10 +1,10 @@
 """
 Decode `COPY … TO STDOUT` in text format into columns.
 
-The text of a cell is what the type's output function writes, the same as in pgoutput: what comes
-by copy equals what comes by stream because both are the same text.  `index_rows()` walks one
+The text of a cell comes from the type's output function, as in pgoutput: a copy equals the stream because
+both are the same text.  `index_rows()` walks one
 buffer of CopyData frames; `locate_cells()` finds the cells of its rows and removes the escapes in
-place.  Gathering a column is `pgoutput.gather()`.  Nothing here does I/O.
+place.  `pgoutput.gather()` gathers a column.  Nothing here does I/O.
 """
 
 from __future__ import annotations

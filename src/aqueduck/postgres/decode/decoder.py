@@ -2,10 +2,10 @@
 Turn buffers of replication frames into Arrow record batches, one table at a time.
 
 `Decoder.decode()` takes the bytes that `wire` read and returns *items*: ordered pieces of
-the stream (rows of one table, a truncate, a commit).  The decoder remembers the
-relations it was told about and the transactions it is in (several, where the server streams
-them before they end: see `streamed`); nothing else.  Parsing bytes is in `pgoutput`, what
-becomes of the items is up to `stage`.
+the stream (rows of one table, a truncate, a commit).  The decoder remembers only the
+relations that the server described and the transactions that are open (several, if the server streams
+them before they end: see `streamed`).  Bytes are parsed in `pgoutput`; `stage` stores
+the items.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Rows:
     unchanged: int
     first_ord: int
     stream: int = 0
-    """The streamed transaction whose rows they are; they have no position and no time until it ends."""
+    """The streamed transaction of the rows; they have no position and no time until it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Everything before this belongs to transactions that ended at or before `position`."""
+    """All items before this one belong to transactions that ended at or before `position`."""
 
     position: int
     time_us: int
@@ -80,19 +80,19 @@ class Commit:
 StreamItem = Rows | Truncate | Commit | Forget | Finish
 
 Place = tuple[int, int, int]
-"""How many rows, transactions and control messages of the index come before a place in it."""
+"""The numbers of rows, transactions and control messages of the index before a place in it."""
 
 CommitChoice = Callable[[wireformat.Ints, int], Iterable[int]]
-"""Which of the ended transactions a `Commit` follows, in order; given the rows before the end of each, and before the first."""
+"""After which ended transactions a `Commit` follows, in order; given the number of rows before the end of each, and before the first."""
 
 
 def last_commit(rows: wireformat.Ints, before: int) -> Iterable[int]:
-    """Only the last: what came together is cut together."""
+    """Only after the last: transactions that arrived together are cut together."""
     return range(rows.size)[-1:]
 
 
 def commit_after(step: int) -> CommitChoice:
-    """The first that ends `step` rows or more after the one before, and the last; with 0, every one."""
+    """After each transaction that ends `step` rows or more after the previous commit, and the last; with 0, after every one."""
 
     def chosen(rows: wireformat.Ints, before: int) -> Iterator[int]:
         committed = before
@@ -108,10 +108,10 @@ class Decoder:
     """
     Decodes the stream of one slot.
 
-    `tables` tells which tables are wanted and what the stream does not say of them; rows of others are skipped.  They
-    may become others on the way, see `know`.  `streams` says that the server was asked for transactions before they
-    end.  `commits` chooses after which transactions a `Commit` is told.  With `own_lsn` each row has the position of
-    its own message in a last column.
+    `tables` selects the wanted tables and completes what the stream does not contain; rows of other tables are skipped.  The
+    selection may change later, see `know`.  With `streams`, the server was asked to send transactions before they
+    end.  `commits` chooses the transactions after which a `Commit` is returned.  With `own_lsn`, each row has the position of
+    its own message in an additional column.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Decoder:
         self._described: dict[int, Description] = {}
         self._asked_streams = streams
         self._streams: dict[int, StreamedTransaction] = {}
-        self._stream: StreamedTransaction | None = None  # whose block is coming in
+        self._stream: StreamedTransaction | None = None  # whose block is being received
         self._index = wireformat.FrameIndex.allocate()
         self._state = np.zeros(wireformat.STATE_SLOTS, np.int64)
         self.next_ord = first_ord
@@ -154,10 +154,10 @@ class Decoder:
 
     def know(self, tables: StreamTables) -> None:
         """
-        From the next buffer on, these are the tables we want.
+        From the next buffer on, these tables are wanted.
 
-        The server does not describe a table anew because we want it now, or otherwise than before; so what it said last
-        of each counts, also of those that we did not want.
+        The server does not describe a table again because of that, so its last description of each table counts, also of
+        tables that were not wanted.
         """
         before, self._tables = self._tables, tables
         coming_in = self._stream
@@ -172,8 +172,8 @@ class Decoder:
         """
         Decode the complete frames of ``buf[:end]``.
 
-        Returns the items, how many bytes were used, and whether a message that is not
-        CopyData stands next (the connection's business, not ours).
+        Returns the items, how many bytes were used, and whether a message follows that is not
+        CopyData (which the connection handles).
         """
         items: list[StreamItem] = []
         at = 0
@@ -186,7 +186,7 @@ class Decoder:
                 return items, at, status == wireformat.OTHER
 
     def _items(self, buf: wireformat.Bytes, rows: int, txs: int, controls: int) -> Iterator[StreamItem]:
-        """The indexed messages in order, cut where blocks of streamed transactions begin and end."""
+        """The indexed messages in order, divided where blocks of streamed transactions begin and end."""
         index = self._index
         done: Place = (0, 0, 0)
         for mark in np.flatnonzero(_BOUNDS[index.control_kind[:controls]]).tolist():
@@ -207,7 +207,7 @@ class Decoder:
         yield from self._rows(buf, at, stop[0])
 
     def _whole(self, buf: wireformat.Bytes, start: Place, stop: Place) -> Iterator[StreamItem]:
-        """Transactions that come at once: rows between controls, and commits after those that `commits` chooses."""
+        """Transactions that arrive whole: rows between control messages, and commits after those that `commits` chooses."""
         index = self._index
         at, tx, control = start
         ended = np.flatnonzero(index.tx_end[tx : stop[1]] >= 0) + tx
@@ -262,7 +262,7 @@ class Decoder:
                 yield Truncate(layout, self._take_ords(1), *common, seq + n)
 
     def _bound(self, buf: wireformat.Bytes, c: int) -> Iterator[StreamItem]:
-        """Where a block of a streamed transaction begins or ends, or such a transaction ends."""
+        """A block of a streamed transaction begins or ends, or such a transaction ends."""
         kind, raw = int(self._index.control_kind[c]), self._message(buf, c)
         if kind == wireformat.STREAM_START:
             xid, first = messages.parse_stream_start(raw)
@@ -279,7 +279,7 @@ class Decoder:
             xid, part = messages.parse_stream_abort(raw)
             stream = self._streams.get(xid)
             if stream is None:
-                return  # nothing of it came
+                return  # no change of it was received
             if part == xid:
                 del self._streams[xid]
                 yield Forget(xid, 0)
@@ -317,12 +317,12 @@ class Decoder:
 
     @property
     def _here(self) -> dict[int, Layout | None]:
-        """What relations look like to the transaction that is coming in."""
+        """The relations as the current transaction sees them."""
         return self._layouts if self._stream is None else self._stream.layouts
 
     @property
     def _described_here(self) -> dict[int, Description]:
-        """How the server described them to it."""
+        """The descriptions that the server sent to it."""
         return self._described if self._stream is None else self._stream.described
 
     def _learn(self, relation: messages.WireRelation) -> None:
@@ -337,7 +337,8 @@ class Decoder:
             if not self._tables.is_visible(relation.oid):
                 self._settle_at_commit(relation)
             table = merged(known, relation, self._resolve_later(relation), self._keyed_later(relation))
-        # Also when it looks the same: the server describes a relation again after it was altered, and a
+        # Also if it looks the same: the server describes a relation again after it was altered, and a
+        # column that was dropped and added again has the same name.
         # column that was dropped and added again has the same name.
         self._here[relation.oid] = make_layout(
             self._kept(table, relation), self.next_version, table, own_lsn=self._own_lsn
@@ -348,17 +349,17 @@ class Decoder:
         return table if table.projection is None else self._tables.settle(table)
 
     def _kept(self, table: TableSchema, relation: messages.WireRelation) -> TableSchema:
-        """The columns that are staged: all of a table without a projection."""
+        """The staged columns: all columns of a table without a projection."""
         if table.projection is None:
             return table
         if self._stream is None:
             return only_needed(self._tables.settle(table))
-        # What the transaction itself did to the columns cannot be seen before it has committed.
+        # What the transaction itself changed in the columns is not visible before it has committed.
         self._settle_at_commit(relation)
         return table.settled(None)
 
     def _resolve_later(self, relation: messages.WireRelation) -> Callable[[Column], Column]:
-        """A streamed transaction may use types that it made itself, and that we cannot see before it has committed."""
+        """A streamed transaction may use types that it created, which are not visible before it has committed."""
 
         def resolve(column: Column) -> Column:
             self._settle_at_commit(relation)
@@ -367,7 +368,7 @@ class Decoder:
         return resolve
 
     def _keyed_later(self, relation: messages.WireRelation) -> Callable[[TableSchema], bool]:
-        """Nor can we see that it dropped a key.  Rows that were taken apart by a key can still be taken whole."""
+        """Nor is it visible that it dropped a key.  Rows that were divided by a key can still be read whole."""
 
         def keyed(_: TableSchema) -> bool:
             self._settle_at_commit(relation)
@@ -458,7 +459,7 @@ _BOUNDS[
 
 
 def warm_up() -> None:
-    """Have numba compile the kernels, or load them from its cache, before the first change comes."""
+    """Have numba compile the kernels, or load them from its cache, before the first change arrives."""
     column = Column("id", 25, -1)
     decoder = Decoder(GivenTables({1: TableSchema(1, "public", "t", (column,), ("id",), "d")}))
     cell = b"\0\1t" + (1).to_bytes(4, "big") + b"x"

@@ -1,7 +1,7 @@
 """
-Layouts: a table at one version of its columns, and what a segment of it looks like.
+Layouts: a table at one version of its columns, and the columns of its segments.
 
-What the catalog says and what the stream announces are put together here (`merged`); pure functions.
+The catalog's description and the stream's are combined here (`merged`); pure functions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Layout", "make_layout", "merged", "segment_schema"]
 FIRST_USER_OID = 16384
 
 OWN_LSN = pa.field("_at", pa.int64(), nullable=False)
-"""The position of a row's own message, for whoever may begin and end inside of a transaction's rows."""
+"""The position of a row's own message, for flows whose batches may begin and end within a transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class Layout:
     version: int
     arrow: pa.Schema
     key_mask: Bytes
-    """By the columns of the stream, like all that is read of it."""
+    """Indexes in the columns of the stream."""
     old_columns: tuple[int, ...]
     sent: tuple[int, ...]
-    """Where the table's columns are among those of the stream: a projection may need only some."""
+    """The positions of the table's columns in the stream: a projection may need only some of them."""
     blank: frozenset[int] = frozenset()
-    """Columns whose values nobody needs, and that are left empty."""
+    """Columns whose values are not needed, and which are left empty."""
 
 
 def segment_schema(table: TableSchema, old_columns: tuple[int, ...]) -> pa.Schema:
@@ -61,7 +61,7 @@ def segment_schema(table: TableSchema, old_columns: tuple[int, ...]) -> pa.Schem
 def make_layout(
     table: TableSchema, version: int, streamed: TableSchema | None = None, *, own_lsn: bool = False
 ) -> Layout:
-    """`streamed` is the table as the stream has it, where that has more columns."""
+    """`streamed` is the table as the stream has it, if that has more columns."""
     names = [c.name for c in table.columns]
     full = table.identity == "f"
     old = tuple(i for i, name in enumerate(names) if full or name in table.key)
@@ -74,7 +74,7 @@ def make_layout(
 
 
 def _same_type(column: Column, wired: WireColumn) -> bool:
-    # The catalog describes a domain by its base type's modifier, the wire by none.
+    # The catalog describes a domain with its base type's modifier, the stream with none.
     typmod = -1 if column.base_oid else column.typmod
     return (column.type_oid, typmod) == (wired.type_oid, wired.typmod)
 
@@ -86,9 +86,9 @@ def merged(
     keyed: Callable[[TableSchema], bool],
 ) -> TableSchema:
     """
-    The catalog's description brought up to date with what the wire says.
+    The catalog's description, updated with the stream's.
 
-    With a full identity it does not say which columns are the key, nor whether there still is one: `keyed` tells.
+    With a full identity, the stream does not contain which columns are the key, or whether there still is one: `keyed` says so.
     """
     by_name = {c.name: c for c in known.columns}
     columns = []

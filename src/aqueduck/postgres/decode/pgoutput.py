@@ -39,8 +39,8 @@ ABSENT = -3
 # what stopped `index_frames`
 OK = 0
 FULL = 1  # output arrays are full; call again from `consumed`
-OTHER = 2  # a protocol message that is not CopyData stands at `consumed`
-BAD = 3  # malformed: state[BAD_AT] says where, state[BAD_WHY] which of the reasons below
+OTHER = 2  # a protocol message that is not CopyData follows at `consumed`
+BAD = 3  # malformed: state[BAD_AT] has the offset, state[BAD_WHY] one of the reasons below
 
 # slots of the state vector that `index_frames` carries from buffer to buffer
 IN_TX, TX_LSN, TX_TS, TX_XID, NEXT_SEQ, IN_STREAM, WAL_END, REPLY, BAD_AT, BAD_WHY = range(10)
@@ -265,8 +265,8 @@ def _index_frames(
             control_seq[controls] = state[NEXT_SEQ]
             controls += 1
             if what == TRUNCATE and p + 4 <= stop:
-                state[NEXT_SEQ] += _u32(buf, p)  # one change a relation
-        elif what == ORIGIN or what == TYPE or what == MESSAGE:  # nothing that we keep
+                state[NEXT_SEQ] += _u32(buf, p)  # one change per relation
+        elif what == ORIGIN or what == TYPE or what == MESSAGE:  # not needed
             pass
         elif what == STREAM_START or what == STREAM_STOP or what == STREAM_COMMIT or what == STREAM_ABORT:
             if streams == 0:

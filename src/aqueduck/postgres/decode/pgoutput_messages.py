@@ -30,7 +30,7 @@ class WireColumn:
 
 @dataclass(frozen=True, slots=True)
 class WireRelation:
-    """A Relation message: what the following rows of this table look like."""
+    """A Relation message: the columns of the following rows of this table."""
 
     oid: int
     schema: str
@@ -91,7 +91,7 @@ def parse_truncate(raw: bytes) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class WireStreamCommit:
-    """The end of a streamed transaction: what Begin and Commit tell of others."""
+    """The end of a streamed transaction: the information that Begin and Commit have for other transactions."""
 
     xid: int
     lsn: int
@@ -114,6 +114,6 @@ def parse_stream_commit(raw: bytes) -> WireStreamCommit:
 
 
 def parse_stream_abort(raw: bytes) -> tuple[int, int]:
-    """The transaction, and which part of it is void: a subtransaction, or all of it where both are the same."""
+    """The transaction, and which part of it is void: a subtransaction, or all of it if both are the same."""
     xid, part = struct.unpack("!II", raw)
     return xid, part

@@ -1,9 +1,9 @@
 """
 The rows of one step of an SQL reader, as frames of the replication stream.
 
-A step is `copy (select lsn, data from pg_logical_slot_…_binary_changes(…)) to stdout (format binary)`.  Its rows hold
-what the stream's XLogData messages hold, so they get that message's header and go to the same decoder.  Left out are
-transactions that were read before, and descriptions of relations that say nothing new: each step is a decoding
+A step is `copy (select lsn, data from pg_logical_slot_…_binary_changes(…)) to stdout (format binary)`.  Its rows contain
+the payloads of the stream's XLogData messages, so they get that message's header and go to the same decoder.  Skipped are
+transactions that were read before, and repeated descriptions of relations: each step is a decoding
 session of its own, in which the server describes every relation again.  One numba kernel; the connection is in `polling`.
 """
 
@@ -31,12 +31,12 @@ _HEAD = struct.Struct("!cIcQQQ")
 
 
 def frame_of(lsn: int, payload: bytes) -> bytes:
-    """A payload as the stream would carry it."""
+    """A payload in the form of the stream."""
     return _HEAD.pack(b"d", len(payload) + 29, b"w", lsn, lsn, 0) + payload
 
 
 def keepalive_frame(position: int) -> Bytes:
-    """The server's word that everything before `position` has come."""
+    """The server's statement that everything before `position` was sent."""
     return np.frombuffer(struct.pack("!cIcQQB", b"d", 22, b"k", position, 0, 0), np.uint8)
 
 
@@ -75,7 +75,7 @@ def _frames(raw, start, end, out, state):
         if what == RELATION:
             state[AT], state[STOP] = data, stop
             return RELATION_NEXT, pos, at
-        if what == BEGIN and n == 21:  # its commit's position tells whether it was read before
+        if what == BEGIN and n == 21:  # the position of its commit determines whether it was read before
             state[SKIPPING] = 1 if _i64(raw, data + 1) < state[SKIP_TO] else 0
         if what == COMMIT and n == 26:
             state[END] = max(state[END], _i64(raw, data + 10))
@@ -101,7 +101,7 @@ def _frames(raw, start, end, out, state):
 
 
 class StepRows:
-    """Frames of one reader's steps; remembers what it read, and how relations were described."""
+    """Frames of one reader's steps; remembers what was read, and the descriptions of relations."""
 
     def __init__(self, position: int) -> None:
         self._state = np.zeros(STATE_SLOTS, np.int64)
@@ -119,11 +119,11 @@ class StepRows:
 
     def begin(self, marks: Mapping[int, str], now: int) -> None:
         """
-        Another step, which goes on after what was read.
+        Another step, which continues after what was read.
 
-        Some changes do not show in a relation's description: a column that is dropped and added again, the key of
-        a table with a full identity.  They do in its mark: where that changed before `now`, descriptions count as new until
-        we are there.
+        Some changes are not visible in a relation's description: a column that is dropped and added again, the key of
+        a table with a full identity.  They change its mark: if a mark changed before `now`, descriptions count as new until
+        that position is reached.
         """
         for oid, mark in marks.items():
             if self._marks.get(oid) != mark:
@@ -131,7 +131,7 @@ class StepRows:
         self._in_step.clear()
 
     def end(self, position: int) -> None:
-        """The step was read whole: everything that was committed before `position`."""
+        """The step was read completely: everything that was committed before `position`."""
         self._state[SKIP_TO] = max(int(self._state[SKIP_TO]), position, int(self._state[END]))
 
     @property
@@ -139,7 +139,7 @@ class StepRows:
         return int(self._state[SKIP_TO])
 
     def convert(self, raw: Bytes, start: int, end: int) -> tuple[int, list[Bytes], bool]:
-        """Returns how far ``raw`` was used, the frames, and whether a message that is not a row stands there."""
+        """Returns how much of ``raw`` was used, the frames, and whether a message that is not a row follows."""
         found: list[Bytes] = []
         while True:
             out = np.empty(31 * (end - start) // 24 + 64, np.uint8)
@@ -166,7 +166,7 @@ class StepRows:
         if first and self._described.get(oid) == payload and self._altered.get(oid, 1 << 63) <= self.position:
             return
         self._described[oid] = payload
-        if self._state[SKIPPING]:  # it holds for what comes later, too
+        if self._state[SKIPPING]:  # it applies to later rows, too
             self._held.append(payload)
             self._state[HOLDING] = 1
         else:

@@ -1,8 +1,8 @@
 """
-What the decoder asks about the tables of the stream: which are wanted, and what the stream does not tell of them.
+What the decoder asks about the tables of the stream: which are wanted, and what the stream does not contain about them.
 
-`StreamTables` is the question, `GivenTables` the answer of `sync`: the tables of a group and no others.  Whatever a
-publication holds is in `capture.announced_tables`.
+`StreamTables` is the interface, `GivenTables` the implementation of `sync`: exactly the tables of a group.
+`capture.announced_tables` implements it for all tables of a publication.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ class StreamTables(Protocol):
     """Answers for the relations that the server describes."""
 
     def find(self, relation: WireRelation) -> TableSchema | None:
-        """The table as it is known so far; None if nobody wants its rows."""
+        """The table as it is known now; None if its rows are not wanted."""
 
     def find_committed(self, relation: WireRelation) -> TableSchema | None:
-        """The same, once the streamed transaction that described the relation has committed."""
+        """The same, after the streamed transaction that described the relation has committed."""
 
     def is_visible(self, oid: int) -> bool:
-        """Whether the catalog shows the table: not, as long as the transaction goes on that made it."""
+        """Whether the catalog shows the table: it does not while the transaction that created it is open."""
 
     def resolve(self, column: Column, /) -> Column:
-        """Complete a column that was not known like this: what lies below a type that is not built in is not on the wire."""
+        """Complete an unknown column: the stream does not contain the base of a type that is not built in."""
 
     def keyed(self, table: TableSchema, /) -> bool:
-        """Whether a table with a full identity still has its key: the wire marks all its columns."""
+        """Whether a table with a full identity still has its key: the stream marks all its columns."""
 
     def settle(self, table: TableSchema, /) -> TableSchema:
         """Give the columns of a table with a projection their numbers."""
@@ -42,7 +42,7 @@ class GivenTables:
     """
     The tables of a group, as the catalog describes them.
 
-    Without `settle`, the driver has to find out which column is which.
+    Without `settle`, the driver has to identify the columns.
     """
 
     def __init__(

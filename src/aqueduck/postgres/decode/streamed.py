@@ -1,10 +1,10 @@
 """
 Transactions that the server streams before they end (protocol version 2), as the decoder sees them.
 
-Such a transaction comes in blocks, between other transactions and their blocks; its commit or abort comes
-last.  Until then its changes are numbered within the transaction only.  A subtransaction that is rolled back
-takes with it everything since its first change: whatever came after that was done inside of it.
-The decoder says so with `Forget` and, at the commit, `Finish`; `spills` does it to what is staged.
+Such a transaction is sent in blocks, between other transactions and their blocks; its commit or abort is sent
+last.  Until then its changes are numbered within the transaction only.  If a subtransaction is rolled back, all
+changes since its first one are void: later ones were made within it.
+The decoder reports this with `Forget` and, at the commit, `Finish`; `spills` applies it to staged segments.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Finish:
     time_us: int
     first_ord: int
     changes: int
-    """How many it has, also those of tables that nobody follows."""
+    """The number of its changes, including those of tables that are not followed."""
     tables: Mapping[int, TableSchema]
-    """By version: tables with what nobody else could see before the commit, such as a new type or the loss of their key."""
+    """By version: tables with facts that were invisible before the commit, such as a new type or the loss of their key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What the server said of a relation, also of one that nobody follows; a later one has a higher number."""
+    """A relation as the server described it, also one that is not followed; a later description has a higher number."""
 
     relation: WireRelation
     number: int
@@ -54,28 +54,28 @@ class Description:
 
 @dataclass(slots=True)
 class StreamedTransaction:
-    """What the decoder has to remember of a transaction between its blocks."""
+    """What the decoder remembers of a transaction between its blocks."""
 
     xid: int
     changes: int = 0
-    """How many there are, up to the block that is coming in."""
+    """The number of its changes up to the current block."""
     layouts: dict[int, Layout | None] = field(default_factory=dict)
     """The server describes relations to each streamed transaction anew."""
     described: dict[int, Description] = field(default_factory=dict)
-    """What these layouts were made of."""
+    """The descriptions from which these layouts were made."""
     unresolved: dict[int, WireRelation] = field(default_factory=dict)
     """By version: relations with types that may be this transaction's own, or a key that it may have dropped."""
     _first: dict[int, int] = field(default_factory=dict)
     """The number of each (sub)transaction's first change, in ascending order."""
 
     def record(self, xids: Ints, numbers: Ints) -> None:
-        """Changes of these (sub)transactions, with these numbers, have come."""
+        """Record changes of these (sub)transactions, with these numbers."""
         turns = np.flatnonzero(np.diff(xids)) + 1
         for at in (0, *turns.tolist()):
             self._first.setdefault(int(xids[at]), int(numbers[at]))
 
     def roll_back(self, part: int) -> int | None:
-        """The number of the first change that is void now, if any came of that subtransaction."""
+        """The number of the first change that is void now, if any change of that subtransaction was received."""
         first = self._first.get(part)
         if first is None:
             return None

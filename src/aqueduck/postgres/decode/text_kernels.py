@@ -8,8 +8,8 @@ Read the lines of test_decoding, and write them as pgoutput's messages; numba ke
     table public.t, public.u: TRUNCATE: (no-flags)
     COMMIT 764 (at 2026-01-31 12:00:00.123456+00)
 
-A line whose table or columns are not known yet stops the kernel; `text_rows` learns them and continues.  Names and types are
-compared byte by byte.  Lines are checked before they are read: one that is no line of test_decoding is reported, whatever it holds.
+A line with an unknown table or unknown columns stops the kernel; `text_rows` looks them up and continues.  Names and types
+are compared byte by byte.  Lines are checked before they are read: a malformed line is reported.
 """
 
 from __future__ import annotations
@@ -46,32 +46,32 @@ __all__ = ["TextTable", "TextTables", "commits", "frames", "parse_line", "parse_
 
 Ints = npt.NDArray[np.int64]
 Texts = tuple[Bytes, Ints]
-"""Texts one after the other, and where each begins; the last number is the end."""
+"""Texts one after the other, and the offset of each; the last number is the end."""
 
 # what stopped `frames`
 DONE, FULL, UNKNOWN, TRUNCATES, BAD = range(5)
 # slots of its state
 AT, TX, SKIP_TO, SKIPPING, LINE, LINE_END, LEARNT, OPEN = range(8)
 STATE_SLOTS = 8
-# what stopped the reading of a value or a tuple, instead of the place after it
+# what stopped the reading of a value or a tuple, instead of the offset after it
 OTHER_COLUMNS, MALFORMED = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """A table that lines may name; one that nobody wants has no OID."""
+    """A table that lines may name; one that is not wanted has no OID."""
 
     oid: int = 0
     full: bool = False
     types: bytes = b""
-    """The types of a whole row as lines have them; empty while none was seen."""
+    """The types of a whole row in lines; empty before the first one."""
     columns: tuple[str, ...] = ()
     kept: tuple[bool, ...] = ()
-    """Which of the columns are among the rows that we write."""
+    """The indexes of the columns in the rows that are written."""
 
 
 class TextTables(dict[bytes, TextTable]):
-    """Tables by their names as lines have them."""
+    """Tables by their names in lines."""
 
     def describes(self, oid: int) -> bool:
         return any(table.oid == oid for table in self.values())
@@ -81,7 +81,7 @@ class TextTables(dict[bytes, TextTable]):
             del self[name]
 
     def arrays(self) -> tuple[Texts, Ints, Texts, Ints, Texts, Ints]:
-        """For the kernel: names, facts, types and first columns of the tables; names and places of all columns."""
+        """For the kernel: names, facts, types and first columns of the tables; names and offsets of all columns."""
         facts = np.array([(t.oid, t.full, sum(t.kept)) for t in self.values()], np.int64).reshape(-1, 3)
         starts = np.cumsum([0, *(len(t.columns) for t in self.values())], dtype=np.int64)
         columns = [column.encode() for t in self.values() for column in t.columns]
@@ -108,14 +108,14 @@ def _walk(raw, pos, end):
 
 
 def walk(raw: Bytes, start: int, end: int) -> tuple[int, bool]:
-    """How far there are complete rows, and whether another message stands there."""
+    """The end of the complete rows, and whether another message follows."""
     used, other = _walk(raw, start, end)
     return int(used), bool(other)
 
 
 @njit(cache=True, nogil=True)
 def _line(raw, pos):
-    """Where the line of the row at `pos` begins, and where the row ends; 0 for the trailer, -1 if malformed."""
+    """The start of the line of the row at `pos`, and the end of the row; 0 for the trailer, -1 if malformed."""
     stop = pos + 1 + _u32(raw, pos + 1)
     p = pos + 5
     if stop > raw.size or stop < p:
@@ -187,7 +187,7 @@ def _commits(raw, out):
 
 
 def commits(raw: Bytes) -> Ints:
-    """Where each commit of a step ends, and its time, in order; where it begins, lines do not tell."""
+    """The end of each commit of a step, and its time, in order; lines do not contain where a transaction begins."""
     out = np.empty((int(_commits(raw, np.empty((0, 2), np.int64))), 2), np.int64)
     _commits(raw, out)
     return out
@@ -202,7 +202,7 @@ def _put(out, at, value, n):
 
 @njit(cache=True, nogil=True)
 def _name_end(raw, p, end):
-    """After a name, any part of which may be quoted: at a character that is not part of it."""
+    """The end of a name, any part of which may be quoted: the next character that is not part of it."""
     while p < end:
         c = raw[p]
         if c == 34:  # "
@@ -217,7 +217,7 @@ def _name_end(raw, p, end):
 
 @njit(cache=True, nogil=True)
 def _type_end(raw, p, end):
-    """After the closing bracket of a type that begins at `p`."""
+    """The offset after the closing bracket of a type that begins at `p`."""
     depth = 1
     while p < end:
         c = raw[p]
@@ -248,7 +248,7 @@ def _same(raw, a, b, known, first, last):
 
 @njit(cache=True, nogil=True)
 def _same_name(raw, a, b, known, first, last):
-    """Whether a column's name is the known one, without its quotes: which names need them is the server's business."""
+    """Whether a column's name is the known one, without its quotes: the server decides which names need them."""
     if raw[a] != 34:
         return _same(raw, a, b, known, first, last)
     p = a + 1
@@ -373,7 +373,7 @@ def _tuple(raw, p, end, out, at, names, own, columns, places, kept, types, kinds
 
 @njit(cache=True, nogil=True)
 def _change(raw, a, end, out, at, heads, ends, facts, types, kinds, starts, names, own, places, lenient):
-    """A line about rows as a message; returns (status, after what was written); DONE stands for all is well."""
+    """Write a line about rows as a message; returns (status, offset after it); DONE means success."""
     p = _name_end(raw, a + 6, end)
     if p >= end:
         return BAD, at
@@ -536,7 +536,7 @@ def frames(raw: Bytes, commits: Ints, tables: TextTables, out: Bytes, state: Int
     return int(status), int(size)
 
 
-# -- the few lines that are read one by one
+# -- lines that are read one by one, because they are rare
 
 
 def parse_line(line: bytes) -> tuple[bytes, bytes, list[str]]:
@@ -567,7 +567,7 @@ def parse_line(line: bytes) -> tuple[bytes, bytes, list[str]]:
 
 
 def parse_truncate(line: bytes) -> list[bytes]:
-    """The tables that a line about a truncate names."""
+    """The tables in a line about a truncate."""
     raw = np.frombuffer(line, np.uint8)
     names = []
     p = 6

@@ -1,12 +1,12 @@
 """
 The rows of a step of a `test_decoding` slot, as frames of the replication stream.
 
-Some servers offer no other plugin.  Its lines name tables, columns and types and carry the values as text, which
-is what pgoutput's messages carry, too.  So each line becomes such a message (`text_kernels`), and the decoder knows no
-difference.  What the lines do not tell comes from the catalog as it is now, by name: OIDs, keys, modifiers of types, and
+Some servers offer no other plugin.  Its lines contain names of tables, columns and types, and the values as text, like
+pgoutput's messages.  So each line becomes such a message (`text_kernels`), and the decoder sees no
+difference.  Missing information is read from the current catalog, by name: OIDs, keys, modifiers of types, and
 which tables are published.
 
-A transaction's position stands in its last line and is needed in its first, so a step is kept in a file until it is whole.
+A transaction's position is in its last line and is needed in its first, so a step is kept in a file until it is complete.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TextRows:
 
     @property
     def relations(self) -> tuple[int, ...]:
-        """Those with a full identity, whose lines do not tell whether they have a key."""
+        """Tables with a full identity, whose lines do not contain whether they have a key."""
         return tuple({table.oid for table in self._tables.values() if table.full})
 
     @property
@@ -55,7 +55,7 @@ class TextRows:
         return self._position
 
     def begin(self, marks: Mapping[int, str], now: int) -> None:
-        """Another step.  Tables that were nobody's may be published by now; others may have lost their key."""
+        """Another step.  Tables may have been published since, and others may have lost their key."""
         self._tables.forget({0, *(oid for oid, mark in marks.items() if self._marks.get(oid) != mark)})
         self._marks.update(marks)
         if self._spool is not None:
@@ -63,7 +63,7 @@ class TextRows:
         self._spool = tempfile.TemporaryFile(dir=self._directory)
 
     def convert(self, raw: Bytes, start: int, end: int) -> tuple[int, list[Bytes], bool]:
-        """Keep the rows for `end`; returns how far ``raw`` was used, and whether another message stands there."""
+        """Keep the rows for `end`; returns how much of ``raw`` was used, and whether another message follows."""
         used, other = kernels.walk(raw, start, end)
         assert self._spool is not None
         self._spool.write(memoryview(raw[start:used]))  # type: ignore[arg-type]
@@ -103,7 +103,7 @@ class TextRows:
                 raise ProtocolError("a line of test_decoding cannot be read", offset=int(state[kernels.AT]))
 
     def _learn(self, line: bytes) -> Iterator[bytes]:
-        """A table, or columns of it, that we have not seen: how pgoutput would describe it."""
+        """An unknown table, or unknown columns: described in the form of pgoutput."""
         try:
             name, types, names = kernels.parse_line(line)
         except UnicodeDecodeError as exc:
@@ -113,7 +113,7 @@ class TextRows:
             self._tables[name] = kernels.TextTable()
             return
         table, _ = found
-        if not types:  # only an old image, of which some columns are left out
+        if not types:  # only an old image, which lacks some columns
             _refuse_other_key(table, names)
             names = [c.name for c in table.columns]
         known = {c.name for c in table.columns}
@@ -140,7 +140,7 @@ def _description(table: TableSchema, names: Sequence[str]) -> bytes:
     body = [b"R", struct.pack("!I", table.oid), table.schema.encode(), b"\0", table.name.encode(), b"\0"]
     body += [table.identity.encode(), struct.pack("!H", len(names))]
     for column in map(columns.__getitem__, names):
-        typmod = -1 if column.base_oid else column.typmod  # the wire tells none for a domain
+        typmod = -1 if column.base_oid else column.typmod  # the stream has none for a domain
         body.append(struct.pack("!B", column.name in key) + column.name.encode() + b"\0")
         body.append(struct.pack("!Ii", column.type_oid, typmod))
     return b"".join(body)

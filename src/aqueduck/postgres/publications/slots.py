@@ -1,8 +1,8 @@
 """
 Slots: read, create, drop, and the decision whether one still fits the lake.
 
-Everything is idempotent.  `check_slot` is pure; whether the server's history is ours is decided in `history`.
-Publications are in `publications`, the server around both in `server`; what is read through a slot is the matter of `wire` and `capture`.
+Everything is idempotent.  `check_slot` is pure; `history` decides whether the server's history is ours.
+Publications are in `publications`, the server's settings in `server`; `wire` and `capture` read through a slot.
 """
 
 from __future__ import annotations
@@ -169,10 +169,10 @@ def check_slot(
     """
     Raise if reading the slot from the `lake`'s `position` on would leave changes out.
 
-    `position` is `None` while the lake has none: then no slot, or a fresh one, is fine.  A
-    server confirms only what it is told, so a slot that stands beyond both our position and
-    what we `noted` was made, or moved, by somebody else (unless it is `trusted`), or else the lake went
-    back in time: changes in between are gone.
+    `position` is `None` while the lake has none: then a missing or a new slot is accepted.  A
+    server confirms only what it is told.  So if the slot is beyond both our position and the confirmation that we
+    `noted`, another program made or moved it (unless it is `trusted`), or the lake was restored
+    from a backup: changes in between are lost.
     """
     if info is None:
         if position is not None:
