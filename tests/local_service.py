@@ -113,8 +113,7 @@ class LocalService:
 
     def __init__(self, db: Database, config: SyncConfig) -> None:
         self.db, self.config = db, config
-        self.service = SyncService(config)
-        self.service._spark = _NoSpark()
+        self.service = SyncService(config, spark=_NoSpark())
         self.error: BaseException | None = None
         self.looks = 0
         """How often the loop has looked at what is wanted, with or without an answer."""

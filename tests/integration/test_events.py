@@ -62,9 +62,7 @@ def test_the_reference_file_runs_on_spark(db: Database, flow_of: FlowOf) -> None
         conn.execute("update orders set v = 'late' where id <= 10")
     wait_until(lambda: flow.count() == 3 + 41011, "a large transaction is there", 120, log=flow.log)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the JVM hears it too
-    began = time.monotonic()
     assert process.wait(timeout=60) == 0, flow.log()
-    assert time.monotonic() - began < 30
     assert "Traceback" not in flow.log()
     events = flow.lines()[3:]
     assert [e["after"]["id"] for e in events[:41000]] == [*range(1, 40001), *range(1, 1001)]

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,11 +38,9 @@ def execute(server: EmbeddedPostgres, statement: str) -> None:
 
 
 @pytest.mark.parametrize("version", [18, 16])
-def test_a_server_starts_within_seconds_with_logical_decoding(new_server: NewServer, version: int) -> None:
-    """Both versions of the wheel come up quickly and are ready for slots."""
-    began = time.monotonic()
+def test_a_server_starts_with_logical_decoding(new_server: NewServer, version: int) -> None:
+    """Both versions of the wheel start and are ready for slots."""
     server = new_server(version=version)
-    assert time.monotonic() - began < 30  # one second where nothing else runs
     assert str(query(server, "show server_version")).startswith(f"{version}.")
     assert query(server, "show wal_level") == "logical"
     assert query(server, "show max_replication_slots") == "20"

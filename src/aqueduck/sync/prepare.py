@@ -167,7 +167,7 @@ def prepare_group(
 def stray(source: str, group: str) -> RegistryIncompleteError:
     """The error of a table that the lake has for a group, although it is neither registered nor removed."""
     return RegistryIncompleteError(
-        f"the lake follows it in the group {group}, and the registry does not know it, though nobody removed it",
+        f"the lake has it in the group {group}, but it is neither registered nor removed",
         hint=f"to keep it: select aqueduck.add_table('{source}', group_name => '{group}') with its target, mode and options;"
         f" to give it up, after that: select aqueduck.remove_table('{source}')",
         table=source,

@@ -83,7 +83,7 @@ class ErroredGroup:
 class SyncService:
     """All groups of one source and one lake."""
 
-    def __init__(self, config: SyncConfig) -> None:
+    def __init__(self, config: SyncConfig, *, spark: Any = None) -> None:
         self.config = config
         self.commit_lock = threading.Lock()  # one committer per catalog
         self.running: dict[str, GroupRunner] = {}
@@ -93,7 +93,7 @@ class SyncService:
         self._lake: LakeSession | None = None
         self._reconciler: Reconciler | None = None
         self._locks: GroupLocks | None = None
-        self._spark: Any = None
+        self._spark: Any = spark
         self._maintainer: Maintainer | None = None
         self.verdicts = sync_verdicts(config)
         self.verifier: Verifier | None = None

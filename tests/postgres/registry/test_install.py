@@ -45,7 +45,7 @@ def test_installing_twice_changes_nothing(any_db: Database) -> None:
         assert install(conn)
         before = any_db.query("select * from aqueduck.schema_version")
         assert not install(conn)
-        assert check_registry(conn) == f"version {len(registry_install._migrations())} is installed"
+        assert check_registry(conn) == f"version {len(registry_install.migrations())} is installed"
     assert any_db.query("select * from aqueduck.schema_version") == before
 
 
@@ -56,8 +56,8 @@ def test_an_upgrade_keeps_everything(
     call(conn, "add_table", source="a")
     any_db.execute("create view mine as select source, state from aqueduck.status()")
     wanted = read_desired(conn)
-    newer = [*registry_install._migrations(), "alter table aqueduck.settings add column reason text"]
-    monkeypatch.setattr(registry_install, "_migrations", lambda: newer)
+    newer = [*registry_install.migrations(), "alter table aqueduck.settings add column reason text"]
+    monkeypatch.setattr(registry_install, "migrations", lambda: newer)
     assert check_registry(conn) == "will be upgraded"
     assert install(conn)
     assert not install(conn)
@@ -82,8 +82,8 @@ def test_a_failed_upgrade_leaves_the_old_version(
     any_db: Database, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P-S01: what fails undoes what it did."""
-    broken = [*registry_install._migrations(), "create table aqueduck.more (); select 1 / 0"]
-    monkeypatch.setattr(registry_install, "_migrations", lambda: broken)
+    broken = [*registry_install.migrations(), "create table aqueduck.more (); select 1 / 0"]
+    monkeypatch.setattr(registry_install, "migrations", lambda: broken)
     with pytest.raises(SourceQueryError):
         install(conn)
     assert any_db.value("select version from aqueduck.schema_version") == len(broken) - 1
@@ -182,8 +182,8 @@ def test_an_administrator_upgrades_without_taking_over(
     any_db.execute(f"create schema aqueduck authorization {identifier(user)}")
     with connect(any_db.dsn_for(user)) as service:
         install(service)
-    newer = [*registry_install._migrations(), "create table aqueduck.more ()"]
-    monkeypatch.setattr(registry_install, "_migrations", lambda: newer)
+    newer = [*registry_install.migrations(), "create table aqueduck.more ()"]
+    monkeypatch.setattr(registry_install, "migrations", lambda: newer)
     with connect(any_db.dsn) as admin:
         assert install(admin)
         assert admin.execute("select current_user::text").fetchone() == ("postgres",)

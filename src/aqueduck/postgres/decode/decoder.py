@@ -291,7 +291,7 @@ class Decoder:
             return self._streams[xid]
         except KeyError:
             raise ProtocolError(
-                f"the streamed transaction {xid} goes on without its beginning", offset=None
+                f"the streamed transaction {xid} continues without its beginning", offset=None
             ) from None
 
     def _finish(self, end: messages.WireStreamCommit) -> Iterator[StreamItem]:

@@ -34,6 +34,7 @@ __all__ = [
     "exists",
     "install",
     "manage_grants",
+    "migrations",
     "monitor_grants",
     "registry_errors",
 ]
@@ -126,13 +127,13 @@ def _install(conn: Connection) -> bool:
         conn.execute("create schema aqueduck")
     elif found.owner is not None and found.owner != found.role:
         conn.execute(f"set local role {identifier(found.owner)}".encode())
-    for statements in [*_migrations()[version:], *_functions()]:
+    for statements in [*migrations()[version:], *_functions()]:
         conn.execute(statements.encode())
     conn.execute(
         "insert into aqueduck.schema_version (version, functions_hash) values (%s, %s) "
         "on conflict (one_row) do update set version = excluded.version, installed_at = now(), "
         "functions_hash = excluded.functions_hash, installed_by = current_user",
-        (len(_migrations()), _functions_hash()),
+        (len(migrations()), _functions_hash()),
     )
     return True
 
@@ -143,7 +144,7 @@ def check_registry(conn: Connection) -> str:
         found = _look(conn)
         version = _version_to_upgrade(conn, found)
     if version is None:
-        return f"version {len(_migrations())} is installed"
+        return f"version {len(migrations())} is installed"
     return "will be upgraded" if version else "will be installed"
 
 
@@ -166,7 +167,7 @@ def _version_to_upgrade(conn: Connection, found: _Found) -> int | None:
     row = conn.execute("select version, functions_hash from aqueduck.schema_version").fetchone()
     assert row is not None
     version, functions_hash = row
-    latest = len(_migrations())
+    latest = len(migrations())
     if version > latest:
         raise ConfigError(
             f"the registry in {found.database} has version {version}, and this Aqueduck knows {latest} at most",
@@ -209,7 +210,7 @@ def _look(conn: Connection) -> _Found:
     return found
 
 
-def _migrations() -> list[str]:
+def migrations() -> list[str]:
     return _texts("migrations")
 
 
