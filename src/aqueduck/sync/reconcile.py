@@ -266,7 +266,7 @@ class Reconciler:
                 log.info("table removed", group=wanted.group.name, table=name, reason=parting.why)
             remove_tables(runner, gone)
         self.forget_tables(wanted)
-        runner.book.note_strays(_strays(runner, wanted))
+        runner.book.record_strays(_strays(runner, wanted))
         runner.book.accept(*(n for n, e in runner.book.refused.items() if not _concerns(n, e, wanted)))
         known = {(t.schema.qualified, t.target, t.mode) for t in runner.tables.values()}
         new = [
@@ -280,7 +280,7 @@ class Reconciler:
             for oid, table in runner.tables.items():  # a new table is copied anyway
                 new_here = (table.schema.qualified, table.target, table.mode) not in known
                 if new_here and table.source in renew:
-                    runner.book.note_resync(oid, wanted.rows[table.source].resync_requested)
+                    runner.book.record_resync(oid, wanted.rows[table.source].resync_requested)
         switch_tables(runner, wanted)
 
     def _gone(self, runner: GroupRunner, wanted: Wanted, all_wanted: list[Wanted]) -> dict[int, Parting]:
@@ -319,12 +319,12 @@ class Reconciler:
                 continue
             done = runner.book.requests_done(oid)
             if row.retry_wanted and done.retry < row.retry_requested:
-                runner.book.note_retry(oid, row.retry_requested)
+                runner.book.record_retry(oid, row.retry_requested)
                 runner.copier.retry_now(oid)
             if row.resync_wanted and done.resync < row.resync_requested:
                 log.info("resync", group=wanted.group.name, table=table.schema.qualified)
                 runner.resync(oid)
-                runner.book.note_resync(oid, row.resync_requested)
+                runner.book.record_resync(oid, row.resync_requested)
 
     def forget_tables(self, wanted: Wanted) -> None:
         """Remove the tables' entries from the lake's ledger, and drop their targets if requested."""

@@ -213,7 +213,7 @@ class SyncService:
         for oid, table in runner.tables.items():  # a copy that is due anyway fulfils the request
             row = self.wanted[name].rows.get(table.source)
             if row is not None and row.resync_wanted and runner.states[oid].awaits_copy:
-                runner.book.note_resync(oid, row.resync_requested)
+                runner.book.record_resync(oid, row.resync_requested)
         runner.start(once=once)
         log.info("group started", group=name, position=lsn_text(ready.position), tables=len(ready.tables))
 

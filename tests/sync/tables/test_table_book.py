@@ -143,8 +143,8 @@ def test_a_table_that_was_not_sent_for_a_while_is_not_settled(book: TableBook) -
     """Transactions may have written to it when it was not published: its copy waits for them."""
     assert book.is_settled([1])
     with book.commit_lock:
-        book.note_unsent(1, TableMissingError("not sent"))
-        book.note_sent_again(1)
+        book.record_unsent(1, TableMissingError("not sent"))
+        book.record_sent_again(1)
     assert dict(book.unsent) == {}
     assert not book.is_settled([1])
     book.mark_settled([1])

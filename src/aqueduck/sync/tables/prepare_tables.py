@@ -132,7 +132,7 @@ def prepare_tables(
 
     try:
         make(tables)
-        note_targets(lake, group)
+        record_targets(lake, group)
     except LakeError:  # one by one, to find out which
         failed: dict[int, AqueduckError] = {}
         for oid, table in tables.items():
@@ -140,12 +140,12 @@ def prepare_tables(
                 make({oid: table})
             except LakeError as exc:
                 failed[oid] = exc
-        note_targets(lake, group)
+        record_targets(lake, group)
         return failed
     return {}
 
 
-def note_targets(lake: LakeSession, group: str) -> None:
+def record_targets(lake: LakeSession, group: str) -> None:
     """The uuids of existing targets that are not recorded yet."""
     found = with_places(lake, read_states(lake, group).values())
     if found:

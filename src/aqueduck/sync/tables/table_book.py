@@ -138,7 +138,7 @@ class TableBook:
         """Forget refused tables that are not wanted any more, or that could be added."""
         self.refused = {source: error for source, error in self.refused.items() if source not in sources}
 
-    def note_strays(self, strays: Mapping[str, AqueduckError]) -> None:
+    def record_strays(self, strays: Mapping[str, AqueduckError]) -> None:
         """Record all tables that are followed although the registry does not know them."""
         self.strays = dict(strays)
 
@@ -276,11 +276,11 @@ class TableBook:
         """The last requests about a table that were started."""
         return self._requests_done.get(oid, RequestsDone())
 
-    def note_resync(self, oid: int, request: int) -> None:
+    def record_resync(self, oid: int, request: int) -> None:
         """The copy that this request asks for was started."""
         self._requests_done.setdefault(oid, RequestsDone()).resync = request
 
-    def note_retry(self, oid: int, request: int) -> None:
+    def record_retry(self, oid: int, request: int) -> None:
         self._requests_done.setdefault(oid, RequestsDone()).retry = request
 
     # -- findings of the source's catalog
@@ -297,18 +297,18 @@ class TableBook:
         self._left.difference_update(left)
         return left
 
-    def note_unsent(self, oid: int, error: AqueduckError) -> None:
+    def record_unsent(self, oid: int, error: AqueduckError) -> None:
         """The publication does not send the table any more."""
         self._assert_locked()
         self.unsent = {**self.unsent, oid: error}
 
-    def note_sent_again(self, oid: int) -> None:
+    def record_sent_again(self, oid: int) -> None:
         """The publication did not send the table for a while, and sends it again."""
         self._assert_locked()
         self.unsent = _without(self.unsent, [oid])
         self._unsettled.add(oid)
 
-    def note_columns_waiting(self, waiting: Mapping[int, tuple[str, ...]]) -> None:
+    def record_columns_waiting(self, waiting: Mapping[int, tuple[str, ...]]) -> None:
         """Record all columns that differ between the source and the lake."""
         self.columns_waiting = dict(waiting)
 

@@ -82,7 +82,7 @@ class ColumnWatch:
                 if _follow(runner, due):
                     self._seen[key] = due.marks
         waiting = {oid: due for (name, oid), due in self._due.items() if name == group}
-        runner.book.note_columns_waiting({oid: _names(due) for oid, due in waiting.items()})
+        runner.book.record_columns_waiting({oid: _names(due) for oid, due in waiting.items()})
 
     def _find(self, runner: GroupRunner, states: dict[int, TableState]) -> None:
         group, found = runner.group.name, {}

@@ -94,7 +94,7 @@ class SourceWatch:
             if runner.book.is_ready(oid):
                 self._act(runner, oid, found, marks_of(structure.leaves[oid], horizon), marks.get(oid))
         if runner.group.users_publication:
-            _note_unsent(runner, published)
+            _record_unsent(runner, published)
         else:
             self._publish_again(runner, tables, sent)
 
@@ -137,7 +137,7 @@ class SourceWatch:
             table = runner.tables[oid].schema.qualified
             log.warning("table is copied again: it was not published", group=group.name, table=table)
             with runner.commit_lock:
-                runner.book.note_sent_again(oid)
+                runner.book.record_sent_again(oid)
             runner.resync(oid)
 
     def _news(self, conn: psycopg.Connection[Any], oid: int, before: Marks, leaves: dict[int, Leaf]) -> News:
@@ -185,7 +185,7 @@ def _take_proof(runner: GroupRunner, probe: Probe) -> None:
         log.error("group does not stream", group=runner.group.name, error=str(runner.proof.error))
 
 
-def _note_unsent(runner: GroupRunner, published: Collection[int]) -> None:
+def _record_unsent(runner: GroupRunner, published: Collection[int]) -> None:
     """Detect tables that a user's publication no longer sends; when it sends one again, the table is re-copied."""
     for oid, table in runner.tables.items():
         if oid in runner.book.unsent and oid in published:
@@ -193,7 +193,7 @@ def _note_unsent(runner: GroupRunner, published: Collection[int]) -> None:
                 "table is copied again: it was not published", group=runner.group.name, table=table.source
             )
             with runner.commit_lock:
-                runner.book.note_sent_again(oid)
+                runner.book.record_sent_again(oid)
             runner.resync(oid)
         elif oid not in published and oid not in runner.book.unsent:
             name = runner.group.publication
@@ -203,7 +203,7 @@ def _note_unsent(runner: GroupRunner, published: Collection[int]) -> None:
                 table=table.source,
             )
             with runner.commit_lock:
-                runner.book.note_unsent(oid, error)
+                runner.book.record_unsent(oid, error)
             log.error("table is not sent", group=runner.group.name, error=str(error))
 
 
