@@ -64,7 +64,7 @@ class SmallService:
         self._lock = db.connect()
         lock_group(self._lock, "test")
         write_tables(directory / "tables.json", [(t.schema, None) for t in self.ready.tables.values()])
-        self._keeping = [oid for oid, table in self.ready.tables.items() if table.mode.keeps]
+        self._keep_truncated = [oid for oid, table in self.ready.tables.items() if table.mode.keeps]
         settings = CaptureSettings(
             dsn=db.dsn,
             slot="aqueduck_test",
@@ -98,7 +98,8 @@ class SmallService:
             return
         segments = [s for cut in cuts for s in cut.segments]
         tasks: FoldedTasks = [
-            (task, LeftToDriver.SMALL) for task in plan_fold_tasks(segments, keeping=self._keeping)
+            (task, LeftToDriver.SMALL)
+            for task in plan_fold_tasks(segments, keep_truncated=self._keep_truncated)
         ]
         end = Position(
             "test", cuts[-1].position, cuts[-1].time_us, self.ready.system_identifier, self.ready.timeline

@@ -152,7 +152,7 @@ class WholeGroup:
             planned = plan_fold_tasks(
                 (s for cut in cuts for s in cut.segments),
                 direct_bytes_max=-1 if tasks else 1 << 40,
-                keeping=[oid for oid, table in self.runner.tables.items() if table.mode.keeps],
+                keep_truncated=[oid for oid, table in self.runner.tables.items() if table.mode.keeps],
             )
             writer = self.runner.query._writer
             self.runner.commit(

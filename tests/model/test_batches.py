@@ -83,7 +83,7 @@ def test_a_run_never_crosses_a_barrier(given_segments: list[SegmentRef]) -> None
 @given(segments)
 def test_nothing_is_void_for_a_table_that_keeps(given_segments: list[SegmentRef]) -> None:
     """P-S11: where every change counts, all segments are planned, and each truncate begins a run."""
-    runs = plan_runs(given_segments, keeping=range(4))
+    runs = plan_runs(given_segments, keep_truncated=range(4))
     assert sorted(s.first_ord for r in runs for s in r.segments) == sorted(
         s.first_ord for s in given_segments
     )

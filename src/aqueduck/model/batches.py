@@ -93,10 +93,10 @@ class FoldTask:
         return cls(**values)
 
 
-def plan_runs(segments: Iterable[SegmentRef], *, keeping: Collection[int] = ()) -> list[Run]:
+def plan_runs(segments: Iterable[SegmentRef], *, keep_truncated: Collection[int] = ()) -> list[Run]:
     """
     The runs of a batch, table by table; changes before a truncate are left out, except for the tables in
-    `keeping`.
+    `keep_truncated`.
     """
     tables: dict[int, list[SegmentRef]] = {}
     for segment in segments:
@@ -104,7 +104,7 @@ def plan_runs(segments: Iterable[SegmentRef], *, keeping: Collection[int] = ()) 
     runs: list[Run] = []
     for oid, own in tables.items():
         ordered = sorted(own, key=lambda s: s.first_ord)
-        runs += _table_runs(oid, ordered if oid in keeping else _from_last_truncate(ordered))
+        runs += _table_runs(oid, ordered if oid in keep_truncated else _from_last_truncate(ordered))
     return runs
 
 
@@ -131,13 +131,13 @@ def _same_version(one: SegmentRef, other: SegmentRef) -> bool:
 def plan_fold_tasks(
     segments: Iterable[SegmentRef],
     *,
-    keeping: Collection[int] = (),
+    keep_truncated: Collection[int] = (),
     direct_bytes_max: int = DIRECT_BYTES_MAX,
     task_bytes: int = TASK_BYTES,
 ) -> list[FoldTask]:
-    """The fold tasks of a batch; `keeping` as in `plan_runs`."""
+    """The fold tasks of a batch; `keep_truncated` as in `plan_runs`."""
     tasks: list[FoldTask] = []
-    for run in plan_runs(segments, keeping=keeping):
+    for run in plan_runs(segments, keep_truncated=keep_truncated):
         if run.bytes <= direct_bytes_max:
             tasks.append(_task(run, run.segments, direct=True))
         elif run.insert_only:

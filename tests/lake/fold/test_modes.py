@@ -137,9 +137,9 @@ class Target:
                 ]
                 segments += stage(self.directory, changes, self.ord, self.table)
                 self.ord += 3 * len(changes) + 10
-        keeping = list(self.states) if self.mode.keeps else []
+        keep_truncated = list(self.states) if self.mode.keeps else []
         sizes = {"direct_bytes_max": -1, "task_bytes": 200} if tasks else {"direct_bytes_max": 1 << 40}
-        units = plan_fold_tasks(segments, keeping=keeping, **sizes)
+        units = plan_fold_tasks(segments, keep_truncated=keep_truncated, **sizes)
         number = self.table.oid
         writer = FoldTaskWriter(
             self.group, f"r{self.ord}", self.session.config.data_path, str(self.directory / "scratch"),

@@ -84,7 +84,7 @@ def test_rows_around_a_truncate_stay_on_their_side(stage: Stage) -> None:
     (unit,) = plan_fold_tasks(cut.segments)
     assert unit.truncate is not None
     assert [s.first_ord for s in unit.segments] == [3, 4]
-    kept = plan_fold_tasks(cut.segments, keeping=[unit.table_oid])
+    kept = plan_fold_tasks(cut.segments, keep_truncated=[unit.table_oid])
     assert [[s.first_ord for s in u.segments] for u in kept] == [[1, 2], [3, 4]]
 
 

@@ -126,10 +126,10 @@ class World:
         cuts = self.stage.between(self.position, 1 << 62)
         if cuts:
             segments = (s for c in cuts for s in c.segments)
-            keeping = [self.oid] if self.mode.keeps else []
+            keep_truncated = [self.oid] if self.mode.keeps else []
             tasks: FoldedTasks = [
                 (task, LeftToDriver.SMALL)
-                for task in plan_fold_tasks(segments, keeping=keeping, direct_bytes_max=1 << 40)
+                for task in plan_fold_tasks(segments, keep_truncated=keep_truncated, direct_bytes_max=1 << 40)
             ]
             parked = copy_to_parking(
                 self.config.data_path, "g", str(cuts[-1].position), segments_to_park(tasks, self.states)

@@ -94,7 +94,7 @@ def replay_parked(
     current = ready.schema
     shown = visibility or Visibility(ready.copy_position)
     left = [segment for segment in parked if not shown.shows_all(segment)]
-    for run in plan_runs(left, keeping=[ready.oid] if ready.mode.keeps else ()):
+    for run in plan_runs(left, keep_truncated=[ready.oid] if ready.mode.keeps else ()):
         plan = RunPlan(columns_of(run.segments[0]), run.segments)
         current = apply_run(
             session,

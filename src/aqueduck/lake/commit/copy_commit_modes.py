@@ -128,7 +128,7 @@ def _write_parked(
         f"select coalesce(max(_commit_lsn), 0) from {lake_table(state.target)} as t"
         f" where {own_rows(state.mode)} and _op in ('copy', 'resync')"
     )
-    for run in plan_runs(parked, keeping=[state.oid]):
+    for run in plan_runs(parked, keep_truncated=[state.oid]):
         plan = RunPlan(columns_of(run.segments[0]), run.segments)
         if state.schema is not None and other_rules(state.schema, plan.schema):
             continue  # staged under other options, which may have let more data through

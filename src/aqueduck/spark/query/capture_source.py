@@ -100,14 +100,14 @@ class CaptureReader(SlotReader["Stage"]):
         if not cuts:
             return []
         segments = [segment for cut in cuts for segment in cut.segments]
-        tasks = plan_fold_tasks(segments, keeping=self._keeping(segments))
+        tasks = plan_fold_tasks(segments, keep_truncated=self._keep_truncated(segments))
         position, time_us = cuts[-1].position, cuts[-1].time_us
         return [
             FoldPartition(position, time_us, tuple(task.to_json() for task in shared))
             for shared in share_tasks(tasks, self._settings.fold_concurrency)
         ]
 
-    def _keeping(self, segments: Sequence[SegmentRef]) -> set[int]:
+    def _keep_truncated(self, segments: Sequence[SegmentRef]) -> set[int]:
         """Tables whose changes are kept even if a truncate follows."""
         if not any(segment.kind == "truncate" for segment in segments):
             return set()
