@@ -82,7 +82,7 @@ def killed(expression: str) -> set[tuple[str, str]]:
 
 
 def test_ci_kills_at_every_fault_point() -> None:
-    """Whoever adds a durable step adds the kill there; a point that several flows pass, one for each."""
+    """Each durable step has a test that kills the process there; a step of several flows has one for each flow."""
     assert f"make {' '.join(TARGETS)}\n" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     passed = {
         (flow, point)

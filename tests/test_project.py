@@ -265,7 +265,7 @@ def test_no_class_overrides_a_private_method() -> None:
 
 
 def test_every_error_code_has_its_heading() -> None:
-    """Whoever meets a code finds what it means and what to do."""
+    """Every error code is documented: what it means and what to do."""
     assert sorted(headings("errors.md")) == sorted(error_codes())
 
 
@@ -297,7 +297,7 @@ def test_every_target_explains_itself() -> None:
 
 
 def test_ci_runs_what_a_person_runs() -> None:
-    """Whoever runs both targets here knows what CI will say."""
+    """CI runs exactly the two targets that a person can run."""
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & 0o111
     assert "make test test-faults" in script.read_text(encoding="utf-8")
@@ -314,7 +314,7 @@ def test_the_lock_file_names_public_places_only() -> None:
 
 
 def test_every_ignored_lint_rule_has_its_reason() -> None:
-    """Whoever meets an exception can judge whether it still holds."""
+    """Every exception has a reason, so that a reader can judge whether it still applies."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     ignored = re.search(r"^ignore = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
     assert ignored

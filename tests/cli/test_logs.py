@@ -60,7 +60,7 @@ def connects(dsn: str) -> None:
 
 @pytest.mark.parametrize("how", ["console", "json"])
 def test_an_exception_is_its_kind_and_place(how: LogFormat) -> None:
-    """Neither its message nor the local variables of its frames are shown, whoever logs it, or if nobody does."""
+    """Neither its message nor the local variables of its frames are shown, whether it is logged or not."""
     stream = io.StringIO()
     configure_logs(how, stream=stream)
     try:

@@ -488,7 +488,7 @@ def test_a_catalog_is_read_from_a_file(tmp_path: Path) -> None:
 
 
 def test_a_row_of_the_table_names_no_file(tmp_path: Path) -> None:
-    """The attack: whoever writes the table had a file of the host read."""
+    """The attack: a user who could write the table could have a file of the host read."""
     (tmp_path / "secret").write_text("geheim")
     config = parse({**SMALLEST, "destinations_table": "tenants"})
     roster = Roster(config, {}, lambda values: list(values))

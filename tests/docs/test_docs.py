@@ -131,7 +131,7 @@ def problem_of(line: str) -> str | None:
 
 
 def test_commands_in_the_documents_exist_with_their_options() -> None:
-    """Whoever copies a command line is not told that it makes no sense."""
+    """Every command line in the documents is valid."""
     lines = list(command_lines())
     assert len(lines) > 60
     problems = [f"{where}: {line}: {problem}" for where, line in lines if (problem := problem_of(line))]

@@ -157,7 +157,7 @@ def test_a_query_on_postgres_cdc_ends_at_a_gap(
 def test_a_slot_that_is_made_again_between_two_polls_is_found(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hazard 10: whoever polls connects again without a new start, and looks at the slot before it reads."""
+    """Hazard 10: an SQL reader reconnects without a restart of the flow, and checks the slot before it reads."""
     monkeypatch.setattr(capture, "POLL_RETRY_SECONDS", 2.0)
     flow.source = {"capture": "poll"}
     service = flow.service()

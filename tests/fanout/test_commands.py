@@ -199,7 +199,7 @@ def test_check_and_verify_in_an_object_store(s3: S3, tmp_path: Path, fan: Fan) -
 
 @pytest.mark.slow
 def test_maintenance_knows_the_cursors_of_listed_destinations(fan: Fan, tmp_path: Path) -> None:
-    """P-F16: lake snapshots that a destination of the table still needs are known to whoever expires them."""
+    """P-F16: expiry knows the lake snapshots that a destination of the table still needs."""
     place = fan.place("three")
     fan.change(
         "create table lake.tenants (id varchar, routing_value varchar, catalog varchar, data_path varchar)",

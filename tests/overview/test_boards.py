@@ -115,7 +115,7 @@ def test_an_alert_is_about_metrics_that_exist_and_says_what_to_do(rule: dict[str
 
 
 def test_an_alert_names_boards_that_exist() -> None:
-    """Whoever is told to look at a board finds it under that title."""
+    """Every board that the documents mention exists under that title."""
     titles = {json.loads(path.read_text())["title"] for path in BOARDS}
     named = set(re.findall(r'the board "([^"]+)"', str(ALERTS)))
     assert named

@@ -21,7 +21,7 @@ def test_an_error_that_stays_is_one_recent_error() -> None:
 
 
 def test_an_error_that_comes_back_is_a_new_one() -> None:
-    """Whoever looks at the recent errors sees that it happened twice, the newest first."""
+    """An error that happened twice is listed twice among the recent errors, the newest first."""
     problems = Problems("sync")
     first = problems.see(BROKEN, group="default")
     assert problems.see(None, group="default") is None

@@ -176,7 +176,7 @@ def part(directory: Path, number: int) -> EventPart:
 
 @pytest.mark.parametrize("kind", ["postgres", pytest.param("ducklake", marks=pytest.mark.slow)])
 def test_a_second_writer_of_the_slot_is_refused(db: Database, tmp_path: Path, kind: str) -> None:
-    """P-E03: whoever lost the slot's lock without noticing does not deliver what the other one has delivered."""
+    """P-E03: a service that lost the slot's lock without noticing does not deliver events that its successor delivered."""
     table = TableName("log", "events")
     lake = LakeConfig(catalog=f"sqlite:{tmp_path / 'l.sqlite'}", data_path=str(tmp_path / "d"))
 

@@ -72,7 +72,7 @@ def test_a_directory_that_was_open_is_closed(tmp_path: Path) -> None:
 
 
 def test_a_link_in_the_place_of_a_directory_is_refused(tmp_path: Path) -> None:
-    """The attack: whoever made the predictable path first chose where spilled rows go."""
+    """The attack: a user who created the predictable path first chose where spilled rows were written."""
     (tmp_path / "theirs").mkdir()
     (tmp_path / "spill").symlink_to(tmp_path / "theirs")
     with pytest.raises(ConfigError, match="a link or belongs to another user"):

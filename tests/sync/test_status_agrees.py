@@ -1,4 +1,4 @@
-"""Whoever asks gets the same answer: SQL, the command line, the API, the page, the metrics and the probe of readiness."""
+"""SQL, the command line, the API, the page, the metrics and the readiness probe show the same status."""
 
 from __future__ import annotations
 

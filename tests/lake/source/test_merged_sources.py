@@ -112,7 +112,7 @@ def test_batches_are_limited_by_the_rows_of_each_lake_snapshot(fan: Fan) -> None
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_a_plan_that_is_split_or_overtaken_by_a_merge_dates_removals(fan: Fan, parts: int) -> None:
-    """P-T03: each removal has its lake snapshot, whoever reads it, also where files are merged before they do."""
+    """P-T03: every reader gets each removal with its lake snapshot, even if files were merged before the read."""
     start = fan.latest()
     fan.change("insert into lake.t values (200, 'quack', 0)", "insert into lake.t values (201, 'quack', 0)")
     fan.change(*AFTERWARDS)

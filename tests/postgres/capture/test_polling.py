@@ -224,7 +224,7 @@ def test_a_slot_that_cannot_be_moved_all_the_way_is_moved_again(db: Database) ->
 def test_a_lost_connection_is_made_again(
     db: Database, watch: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P-E09: whoever polls waits a little and goes on where it was; nothing is missing or doubled."""
+    """P-E09: an SQL reader waits briefly and continues where it was; no change is missing or doubled."""
     monkeypatch.setattr("aqueduck.postgres.capture.capture.POLL_RETRY_SECONDS", 0.2)
     make_tables(db)
     watched = watch(db, slot="polled", settings=READERS["poll"])

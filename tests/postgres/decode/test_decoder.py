@@ -375,7 +375,7 @@ def test_a_mutated_stream_only_ever_raises_protocol_error(data: st.DataObject) -
     [(None, [4]), (0, [0, 1, 2, 3, 4]), (1, [0, 2, 3, 4]), (4, [2, 4]), (5, [3, 4]), (100, [4])],
 )
 def test_commits_are_told_after_so_many_rows_and_at_the_end(step: int | None, chosen: list[int]) -> None:
-    """Whoever cuts at commits gets one as soon as there are `step` rows, and always the last."""
+    """A decoder that cuts at commits returns one as soon as there are `step` rows, and always the last."""
     choice = last_commit if step is None else commit_after(step)
     rows = np.array(
         [12, 12, 14, 15, 15]

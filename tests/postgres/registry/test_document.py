@@ -46,7 +46,7 @@ def test_every_function_is_documented_with_its_arguments_and_an_example(conn: Co
 
 
 def test_every_column_of_the_status_is_documented(conn: Connection) -> None:
-    """P-S27: whoever reads a column finds what it means."""
+    """P-S27: every column has a comment that says what it means."""
     sections = document_sections()
     for function in ("status", "groups"):
         columns = set(conn.execute(f"select * from aqueduck.{function}()".encode()).description or ())

@@ -118,7 +118,7 @@ def mallory(any_db: Database) -> Iterator[str]:
 
 
 def test_a_role_without_rights_keeps_no_service_out(any_db: Database, mallory: str) -> None:
-    """The attack: whoever may connect can take the number of a group's lock; the service starts and says who did."""
+    """The attack: any role that can connect can take a group's lock number; the service starts anyway and names that role."""
     with any_db.connect(mallory) as stranger, connect(any_db.dsn) as first, connect(any_db.dsn) as second:
         stranger.execute(
             "select pg_advisory_lock(%s), pg_advisory_lock(%s)", (lock_key("g"), lock_key("g") ^ 1)

@@ -227,7 +227,7 @@ def test_a_table_that_was_created_again_is_copied_again(any_db: Database, conn: 
 
 
 def test_adding_a_table_that_was_created_again_is_consent(any_db: Database, conn: Connection) -> None:
-    """The file, read at each start, only finds the new table; whoever adds it wants its rows, also once the service knows of it."""
+    """The file, read at each start, is no consent; adding the table by SQL is, and copies it even if the service knows it."""
     arguments = {"source": "a", "group_name": "g"}
     config = config_of({"name": "g", "names": ["a"]})
     reconcile_file(conn, config)

@@ -72,7 +72,7 @@ def test_what_looks_odd_and_is_text_is_taken(db: Database) -> None:
 def test_gssapi_encryption_is_refused_instead_of_left_out(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever requires encryption does not get a connection in clear."""
+    """A connection string that requires encryption gets no unencrypted connection."""
     for open_it in (connect, connect_wire):
         with pytest.raises(ConfigError, match="gssencmode"):
             open_it(f"{db.dsn} gssencmode=require")

@@ -49,7 +49,7 @@ def segment(rows: int, *, at: int = 1) -> SegmentRef:
 
 
 def test_a_state_is_changed_under_the_commit_lock_only(book: TableBook) -> None:
-    """Whoever forgets the lock is stopped before a batch and a copy overwrite each other's states."""
+    """Without the lock, a call fails before a batch and a copy can overwrite each other's states."""
     with pytest.raises(AssertionError, match="commit lock"):
         book.await_copy(1)
     assert book.states[1] == READY
