@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aqueduck.lake.target.apply import ensure_target
-from aqueduck.lake.target.evolve import Step, evolve, plan_changes, same_columns, widen, wider_columns
+from aqueduck.lake.target.evolve import ColumnChange, evolve, plan_changes, same_columns, widen, wider_columns
 from aqueduck.model.columns.column_numbers import UNCLEAR
 from aqueduck.model.columns.typemap import lake_type
 from aqueduck.model.errors import ResyncNeededError
@@ -150,20 +150,22 @@ def test_a_column_is_not_dropped_where_it_was_added(lake: Lake) -> None:
     session = lake.session
     with session.transaction():
         ensure_target(session, TARGET, schema(ID))
-    add = Step("add", col("a", INT4, 2))
-    rename = Step("rename", col("b", INT4, 2), "a")
+    add = ColumnChange("add", col("a", INT4, 2))
+    rename = ColumnChange("rename", col("b", INT4, 2), "a")
     for made, last in (([add], "a"), ([add, rename], "b")):
         with session.transaction():
             evolve(session, TARGET, made)
             with pytest.raises(ResyncNeededError, match="added and dropped again"):
-                evolve(session, TARGET, [Step("drop", col(last, INT4, 2))])
+                evolve(session, TARGET, [ColumnChange("drop", col(last, INT4, 2))])
             session.execute("rollback; begin")
     assert lake.read("select count(*) from lake.main.t") == [(0,)]
     with session.transaction():
         evolve(session, TARGET, [add])
     with session.transaction():
         evolve(
-            session, TARGET, [Step("drop", col("a", INT4, 2)), Step("add", col("c", INT4, 3, missing="9"))]
+            session,
+            TARGET,
+            [ColumnChange("drop", col("a", INT4, 2)), ColumnChange("add", col("c", INT4, 3, missing="9"))],
         )
     session.execute("insert into lake.main.t by name select 1 as id, 8 as c")
     assert lake.read("from lake.main.t") == [(1, 8)]
