@@ -29,6 +29,7 @@ __all__ = [
     "LET_SCRAM",
     "SERVER_END",
     "SET_LOCAL_GUARDS",
+    "end_options",
     "guard_session",
     "login_demands",
     "server_end",
@@ -57,6 +58,16 @@ SERVER_END: Mapping[str, str] = {
 def server_end(options: str) -> dict[str, str]:
     """Keepalive settings for the server's end, except those that the connection's own `options` set."""
     return {name: value for name, value in SERVER_END.items() if name not in options}
+
+
+def end_options(options: str) -> list[str]:
+    """
+    The same as `options` of a connection's start.
+
+    Not every system can check for a client during a statement, and a server that cannot would refuse the connection.
+    """
+    ends = server_end(options).items()
+    return [f"-c {name}={value}" for name, value in ends if name != "client_connection_check_interval"]
 
 
 LET_SCRAM = (
@@ -119,6 +130,11 @@ def _set_end(name: str, value: str) -> str:
     return f"case when pg_catalog.version() operator(pg_catalog.~~) '%linux%' then {statement} end"
 
 
-def with_search_path(options: object = None) -> str:
-    """Libpq's `options` with the search path appended, for DuckDB, which opens its own connections."""
-    return f"{options or ''} -c search_path={GUARDS['search_path']}".strip()
+def with_search_path(options: object = None, *, ends: bool = True) -> str:
+    """
+    Libpq's `options` with the search path appended, for DuckDB, which opens its own connections; with `ends`,
+    keepalives of the server's end too.
+    """
+    given = str(options or "")
+    kept = end_options(given) if ends else []
+    return " ".join((given, *kept, f"-c search_path={GUARDS['search_path']}")).strip()

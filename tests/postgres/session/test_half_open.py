@@ -7,13 +7,16 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psycopg
 import pytest
 
+from aqueduck.config.sync import LakeConfig
 from aqueduck.lab.embedded import EmbeddedPostgres
+from aqueduck.lake.session.catalog import catalog_place, open_lake
 from aqueduck.model.connections import CLIENT_END, SERVER_END
 from aqueduck.model.errors import ConnectionLostError, ServiceLockedError
 from aqueduck.postgres.capture.capture import Silence
@@ -53,6 +56,20 @@ def test_both_ends_of_every_connection_have_a_bound(db: Database) -> None:
     found = [walsender.exec_(f"show {name}".encode()).get_value(0, 0) for name in SERVER_END]
     assert [(v or b"").decode() for v in found] == [*list(wanted.values())[:-1], "0"]
     walsender.finish()
+
+
+def test_both_ends_of_a_lakes_catalog_have_a_bound(db: Database, tmp_path: Path) -> None:
+    """P-T06: DuckDB connects to a catalog in PostgreSQL by itself; what a vanished service held there is free as well."""
+    catalog = f"postgres:{db.dsn} options='-c tcp_keepalives_idle=66'"
+    lake = open_lake(LakeConfig(catalog=catalog, data_path=str(tmp_path)))
+    try:
+        names = ", ".join(f"current_setting(''{name}'') as {name}" for name in SERVER_END)
+        found = lake.execute(f"from postgres_query('__ducklake_metadata_lake', 'select {names}')")
+        assert found == [("66", "3", "3", "20000", "0")]
+        given = catalog_place(catalog)
+        assert [name for name, value in CLIENT_END.items() if f"{name}={value}" not in given] == []
+    finally:
+        lake.close()
 
 
 def test_what_the_connection_string_says_wins(db: Database) -> None:

@@ -266,16 +266,20 @@ def _attach_statement(cfg: LakeConfig, read_only: bool) -> Callable[[str], str]:
 
 def attach(execute: Callable[[str], object], catalog: str, statement: Callable[[str], str]) -> None:
     """
-    Attach a lake by `statement`, with a search path that keeps a PostgreSQL catalog from calling functions of users.
+    Attach a lake by `statement`, with a search path that keeps a PostgreSQL catalog from calling functions of users,
+    and with keepalives that make its server notice when we are gone.
 
-    If a pooler refuses to set the search path, the one of the role applies.
+    What a pooler refuses to set is left out: the search path of the role applies, and the pooler's keepalives.
     """
-    try:
-        execute(statement(catalog_place(catalog, guarded=True)))
-    except duckdb.Error as exc:
-        if "startup parameter" not in str(exc):
-            raise
-        execute(statement(catalog_place(catalog)))
+    for place in (catalog_place(catalog, guarded=True), catalog_place(catalog, guarded=True, ends=False)):
+        try:
+            execute(statement(place))
+        except duckdb.Error as exc:
+            if "startup parameter" not in str(exc):
+                raise
+        else:
+            return
+    execute(statement(catalog_place(catalog)))
 
 
 def access_options(kind: str, *, read_only: bool) -> list[str]:
@@ -305,12 +309,15 @@ def extensions_for(kind: str) -> list[str]:
     return ["ducklake", *([_SCANNERS[kind]] if kind in _SCANNERS else [])]
 
 
-def catalog_place(catalog: str, *, guarded: bool = False) -> str:
-    """The catalog in DuckLake's notation; with `guarded`, the search path has only the server's own functions."""
+def catalog_place(catalog: str, *, guarded: bool = False, ends: bool = True) -> str:
+    """
+    The catalog in DuckLake's notation; with `guarded`, the search path has only the server's own functions, and
+    with `ends` too, the server's end of the connection has keepalives.
+    """
     if catalog_kind(catalog) != "postgres":
         return catalog
     parts = catalog_settings(catalog)
-    guard = {"options": with_search_path(parts.get("options"))} if guarded else {}
+    guard = {"options": with_search_path(parts.get("options"), ends=ends)} if guarded else {}
     return "postgres:" + make_conninfo("", **{**CLIENT_END, **login_demands(parts), **parts, **guard})
 
 

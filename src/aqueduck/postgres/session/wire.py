@@ -20,7 +20,7 @@ import numpy as np
 from psycopg import OperationalError, pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from aqueduck.model.connections import CLIENT_END, GUARDS, guard_session, login_demands, server_end
+from aqueduck.model.connections import CLIENT_END, GUARDS, end_options, guard_session, login_demands
 from aqueduck.model.errors import AqueduckError, ConnectionLostError, ProtocolError
 from aqueduck.model.schema import lsn_text
 from aqueduck.postgres.decode.pgoutput import PG_EPOCH_US, Bytes
@@ -87,9 +87,7 @@ class ReplicationStream(Protocol):
 def connect_replication(dsn: str) -> pq.abc.PGconn:
     """A connection that speaks the replication protocol, and writes values in our format."""
     given = options_of(conninfo_to_dict(dsn)).strip()
-    # A walsender checks for its client on its own, and not every system supports the other way.
-    ends = (f"-c {n}={v}" for n, v in server_end(given).items() if n != "client_connection_check_interval")
-    options = " ".join((given, *ends, OUTPUT_OPTIONS)).strip()
+    options = " ".join((given, *end_options(given), OUTPUT_OPTIONS)).strip()
     return _connect(dsn, replication="database", options=options)
 
 
