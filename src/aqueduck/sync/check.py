@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from aqueduck.config.sync import GroupConfig, SyncConfig, TableConfig
 from aqueduck.lake.ledger.progress import read_position
@@ -56,7 +56,7 @@ from aqueduck.service.check_server import (
     server_checks,
 )
 from aqueduck.service.check_spark import spark_checks
-from aqueduck.sync.control import wanted_groups
+from aqueduck.sync.control import Wanted, wanted_groups
 from aqueduck.sync.publishing import Owned, owned_parts
 from aqueduck.sync.slot_history import lost_slot
 from aqueduck.sync.tables.prepare_tables import PreparedTable, check_prepared
@@ -87,7 +87,6 @@ def run_checks(config: SyncConfig) -> list[CheckResult]:
 
 
 def _source_checks(config: SyncConfig, lake: LakeSession | None) -> Iterator[CheckResult]:
-    captures = {group.capture for group in config.groups}
     with contextlib.ExitStack() as stack:
         try:
             conn = stack.enter_context(connect(config.source.dsn))
@@ -95,26 +94,39 @@ def _source_checks(config: SyncConfig, lake: LakeSession | None) -> Iterator[Che
         except AqueduckError as exc:
             yield refused("connection", exc)
             return
+        wanted = wanted_groups(conn, config)
+        groups = [each.group for each in wanted]
+        captures = {group.capture for group in groups}
         yield from server_checks(server, config.source.dsn, captures)
         yield encryption_of(conn)
-        yield result_of("free slots", _check_slots, conn, server, config)
+        yield result_of("free slots", _check_slots, conn, server, groups)
         if captures != {"poll"}:
-            yield result_of("free walsenders", _check_walsenders, conn, server, config)
+            yield result_of("free walsenders", _check_walsenders, conn, server, groups)
         yield result_of("pooler", check_pooler, conn, captures)
         yield _registry_check(conn)
-        for group in wanted_groups(conn, config):
-            yield from _group_checks(conn, server, config, group, lake)
+        for each in wanted:
+            yield from _row_checks(each)
+            if each.problem is None or each.group.name in {group.name for group in config.groups}:
+                yield from _group_checks(conn, server, config, each.group, lake)
 
 
-def _check_slots(conn: Connection, server: ServerInfo, config: SyncConfig) -> str:
-    missing = [group for group in config.groups if slot_info(conn, group.slot_name) is None]
+def _row_checks(wanted: Wanted) -> Iterator[CheckResult]:
+    """Rows of the registry that a start cannot use."""
+    if wanted.problem is not None:
+        yield refused(f"registry of the group {wanted.group.name}", wanted.problem)
+    for source, error in wanted.unusable.items():
+        yield refused(f"table {source}", error)
+
+
+def _check_slots(conn: Connection, server: ServerInfo, wanted: Sequence[GroupConfig]) -> str:
+    missing = [group for group in wanted if slot_info(conn, group.slot_name) is None]
     copies = any(_copies(group) and group.capture != "poll" for group in missing)
     needed = len(missing) + (COPY_CONNECTIONS if copies else 0)
     return _within("slots", needed, server.slots_used, server.max_replication_slots, RAISE_SLOTS)
 
 
-def _check_walsenders(conn: Connection, server: ServerInfo, config: SyncConfig) -> str:
-    groups = [group for group in config.groups if group.capture != "poll"]
+def _check_walsenders(conn: Connection, server: ServerInfo, wanted: Sequence[GroupConfig]) -> str:
+    groups = [group for group in wanted if group.capture != "poll"]
     slots = [slot_info(conn, group.slot_name) for group in groups]
     needed = sum(slot is None or not slot.active for slot in slots)
     needed += COPY_CONNECTIONS if any(map(_copies, groups)) else 0

@@ -111,18 +111,23 @@ class Wanted:
         return any(not r.removed and (r.source, r.target, r.table_mode) == same for r in self.rows.values())
 
     @property
+    def unusable(self) -> dict[str, ConfigError]:
+        """Why this version cannot sync a table, by source name, as far as its row alone shows."""
+        live = ((name, row) for name, row in self.rows.items() if not row.removed)
+        return {name: why for name, row in live if (why := _why_refused(row)) is not None}
+
+    @property
     def refused(self) -> list[TableObservation]:
-        """Tables that this version cannot sync, with the errors to show in the registry."""
+        """The same tables, with the errors to show in the registry."""
         return [
             replace(
-                row.observed,
+                self.rows[name].observed,
                 state=SyncState.ERRORED,
                 error_code=ConfigError.code,
                 error_class=ErrorClass.CONFIGURATION,
                 error_message=str(why),
             )
-            for row in self.rows.values()
-            if not row.removed and (why := _why_refused(row)) is not None
+            for name, why in self.unusable.items()
         ]
 
     @property
@@ -265,21 +270,38 @@ def _open_registry(config: SyncConfig, conn: psycopg.Connection[Any]) -> Control
     return RegistryControl(config, conn, listens)
 
 
-def wanted_groups(conn: psycopg.Connection[Any], config: SyncConfig) -> list[GroupConfig]:
-    """The file's groups, plus the tables and groups that only the registry has; for read-only callers."""
+def wanted_groups(conn: psycopg.Connection[Any], config: SyncConfig) -> list[Wanted]:
+    """
+    What a start would find: the file's groups, plus the tables and groups that SQL made; for read-only callers.
+
+    What only an earlier version of the file made is left out, because a start removes it.
+    """
     try:
         rows = registry.read_desired(conn, lake=config.lake.data_path)
     except AqueduckError:  # there is none, or the role may not read it
-        return list(config.groups)
+        return [Wanted(group) for group in config.groups]
     live = (row for row in rows if row.lake is not None and row.enabled and not row.removed)
-    more = {row.name: _wanted(row, []).group for row in live}
+    by_sql = {
+        row.name: _wanted(_without_the_file(row), []) for row in live if not _left_the_file(row, config)
+    }
     groups = []
     for group in config.groups:
         known = {table.source_table for table in group.tables}
-        found = more.pop(group.name, None)
-        extra = [] if found is None else [t for t in found.tables if t.source_table not in known]
-        groups.append(group.model_copy(update={"tables": (*group.tables, *extra)}))
-    return [*groups, *more.values()]
+        found = by_sql.pop(group.name, Wanted(group))
+        extra = [t for t in found.group.tables if t.source_table not in known]
+        tables = (*group.tables, *extra) if found.id is not None else group.tables
+        groups.append(replace(found, group=group.model_copy(update={"tables": tables})))
+    return [*groups, *by_sql.values()]
+
+
+def _without_the_file(row: GroupRow) -> GroupRow:
+    return replace(row, tables=tuple(table for table in row.tables if not table.created_by_file))
+
+
+def _left_the_file(row: GroupRow, config: SyncConfig) -> bool:
+    """Whether a start removes the group."""
+    by_sql = row.problem is not None or _without_the_file(row).tables
+    return row.created_by_file and not by_sql and row.name not in {group.name for group in config.groups}
 
 
 def inline_limits(groups: Iterable[Wanted]) -> dict[TableName, int]:

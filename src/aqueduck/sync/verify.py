@@ -36,6 +36,8 @@ __all__ = ["TableComparison", "verify_tables"]
 ROUNDS = 5
 WAIT_SECONDS = 60.0
 KEYS_SHOWN = 10
+_UNREADABLE = TableName("*", "*")
+"""In place of the tables of a group whose rows in the registry cannot be read: there may be some that the lake lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,9 @@ def _should_be_there(
     """
     if registry.exists(conn):
         for group in registry.read_desired(conn, lake=config.lake.data_path):
+            if group.problem is not None and group.lake is not None and not group.removed:
+                note = f"the registry's rows of the group cannot be read: {group.problem}"
+                yield group.name, _UNREADABLE, _UNREADABLE, note
             for row in group.tables:
                 if group.lake is not None and not group.removed and not row.removed:
                     yield group.name, row.source, row.target, row.observed.error_message
