@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from aqueduck.events import service as events
+from aqueduck.events.overview import EventsOverviews
+from aqueduck.events.service import EventsService
 from aqueduck.model.errors import PublicationError, SlotLostError, UnpublishedError
 from aqueduck.postgres.capture import capture
 from aqueduck.spark.formats import cdc_source
@@ -95,6 +99,71 @@ def test_a_gap_while_the_flow_runs_ends_it(flow: Flow, gap: tuple[str, str]) -> 
     finally:
         service.stop()
     assert isinstance(failures[0], UnpublishedError | PublicationError)
+
+
+@contextlib.contextmanager
+def running(flow: Flow) -> Iterator[EventsService]:
+    """The service in a thread."""
+    service, stopping = flow.service(), threading.Event()
+    service.prepare()
+    service.start()
+    thread = threading.Thread(target=service.supervise, args=(stopping,))
+    thread.start()
+    try:
+        yield service
+    finally:
+        stopping.set()
+        thread.join(60)
+        service.stop()
+
+
+def test_a_catalog_that_cannot_be_read_is_shown_while_events_flow(flow: Flow) -> None:
+    """P-T01: the publication is not watched then, so the picture has an error and the time of the last look."""
+    with running(flow) as service, psycopg.connect(flow.db.server.dsn, autocommit=True) as admin:
+        overviews = EventsOverviews(service)
+
+        def shown() -> str | None:
+            error = overviews.overview().flows[0].error
+            return None if error is None else error.code
+
+        flow.db.execute("insert into o values (2)")
+        wait_until(lambda: flow.count() == 2, "the flow delivers", 60)
+        allow = f'alter database "{flow.db.name}" allow_connections '
+        admin.execute((allow + "false").encode())
+        try:
+            wait_until(lambda: shown() is not None, "it is shown")
+            blind_since = service.seen_at
+            flow.db.execute("insert into o values (3)")
+            wait_until(lambda: flow.count() == 3, "the stream goes on", 60)
+            assert overviews.overview().flows[0].seen_at == blind_since == service.seen_at
+        finally:
+            admin.execute((allow + "true").encode())
+        wait_until(lambda: shown() is None, "it is over")
+        assert service.seen_at > blind_since
+
+
+def test_events_whose_slot_nobody_reads_are_shown_with_an_error(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P-T01: the capture reports what it knew last, so the server is asked whether it still reads."""
+    monkeypatch.setattr("aqueduck.service.probe.STILL_SECONDS", 0.5)
+    service = flow.service()
+    overviews = EventsOverviews(service)
+
+    def shown() -> str | None:
+        service._watch_source()
+        error = overviews.overview().flows[0].groups[0].error
+        return None if error is None else error.code
+
+    try:
+        service.prepare()
+        (service.directory / "capture.json").write_text('{"seen": 1}')  # of a capture that hangs
+        service.status.state = "streaming"
+        wait_until(lambda: shown() == "pg.connection_lost", "it is shown")
+        service.start()
+        wait_until(lambda: shown() is None, "it is read")
+    finally:
+        service.stop()
 
 
 def test_a_flow_that_may_goes_on_over_a_gap(flow: Flow, capsys: pytest.CaptureFixture[str]) -> None:

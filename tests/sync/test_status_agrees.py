@@ -223,3 +223,19 @@ def test_everybody_says_the_same_of_states_on_the_way(
         asker.agree(dict.fromkeys(("public.t", "public.later"), ("CATCHUP", None)))
         hold.unlink()
         asker.agree(dict.fromkeys(("public.t", "public.later"), ("STREAMING", None)))
+
+
+def test_a_lake_that_takes_nothing_is_not_shown_as_streamed_into(
+    db: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P-T01: a commit that hangs stops neither what is shown nor the watches, and its tables are not STREAMING."""
+    monkeypatch.setattr("aqueduck.sync.observe.STILL_SECONDS", 0.5)
+    monkeypatch.setattr("aqueduck.sync.service.WATCH_SECONDS", 0.1)
+    db.execute("create table t (id int primary key)")
+    with asked(db, tmp_path, capsys, monkeypatch, ["public.t"]) as asker:
+        asker.agree({"public.t": ("STREAMING", None)})
+        with asker.service.service.commit_lock:
+            db.execute("insert into t values (1)")
+            asker.agree({"public.t": ("CATCHUP", None)})
+        asker.agree({"public.t": ("STREAMING", None)})
+        asker.service.wait_same("t")

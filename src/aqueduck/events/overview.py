@@ -14,6 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from aqueduck import __version__
 from aqueduck.events.status import FLOW, sink_text
+from aqueduck.model.errors import AqueduckError
 from aqueduck.model.schema import lsn_text
 from aqueduck.overview.problems import Problems
 from aqueduck.overview.processes import SLOW_SECONDS, processes
@@ -52,12 +53,15 @@ class EventsOverviews:
             self._slow_at = time.monotonic()
             self._look_slowly()
         group = self._group()
+        error = self._service.source_error
         flow = FlowOverview(
             name=FLOW,
             kind="events",
             source=self._database,
             target=self._sink,
             groups=(group,),
+            error=self._problems.see(None if error is None else str(error)),
+            seen_at=self._service.seen_at,
             moved_at=datetime.fromtimestamp(status.moved_at, UTC),
         )
         return Overview(
@@ -71,9 +75,12 @@ class EventsOverviews:
 
     def _look_slowly(self) -> None:
         self._processes = tuple(processes())
-        if self._service.status.state == "streaming":  # the source can be reached
-            with connect(self._service.dsn) as conn:
-                slot = slot_info(conn, self._service.config.source.slot_name)
+        if self._service.status.state == "streaming":
+            try:
+                with connect(self._service.dsn) as conn:
+                    slot = slot_info(conn, self._service.config.source.slot_name)
+            except AqueduckError:  # the service's watch reports it
+                slot = None
             self._retained_bytes = None if slot is None else slot.retained_bytes
 
     def _group(self) -> GroupOverview:
@@ -83,6 +90,8 @@ class EventsOverviews:
         seen = max(position, int(report.get("seen", 0)))
         waits, oldest = bool(report.get("pending")), report.get("oldest_us")
         trouble = status.last_error if status.state == "retrying" else report.get("trouble")
+        if trouble is None and service.proof.error is not None:
+            trouble = str(service.proof.error)
         return GroupOverview(
             name=source.slot_name,
             state=status.state,

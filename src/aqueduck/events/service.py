@@ -48,6 +48,7 @@ from aqueduck.overview import metrics
 from aqueduck.postgres.capture.capture_settings import CaptureSettings
 from aqueduck.postgres.capture.events_capture import EventsSettings
 from aqueduck.postgres.session.group_lock import GroupLocks
+from aqueduck.service.probe import Proof, Reading
 from aqueduck.sinks import Sink
 from aqueduck.spark.query.events_query import EventsQuery
 from aqueduck.spark.query.local_events import LocalEventsQuery
@@ -80,6 +81,12 @@ class EventsService:
         self._lock_seen_at = 0.0
         self._watch = EventsWatch(config.source, self.dsn, self.directory)
         self._watched_at = 0.0
+        self.proof = Proof()
+        """What the source's catalog has shown of the slot."""
+        self.seen_at = datetime.now(UTC)
+        """When the source's catalog was last read."""
+        self.source_error: AqueduckError | None = None
+        """Why it cannot be read now."""
         self._bookmarks: BookmarkStore | None = None
         self._sink: Sink | None = None
         self._source: PreparedSource | None = None
@@ -117,6 +124,7 @@ class EventsService:
             self.config.source, self.dsn, known, self.directory / "confirmed", trust_slot=trust_slot
         )
         self._watch.look(self._source.timeline)
+        self.source_error, self.seen_at = None, datetime.now(UTC)
         self._sink.recover(known)
         position = self._source.position
         time_us, events = (known.time_us, known.events) if known is not None else (None, 0)
@@ -147,6 +155,7 @@ class EventsService:
             (self.directory / name).unlink(missing_ok=True)
         self._query = self._make_query()
         self._query.start(self._settings(), once=once)
+        self.proof = Proof()
         self._changed_at = time.monotonic()
         self.status.state = "streaming"
         log.info("events started", slot=self.config.source.slot_name, position=lsn_text(self.position))
@@ -327,7 +336,28 @@ class EventsService:
         try:
             self._watch.look(self._source.timeline)
         except (ConnectionLostError, SourceUnreachableError) as exc:
-            log.warning("the source's catalog cannot be read", error=str(exc))
+            if str(exc) != str(self.source_error):
+                log.warning("the source's catalog cannot be read", error=str(exc))
+            self.source_error = exc
+            return
+        self.source_error, self.seen_at = None, datetime.now(UTC)
+        self._take_proof()
+
+    def _take_proof(self) -> None:
+        """Whether what is shown as streaming streams."""
+        assert self._watch.probe is not None
+        report, source, before = self.report(), self.config.source, self.proof.error
+        waits = not report or bool(report.get("paused")) or bool(report.get("held"))
+        reading = Reading(
+            source.slot_name,
+            int(report.get("seen", 0)),
+            int(report.get("received_bytes", 0)),
+            waits or self.status.state != "streaming",
+            source.capture == "poll",
+        )
+        self.proof.take(self._watch.probe, reading)
+        if self.proof.error is not None and before is None:
+            log.error("events do not stream", error=str(self.proof.error))
 
     def _restart(self) -> bool:
         """Restart from the bookmark; False while an earlier delivery is still running."""

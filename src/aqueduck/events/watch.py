@@ -10,6 +10,7 @@ were temporarily out of a publication. `EventsWatch.look` compares the catalog w
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import structlog
@@ -17,8 +18,10 @@ import structlog
 from aqueduck.config.events import PostgresCdcConfig
 from aqueduck.model.errors import PublicationError, UnpublishedError
 from aqueduck.postgres.publications.published import publication_marks, refuse_unpublished
+from aqueduck.postgres.publications.slots import look_at_slot
 from aqueduck.postgres.session.connection import connect
 from aqueduck.postgres.session.history import slot_mark
+from aqueduck.service.probe import Probe
 from aqueduck.state_files.files import SlotMark, read_report, replace_file, write_slot
 
 __all__ = ["EventsWatch"]
@@ -35,6 +38,8 @@ class EventsWatch:
         self._publication_path = directory / "publication"
         self._slot_path = directory / "slot"
         self._slot: SlotMark | None = None
+        self.probe: Probe | None = None
+        """What the last look saw of the slot and the server."""
 
     def begin_anew(self) -> None:
         """Forget earlier publications: without a bookmark they do not matter."""
@@ -49,6 +54,8 @@ class EventsWatch:
         name, before = self._source.publication_name, read_report(self._publication_path)
         with connect(self._dsn) as conn:
             self._record_slot(slot_mark(conn, self._source.slot_name, timeline))
+            active, flushed = look_at_slot(conn, self._source.slot_name)
+            self.probe = Probe(time.monotonic(), active, flushed)
             try:
                 now = publication_marks(conn, name)
                 refuse_unpublished(conn, name, before, now, self._way_out)

@@ -79,7 +79,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("aqueduck_ready", "gauge", (), "1 while everything that has work moves, as /readyz says."),
     MetricSpec("aqueduck_process_memory_bytes", "gauge", ("process",), "Resident memory of the driver, the JVM and the workers."),
     MetricSpec("aqueduck_process_cpu_seconds_total", "counter", ("process",), "Processor time of the same."),
-    MetricSpec("aqueduck_source_seen_timestamp_seconds", "gauge", ("flow",), "When a sync flow last read the source and its registry."),
+    MetricSpec("aqueduck_source_seen_timestamp_seconds", "gauge", ("flow",), "When a sync or events flow last read its source's catalog."),
     _observed("aqueduck_errors_total", "counter", ("code", "flow", "group"), "Errors by code; docs/errors.md explains each code."),
     _observed("aqueduck_retries_total", "counter", ("flow", "group"), "What was tried again after an error that may pass by itself."),
     # -- capture

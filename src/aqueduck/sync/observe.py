@@ -7,6 +7,7 @@ idle system must not write.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from aqueduck.model.errors import AqueduckError, TableDisabledError
 from aqueduck.model.lifecycle import SyncState, classify
 from aqueduck.overview.verification import NEVER, in_words
 from aqueduck.postgres.registry.registry import GroupObservation, TableObservation, TableRow
+from aqueduck.service.probe import STILL_SECONDS
 from aqueduck.sync.control import Wanted
 from aqueduck.sync.groups.group import GroupRunner
 
@@ -46,6 +48,8 @@ def table_state(runner: GroupRunner, oid: int) -> SyncState:
     reached = max(runner.status.position, runner.status.seen)
     waits = state.copy_position > reached or runner.status.state == "retrying"
     waits = waits or runner.status.held or not runner.status.reading
+    # The lake does not take what waits for it: a commit that hangs, or one very large batch.
+    waits = waits or time.monotonic() - runner.status.moved_at >= STILL_SECONDS
     return SyncState.CATCHUP if waits else SyncState.STREAMING
 
 

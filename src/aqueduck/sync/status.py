@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -77,6 +78,8 @@ class GroupStatus:
     """Whether the capture reads large transactions before they end; false if the server does not support it."""
     queued: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Changes and bytes that wait on disk, by table."""
+    moved_at: float = field(default_factory=time.monotonic)
+    """When the lake's position last moved, or nothing waited for it; by the monotonic clock."""
     reading: bool = False
     """Whether the capture has reported since the query's last start."""
     paused: bool = False

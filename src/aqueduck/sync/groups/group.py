@@ -8,11 +8,12 @@ they are restarted; `observe` computes the state that users see.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -30,6 +31,7 @@ from aqueduck.overview import metrics
 from aqueduck.overview.values import VerifyOverview
 from aqueduck.overview.verification import NEVER
 from aqueduck.postgres.capture.capture_settings import CaptureSettings
+from aqueduck.service.probe import Proof
 from aqueduck.service.tracing import BatchTimes
 from aqueduck.spark.query.copy_job import cancel_copies, run_copy
 from aqueduck.spark.query.sync_query import SyncQuery
@@ -43,11 +45,13 @@ from aqueduck.sync.status import GroupStatus
 from aqueduck.sync.tables.column_versions import ColumnVersions
 from aqueduck.sync.tables.prepare_tables import PreparedTable
 from aqueduck.sync.tables.table_book import TableBook
-from aqueduck.sync.watching.probe import Proof
 
 __all__ = ["GroupRunner"]
 
 log = structlog.get_logger()
+
+LOOK_SECONDS = 0.5
+"""How long a look at the lake waits for a commit."""
 
 
 class GroupRunner:
@@ -78,6 +82,7 @@ class GroupRunner:
         self.failures = 0
         self.retry_at: float | None = None
         """When a failed query is restarted."""
+        self._look_seconds = LOOK_SECONDS
         self.read_to = 0
         """The position that a single run (`--once`) has read to; there may have been nothing to commit."""
         self.on_commit: Callable[[list[str]], None] | None = None
@@ -142,8 +147,10 @@ class GroupRunner:
         self.book.tell_tables()
         self.book.tell_tasks()
         self.copier.start()
+        self._look_seconds = -1 if once else LOOK_SECONDS  # a single run has no later look
         self.query.start(self.settings(self.stored_position()), once=once)
         self.status.state = "streaming"
+        self.status.moved_at = time.monotonic()
         self.retry_at = None
 
     def stored_position(self) -> int:
@@ -217,11 +224,27 @@ class GroupRunner:
         oldest = report.get("oldest_us")
         status.lag_bytes = max(0, status.seen - status.position) if waits else 0
         status.lag_seconds = max(0.0, time.time() - oldest / 1e6) if waits and oldest else 0.0
+        if not (waits and oldest):
+            status.moved_at = time.monotonic()
         return status
 
     def report(self) -> dict[str, Any]:
         """The capture's last report."""
         return read_report(self.directory / "capture.json")
+
+    @contextlib.contextmanager
+    def between_commits(self) -> Iterator[bool]:
+        """
+        Keep commits away for a look at the lake; yields false if one takes longer than a look waits.
+
+        What the service shows and watches must not stop with a commit that hangs.
+        """
+        free = self.commit_lock.acquire(timeout=self._look_seconds)
+        try:
+            yield free
+        finally:
+            if free:
+                self.commit_lock.release()
 
     # -- its tables
 
@@ -262,5 +285,6 @@ class GroupRunner:
         status = self.status
         status.batches += 1
         status.position = position
+        status.moved_at = time.monotonic()
         status.last_commit_at = datetime.now(UTC)
         status.freshness_seconds = max(0.0, time.time() - time_us / 1e6)

@@ -155,8 +155,8 @@ def _names(due: _Due) -> tuple[str, ...]:
 def _follow(runner: GroupRunner, due: _Due) -> bool:
     """Whether the lake has the columns; if not, handle the table as its next row would."""
     state, group = due.state, runner.group
-    with runner.commit_lock:
-        if not runner.book.is_current(state):
+    with runner.between_commits() as free:
+        if not free or not runner.book.is_current(state):
             return False
         try:
             _change(runner, state, due.columns)

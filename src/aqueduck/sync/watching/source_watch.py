@@ -38,11 +38,11 @@ from aqueduck.postgres.session.connection import connect
 from aqueduck.postgres.session.history import slot_mark
 from aqueduck.postgres.session.quoting import identifier
 from aqueduck.postgres.session.server import flushed_position
+from aqueduck.service.probe import Probe, Reading
 from aqueduck.state_files.files import SlotMark, write_slot
 from aqueduck.sync.groups.group import GroupRunner
 from aqueduck.sync.groups.group_tables import leave_table
 from aqueduck.sync.publishing import publish
-from aqueduck.sync.watching.probe import Probe, Reading
 
 __all__ = ["SourceWatch"]
 
@@ -76,10 +76,11 @@ class SourceWatch:
         with connect(dsn) as conn:
             horizon = read_horizon(conn)
             structure = read_structure(conn, tables)
-            with runner.commit_lock:
-                marks = read_marks(runner.lake, runner.group.name) if structure.leaves else {}
+            with runner.between_commits() as free:
+                known = structure.leaves if free else {}  # otherwise the next look compares them
+                marks = read_marks(runner.lake, runner.group.name) if known else {}
             news: dict[int, News] = {}
-            for oid, leaves in structure.leaves.items():
+            for oid, leaves in known.items():
                 if runner.book.is_ready(oid):  # otherwise its copy makes the marks
                     before = marks.get(oid) or marks_of(leaves, 0)
                     news[oid] = self._news(conn, oid, before, leaves)
@@ -88,7 +89,7 @@ class SourceWatch:
             published = published_oids(conn, runner.group.publication)
             active, flushed = look_at_slot(conn, runner.group.slot_name)
         self._record_slot(runner, mark)
-        _take_proof(runner, Probe(time.monotonic(), published, active, flushed))
+        _take_proof(runner, Probe(time.monotonic(), active, flushed))
         _leave_dropped(runner, structure)
         for oid, found in news.items():
             if runner.book.is_ready(oid):

@@ -35,9 +35,11 @@ class TargetWatch:
         """DuckLake's count of table changes at the last look, by group."""
 
     def look(self, runner: GroupRunner) -> None:
-        """Check once; raises if the lake cannot be read."""
+        """Check once; raises if the lake cannot be read.  During a long commit, the next look does it."""
         mended = []
-        with runner.commit_lock:
+        with runner.between_commits() as free:
+            if not free:
+                return
             notice_changes(runner.lake)
             version = runner.lake.memory.schema_version
             if self._versions.get(runner.group.name) == version:

@@ -1,10 +1,10 @@
 """
 Whether a group that reports streaming really streams: the proof behind the state STREAMING.
 
-`SourceWatch` takes a `Probe` of the source's catalog every few seconds. `Proof` compares it with the group's
-capture: its tables are in the publication, its slot is being read, and its position passes an earlier
-position of the server. A condition that fails for `STILL_SECONDS` is an error, and the group's tables are not
-shown as STREAMING; the next successful probe clears it.
+The watch of a flow takes a `Probe` of the source's catalog every few seconds. `Proof` compares it with the
+capture: the slot is being read, and the position passes an earlier position of the server. A condition that
+fails for `STILL_SECONDS` is an error, and the tables of a sync are not shown as STREAMING; the next successful
+probe clears it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ class Probe:
 
     at: float
     """By the monotonic clock."""
-    published: frozenset[int]
-    """The tables that its publication sends, by OID."""
     slot_active: bool
     flushed: int
     """The server's position."""
