@@ -17,6 +17,7 @@ from aqueduck.model.errors import (
     CatalogUnreachableError,
     ConfigError,
     DataPathError,
+    LakeError,
     NoKeyError,
     PrivilegeError,
     SlotConflictError,
@@ -393,13 +394,18 @@ def test_a_file_of_sqlite_without_a_lake_gets_one(pg: EmbeddedPostgres, tmp_path
 
 @pytest.mark.parametrize("version", ["99.0", "0.3"])
 def test_a_catalog_of_another_version_says_which(pg: EmbeddedPostgres, tmp_path: Path, version: str) -> None:
-    """Newer or older: both versions are named."""
+    """P-L04: newer or older, both versions are named; a start refuses it too, and leaves it as it is."""
     config = config_for(pg.dsn, tmp_path, catalog="sqlite:lake.sqlite")
     open_lake(config.lake).close()
     with contextlib.closing(sqlite3.connect(tmp_path / "lake.sqlite")) as file:
         file.execute("update ducklake_metadata set value = ? where key = 'version'", [version])
         file.commit()
+        before = list(file.iterdump())
     assert f"has DuckLake version {version}, but this is DuckLake 1." in failures(config)["catalog"].detail
+    with pytest.raises(LakeError, match=f"has DuckLake version {version}"):
+        open_lake(config.lake)
+    with contextlib.closing(sqlite3.connect(tmp_path / "lake.sqlite")) as file:
+        assert list(file.iterdump()) == before
 
 
 def test_another_data_path_is_told_the_one_of_the_lake(pg: EmbeddedPostgres, tmp_path: Path) -> None:

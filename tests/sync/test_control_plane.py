@@ -30,7 +30,7 @@ def make_tables(db: Database, *names: str) -> None:
 def test_a_restart_of_the_server_keeps_tables_that_were_added_by_sql(
     new_server: Callable[..., EmbeddedPostgres], tmp_path: Path, mode: StopMode
 ) -> None:
-    """P-T02: while the registry is out of reach nobody knows what is wanted, and nothing is removed."""
+    """P-T02, hazard 14: while the registry is out of reach nobody knows what is wanted, and nothing is removed."""
     server = new_server(version=18)
     db = _new_database(server)
     make_tables(db, "customers", "invoices")

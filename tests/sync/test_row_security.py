@@ -54,7 +54,7 @@ def protect(db: Database) -> None:
 def test_check_and_start_refuse_it_with_the_statement_that_helps(
     db: Database, reader: str, tmp_path: Path
 ) -> None:
-    """P-S24: following the printed statement is enough."""
+    """P-T09, hazard 16, P-S24: following the printed statement is enough."""
     protect(db)
     config = small_config(db, tmp_path, {"source": "public.t", "copy": True}, user=reader)
     [refused] = [r for r in run_checks(config) if r.name == "table public.t"]
@@ -69,7 +69,7 @@ def test_check_and_start_refuse_it_with_the_statement_that_helps(
 
 
 def test_an_owner_that_is_not_exempt_gets_both_ways_out(db: Database, reader: str, tmp_path: Path) -> None:
-    """With `force`, policies hold for the owner, too."""
+    """P-T09, hazard 16: with `force`, policies hold for the owner, too."""
     protect(db)
     db.execute(
         f"alter table public.t owner to {identifier(reader)}; alter table public.t force row level security"
@@ -83,7 +83,7 @@ def test_an_owner_that_is_not_exempt_gets_both_ways_out(db: Database, reader: st
 
 
 def test_a_policy_of_a_partition_counts(db: Database, reader: str, tmp_path: Path) -> None:
-    """Copies read partitions one by one, each with its own policies."""
+    """P-T09, hazard 16: copies read partitions one by one, each with its own policies."""
     quoted = identifier(reader)
     db.execute(
         "create table public.p (id int primary key) partition by range (id);"
@@ -97,7 +97,7 @@ def test_a_policy_of_a_partition_counts(db: Database, reader: str, tmp_path: Pat
 
 
 def test_a_policy_that_comes_later_stops_copies_and_verify(db: Database, reader: str, tmp_path: Path) -> None:
-    """Row-level security that is enabled while a service runs: the stream goes on, the next read of the table fails."""
+    """P-T09, hazard 16: row-level security that is enabled while a service runs: the stream goes on, the next read of the table fails."""
     with whole_group(db, tmp_path, {"public.t": {}}, user=reader) as group:
         [result] = group.verify()
         assert (result.verdict, result.source_rows) == ("identical", 1000)
@@ -117,7 +117,7 @@ def test_a_policy_that_comes_later_stops_copies_and_verify(db: Database, reader:
 
 
 def test_a_spark_read_refuses_it_before_any_task(db: Database, reader: str) -> None:
-    """`postgres_table` shares the rule."""
+    """P-T09, hazard 16: `postgres_table` shares the rule."""
     protect(db)
     source = PostgresTableSource({"dsn": db.dsn_for(reader), "table": "public.t"})
     plan = source.reader(source.schema())
@@ -127,7 +127,7 @@ def test_a_spark_read_refuses_it_before_any_task(db: Database, reader: str) -> N
 
 
 def test_sessions_of_ours_are_refused_by_the_server(db: Database, reader: str) -> None:
-    """Where nobody looked first, PostgreSQL itself refuses."""
+    """P-T09, hazard 16: where nobody looked first, PostgreSQL itself refuses."""
     protect(db)
     with connect(db.dsn_for(reader)) as conn, pytest.raises(psycopg.errors.InsufficientPrivilege):
         conn.execute("select * from public.t")

@@ -57,7 +57,7 @@ def entries(directory: Path) -> set[str]:
 def test_an_encrypted_lake_is_refused_before_anything_is_written(
     encrypted: LakeConfig, tmp_path: Path, enter: Callable[[LakeConfig], object]
 ) -> None:
-    """P-L02: every way in that would write files says `lake.encrypted` and leaves the lake as it was; reading works."""
+    """P-T09, P-L02: every way in that would write files says `lake.encrypted` and leaves the lake as it was; reading works."""
     before = entries(tmp_path)
     with pytest.raises(EncryptedLakeError, match="ENCRYPTED"):
         enter(encrypted)
@@ -71,7 +71,7 @@ def test_an_encrypted_lake_is_refused_before_anything_is_written(
 
 
 def test_a_spark_write_into_an_encrypted_lake_is_refused(encrypted: LakeConfig, tmp_path: Path) -> None:
-    """P-L02: the writer of `format("ducklake")` says so before a task runs and before it makes the table."""
+    """P-T09, P-L02: the writer of `format("ducklake")` says so before a task runs and before it makes the table."""
     pool = LakePool(max_open=1, threads=1)
     place = LakePlace(catalog=encrypted.catalog, data_path=encrypted.data_path)
     order = WriteOrder(TableName("main", "new"), "append")
@@ -86,7 +86,7 @@ def test_a_spark_write_into_an_encrypted_lake_is_refused(encrypted: LakeConfig, 
 
 
 def test_check_of_an_events_flow_refuses_an_encrypted_sink(tmp_path: Path) -> None:
-    """P-L02, P-T07: `check` says what `run` will say."""
+    """P-T09, P-L02, P-T07: `check` says what `run` will say."""
     with connect(LakePlace(catalog=f"sqlite:{tmp_path}/l.sqlite", data_path=f"{tmp_path}/l/"), "encrypted"):
         pass
     values = {
@@ -134,7 +134,7 @@ def is_encrypted(file: Path) -> bool:
 
 
 def test_a_fan_out_reads_and_fills_encrypted_lakes(fan: Fan) -> None:
-    """P-L02: an encrypted source is read, an encrypted destination gets encrypted files only, also from upkeep."""
+    """P-T09, P-L02: an encrypted source is read, an encrypted destination gets encrypted files only, also from upkeep."""
     assert all(r.ok for r in run_fanout_checks(config(fan), env={}))
     list(init_fanout(config(fan), env={}))
     fan.poll()

@@ -87,7 +87,7 @@ def differing(fan: Fan, columns: dict[str, str]) -> dict[str, Any]:
 
 
 def test_every_type_arrives_exactly_by_seed_and_by_change(fan: Fan) -> None:
-    """P-F02: extremes and NULLs of every type of a lake are the same at a destination, seeded, inserted, updated, deleted."""
+    """P-T08, P-F02: extremes and NULLs of every type of a lake are the same at a destination, seeded, inserted, updated, deleted."""
     make(fan, COLUMNS)
     for row in range(-1, DEPTH):
         insert(fan, row, "ab"[row % 2], deep(row))
@@ -106,7 +106,7 @@ def test_every_type_arrives_exactly_by_seed_and_by_change(fan: Fan) -> None:
 
 @pytest.mark.parametrize("kind", LOST)
 def test_a_value_that_a_lake_does_not_keep_is_refused_by_column_and_type(small: Fan, kind: str) -> None:
-    """P-F02: a value that DuckLake would write as another one errors the destination with `lake.value`; nothing is written."""
+    """P-T08, P-F02: a value that DuckLake would write as another one errors the destination with `lake.value`; nothing is written."""
     small.keys = ("v",) if kind in COLUMNS.values() and kind != "VARIANT" else ("id",)
     make(small, {"v": kind})
     insert(small, 0, "a", [f"({KEPT[kind][0]})::{kind}" if kind in KEPT else "null"])
@@ -126,7 +126,7 @@ def test_a_value_that_a_lake_does_not_keep_is_refused_by_column_and_type(small: 
 
 
 def test_a_type_of_which_no_file_can_be_written_is_refused_before_anything_is_read(small: Fan) -> None:
-    """P-F02: a table with such a column is refused with `lake.type`, which names column and type."""
+    """P-T08, P-F02: a table with such a column is refused with `lake.type`, which names column and type."""
     for kind in UNWRITABLE:
         small.change("drop table if exists lake.t")
         make(small, {"v": kind})

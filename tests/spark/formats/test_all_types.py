@@ -127,7 +127,7 @@ def written(fan: Fan, frame: DataFrame, table: str, times: int = 1) -> None:
 
 @pytest.mark.spark
 def test_every_type_of_a_lake_is_read_by_spark_and_written_back(fan: Fan, spark: SparkSession) -> None:
-    """P-E10: a table, its changes as a batch and as a stream, copied by Spark, are cell by cell what the lake has."""
+    """P-T08, P-E10: a table, its changes as a batch and as a stream, copied by Spark, are cell by cell what the lake has."""
     table = spark.read.format("ducklake").options(**options(fan.place("source"))).load()
     types = {field.name: field.dataType.simpleString() for field in table.schema}
     assert (types["c0"], types["c31"], types["c32"]) == ("boolean", "variant", "binary")
@@ -145,7 +145,7 @@ def test_every_type_of_a_lake_is_read_by_spark_and_written_back(fan: Fan, spark:
 
 @pytest.mark.spark
 def test_every_type_of_spark_comes_back_from_a_lake_as_itself(tmp_path: Path, spark: SparkSession) -> None:
-    """P-E10: values of each type that Spark writes are read with the same type and value, inlined and from files."""
+    """P-T08, P-E10: values of each type that Spark writes are read with the same type and value, inlined and from files."""
     cells = ", ".join(f"{value} as {name}" for name, value in SPARK_TYPES.items())
     nulls = ", ".join(f"if(id = 1, null, {name}) as {name}" for name in SPARK_TYPES)
     place = LakePlace(catalog=f"sqlite:{tmp_path}/lake.sqlite", data_path=f"{tmp_path}/data/")
@@ -171,7 +171,7 @@ def _plain(frame: DataFrame) -> DataFrame:
 
 @pytest.mark.spark
 def test_a_type_that_a_lake_does_not_keep_is_refused_by_column(tmp_path: Path, spark: SparkSession) -> None:
-    """P-E10: `lake.type` names the column and the type before anything is written."""
+    """P-T08, P-E10: `lake.type` names the column and the type before anything is written."""
     place = LakePlace(catalog=f"sqlite:{tmp_path}/lake.sqlite", data_path=f"{tmp_path}/data/")
     for kind, value in REFUSED.items():
         with pytest.raises(PySparkException) as raised:
@@ -184,7 +184,7 @@ def test_a_type_that_a_lake_does_not_keep_is_refused_by_column(tmp_path: Path, s
 
 @pytest.mark.spark
 def test_a_value_that_a_lake_does_not_keep_is_refused_by_column(fan: Fan, spark: SparkSession) -> None:
-    """P-E10: text that a column's type takes and its files change is refused with `lake.value`, and no row is written."""
+    """P-T08, P-E10: text that a column's type takes and its files change is refused with `lake.value`, and no row is written."""
     con = connect(fan.place("one"))
     con.execute("create table lake.t (id int, v interval)")
     con.close()

@@ -38,7 +38,7 @@ def check_types(schema: StructType) -> None:
 
 
 def test_every_type_of_postgresql_is_read_with_its_type_and_value(db: Database, tmp_path: Path) -> None:
-    """P-E10: `postgres_table` and `postgres_cdc` give each type of the table of types, its extremes and NULL, as the lake has them."""
+    """P-T08, P-E10: `postgres_table` and `postgres_cdc` give each type of the table of types, its extremes and NULL, as in the lake."""
     columns = ", ".join(f"c{i} {kind}" for i, (kind, _, _) in enumerate(CASES))
     db.execute(f"{USER_TYPES}; create table t (id int primary key, {columns})")
     changes = PostgresCdcSource(
