@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -43,6 +46,24 @@ def test_half_open_connections_beyond_the_limit_are_closed(
     for one in held:
         one.close()
     wait_until(lambda: answers(client), "the server answers again", 10)
+
+
+def test_a_process_without_descriptors_serves_again_when_it_has_some(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attack: one refused `accept` (EMFILE) ended the server, and the whole service with it."""
+    accept = socket.socket.accept
+    refused: list[socket.socket] = []
+
+    def refuse_twice(listener: socket.socket) -> tuple[socket.socket, Any]:
+        if len(refused) < 2:
+            refused.append(listener)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", refuse_twice)
+    assert client.get("/healthz").status == 200
+    assert len(refused) == 2
 
 
 def answers(client: Client) -> bool:

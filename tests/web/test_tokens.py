@@ -109,6 +109,18 @@ def test_a_refusal_leaves_a_line(server_of: ServerOf) -> None:
     assert "guessed" not in str(lines)
 
 
+def test_a_wrong_token_at_the_probe_leaves_a_line(server_of: ServerOf) -> None:
+    """The attack: `/readyz` answers everybody, and says more to a right token, so tokens were guessed there without a trace."""
+    client = server_of(host="0.0.0.0", env=ENV, **KEYS)
+    with capture_logs() as lines:
+        assert client.get("/readyz").json["errored"] == []
+        assert client.get("/readyz", token="guessed-by-a-stranger").json["errored"] == []
+        assert client.get("/readyz", token=READING).json["errored"] != []
+    [line] = [line for line in lines if line["event"] == "request refused"]
+    assert (line["client"], line["code"], line["path"]) == ("127.0.0.1", "http.token", "/readyz")
+    assert "guessed" not in str(lines)
+
+
 def test_many_refusals_make_few_lines() -> None:
     """One line each ten seconds for an address, with how many came between; other addresses have their own."""
     clock = [0.0]

@@ -222,9 +222,12 @@ async def healthz(served: Now) -> Response:
 @probes.get("/readyz", summary="Whether everything that has work moves", **_probe(answers.Readiness))
 async def readyz(request: Request, served: Now) -> Response:
     # The status is public; what is stalled is only for those who may read.
-    found, guard = readiness(served), request.app.state.guard
-    if not guard.is_loopback and not guard.accepts(request.headers.get("authorization")):
+    state, authorization = request.app.state, request.headers.get("authorization")
+    found = readiness(served)
+    if not state.guard.is_loopback and not state.guard.accepts(authorization):
         found = answers.Readiness(ready=found.ready, stalled=(), errored=())
+        if authorization is not None:
+            state.audit.refusal(client(request), TokenError.code, request.method, request.url.path)
     return JSONResponse(to_plain(found), 200 if found.ready else 503)
 
 
