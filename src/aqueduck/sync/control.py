@@ -277,8 +277,10 @@ def wanted_groups(conn: psycopg.Connection[Any], config: SyncConfig) -> list[Wan
     What only an earlier version of the file made is left out, because a start removes it.
     """
     try:
+        if not registry.exists(conn):
+            return [Wanted(group) for group in config.groups]
         rows = registry.read_desired(conn, lake=config.lake.data_path)
-    except AqueduckError:  # there is none, or the role may not read it
+    except AqueduckError:  # the role may not read it, or not trust its owner
         return [Wanted(group) for group in config.groups]
     live = (row for row in rows if row.lake is not None and row.enabled and not row.removed)
     by_sql = {

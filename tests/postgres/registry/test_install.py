@@ -15,6 +15,7 @@ from aqueduck.model.errors import (
     SourceQueryError,
 )
 from aqueduck.model.lifecycle import SyncState
+from aqueduck.postgres.publications.ownership import read_ownership
 from aqueduck.postgres.registry import registry_install
 from aqueduck.postgres.registry.registry import (
     TableObservation,
@@ -30,6 +31,8 @@ from aqueduck.postgres.registry.registry import (
     rows_of,
     write_observed,
 )
+from aqueduck.postgres.registry.registry_install import exists
+from aqueduck.postgres.registry.registry_rows import lake_of
 from aqueduck.postgres.session.connection import connect
 from aqueduck.postgres.session.quoting import identifier
 from tests.fix_postgres import Database
@@ -146,6 +149,61 @@ def test_a_schema_of_somebody_else_is_not_filled(any_db: Database, user: str) ->
         assert caught.value.hint is not None
         run_all(any_db, caught.value.hint.partition("or: ")[2])
         assert install(admin)
+
+
+@pytest.fixture
+def squatter(any_db: Database, user: str) -> str:
+    """A role that may create schemas made `aqueduck` first, with views that call a function of hers."""
+    any_db.execute(f"grant create on database {identifier(any_db.name)} to {identifier(user)}")
+    with any_db.connect(user) as conn:
+        conn.execute(
+            "create schema aqueduck; create table aqueduck.settings ();"
+            " create function aqueduck.take() returns text language plpgsql as"
+            " $$ begin insert into aqueduck.trace values (current_user); return 'x'; end $$;"
+            " create table aqueduck.trace (who text);"
+            " create view aqueduck.schema_version as select 1 as version, aqueduck.take() as functions_hash;"
+            " create view aqueduck.sync_groups as select aqueduck.take() as name, aqueduck.take() as lake,"
+            " aqueduck.take() as made_slot, aqueduck.take() as made_publication, false as adopt;"
+            " grant all on schema aqueduck to public; grant all on all tables in schema aqueduck to public"
+        )
+    return user
+
+
+def test_a_schema_that_was_made_first_runs_nothing(any_db: Database, squatter: str) -> None:
+    """The attack: whoever may create schemas had her functions run as the service, or as the superuser at `aqueduck init`."""
+    any_db.execute("drop role if exists victim; create role victim login")
+    try:
+        for dsn in (any_db.dsn, any_db.dsn_for("victim")):
+            with connect(dsn) as conn:
+                for attempt in (check_registry, install):
+                    with pytest.raises(PrivilegeError):
+                        attempt(conn)
+                assert lake_of(conn, "x") is None
+                assert read_ownership(conn, "x") is None
+        assert any_db.query("select * from aqueduck.trace") == []
+    finally:
+        any_db.execute("drop role victim")
+
+
+def test_a_registry_of_an_ordinary_role_is_not_used(any_db: Database, user: str) -> None:
+    """The attack, with a registry that is whole and has triggers: its owner has to be trusted, and a grant says so."""
+    any_db.execute(f"create schema aqueduck authorization {identifier(user)}; drop role if exists victim")
+    any_db.execute("create role victim login")
+    try:
+        with connect(any_db.dsn_for(user)) as conn:
+            install(conn)
+        with any_db.connect(user) as conn:
+            for grant in manage_grants("victim"):
+                conn.execute(grant.encode())
+        with connect(any_db.dsn_for("victim")) as conn:
+            for use in (exists, install):
+                with pytest.raises(PrivilegeError, match=f"belongs to {user}") as caught:
+                    use(conn)
+            assert caught.value.hint is not None
+            any_db.execute(caught.value.hint.partition(": ")[2].partition(";")[0])
+            assert not install(conn)
+    finally:
+        any_db.execute("drop owned by victim; drop role victim")
 
 
 def test_a_service_can_use_a_registry_of_somebody_else(any_db: Database, conn: Connection, user: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import psycopg
 
 from aqueduck.model.errors import PublicationError, SlotConflictError
-from aqueduck.postgres.registry.registry_install import registry_errors
+from aqueduck.postgres.registry.registry_install import may_use_groups, registry_errors
 from aqueduck.postgres.session.quoting import identifier, literal
 
 __all__ = ["Ownership", "noting", "read_ownership", "refuse_foreign_publication", "refuse_foreign_slot"]
@@ -40,11 +40,7 @@ class Ownership:
 def read_ownership(conn: Connection, group: str) -> Ownership | None:
     """Nothing for a group that is not in the registry, or if the role may not read it."""
     with registry_errors(f"look for the group {group}", conn):
-        readable = conn.execute(
-            "select coalesce(has_schema_privilege(to_regnamespace('aqueduck'), 'usage')"
-            " and has_table_privilege(to_regclass('aqueduck.sync_groups'), 'update'), false)"
-        ).fetchone()
-        if readable != (True,):
+        if not may_use_groups(conn, "update"):
             return None
         row = conn.execute(
             "select made_slot, made_publication, adopt from aqueduck.sync_groups where name = %s", (group,)

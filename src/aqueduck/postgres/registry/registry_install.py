@@ -34,6 +34,7 @@ __all__ = [
     "exists",
     "install",
     "manage_grants",
+    "may_use_groups",
     "migrations",
     "monitor_grants",
     "registry_errors",
@@ -87,10 +88,11 @@ class _Found:
     has_schema: bool
     may_use_schema: bool
     """Whether the role may create objects in the schema."""
+    is_superuser: bool
     foreign_owner: str | None
     """
     The schema's owner, if it is neither we nor an administrator: that role could change objects created in
-    it.
+    it, and its functions and triggers would run as us.
     """
     owner: str | None
     """The owner of the tables; `None` if there are none."""
@@ -149,9 +151,23 @@ def check_registry(conn: Connection) -> str:
 
 
 def exists(conn: Connection) -> bool:
-    """Whether the database has a registry, even one that the role may not read."""
+    """Whether the database has a registry, even one that the role may not read; raises for one that it may not trust."""
     with registry_errors("look for the registry", conn):
-        return _look(conn).owner is not None
+        found = _look(conn)
+    if found.owner is not None:
+        _refuse_to_trust(found)
+    return found.owner is not None
+
+
+def may_use_groups(conn: Connection, right: str) -> bool:
+    """Whether there is a registry whose groups the role may `select` or `update`; a view in their place is none."""
+    row = conn.execute(
+        "select has_schema_privilege(n.oid, 'usage') and has_table_privilege(c.oid, %s) from pg_class c"
+        " join pg_namespace n on n.oid = c.relnamespace"
+        " where n.nspname = 'aqueduck' and c.relname = 'sync_groups' and c.relkind = 'r'",
+        (right,),
+    ).fetchone()
+    return row == (True,)
 
 
 def _version_to_upgrade(conn: Connection, found: _Found) -> int | None:
@@ -159,6 +175,7 @@ def _version_to_upgrade(conn: Connection, found: _Found) -> int | None:
     if found.owner is None:
         _refuse_to_create(found)
         return 0
+    _refuse_to_trust(found)
     if not found.may_write:
         raise PrivilegeError(
             f"the role {found.role} may not use the registry, the schema aqueduck in {found.database}",
@@ -182,6 +199,15 @@ def _version_to_upgrade(conn: Connection, found: _Found) -> int | None:
             f"grant {identifier(found.owner)} to {identifier(found.role)}",
         )
     return int(version)
+
+
+def _refuse_to_trust(found: _Found) -> None:
+    if found.foreign_owner is not None and not found.is_superuser:
+        raise PrivilegeError(
+            f"the registry belongs to {found.foreign_owner}, who could have functions run as {found.role}",
+            hint=f"if {found.foreign_owner} is to be trusted with that: "
+            f"grant {identifier(found.foreign_owner)} to {identifier(found.role)}; if not: drop schema aqueduck cascade",
+        )
 
 
 def _refuse_to_create(found: _Found) -> None:
@@ -274,6 +300,7 @@ _LOOK = """
            n.oid is not null as has_schema,
            coalesce(has_schema_privilege(n.oid, 'create') and has_schema_privilege(n.oid, 'usage'), false)
                as may_use_schema,
+           r.rolsuper as is_superuser,
            case when n.nspowner in (d.datdba, r.oid) or o.rolsuper or not r.rolsuper and pg_has_role(n.nspowner, 'usage')
                 then null else o.rolname::text end as foreign_owner,
            pg_get_userbyid(v.relowner)::text as owner,
@@ -285,6 +312,7 @@ _LOOK = """
                from pg_class c where c.relnamespace = n.oid and c.relkind = 'r'), false) as may_write
     from pg_database d join pg_roles r on r.rolname = current_user
     left join pg_namespace n on n.nspname = 'aqueduck' left join pg_roles o on o.oid = n.nspowner
-    left join pg_class v on v.relnamespace = n.oid and v.relname = 'schema_version'
+    -- A view may call functions of its owner as us, a table may not.
+    left join pg_class v on v.relnamespace = n.oid and v.relname = 'schema_version' and v.relkind = 'r'
     where d.datname = current_database()
 """

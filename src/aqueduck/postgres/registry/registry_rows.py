@@ -18,7 +18,7 @@ import psycopg
 from aqueduck.model.lifecycle import ErrorClass, Lifecycle, SyncState
 from aqueduck.model.modes import TableMode
 from aqueduck.model.schema import TableName, lsn_text, parse_lsn
-from aqueduck.postgres.registry.registry_install import change, registry_errors
+from aqueduck.postgres.registry.registry_install import change, may_use_groups, registry_errors
 
 __all__ = [
     "GroupObservation",
@@ -259,11 +259,7 @@ def claim_group(conn: Connection, name: str, lake: str) -> bool:
 def lake_of(conn: Connection, name: str) -> str | None:
     """The lake that a group fills; None if no service has claimed it, or if no registry is readable."""
     with registry_errors(f"look for the group {name}", conn):
-        readable = conn.execute(
-            "select coalesce(has_schema_privilege(to_regnamespace('aqueduck'), 'usage')"
-            " and has_table_privilege(to_regclass('aqueduck.sync_groups'), 'select'), false)"
-        ).fetchone()
-        if readable != (True,):
+        if not may_use_groups(conn, "select"):
             return None
         row = conn.execute("select lake from aqueduck.sync_groups where name = %s", (name,)).fetchone()
     return None if row is None else row[0]
