@@ -38,7 +38,17 @@ __all__ = ["config"]
                where g.id = m.group_id and g.name = 'two'""",
             "tables.0.target",
         ),
+        (
+            """update aqueduck.table_mappings m set options = json_build_object('mask', (repeat('[', 5000) || repeat(']', 5000))::json)
+               from aqueduck.sync_groups g where g.id = m.group_id and g.name = 'two'""",
+            "a value that no service writes",
+        ),
+        (
+            """update aqueduck.sync_groups set settings = '{"flush_interval_ms": 1e5000}'""",
+            "a value that no service writes",
+        ),
     ],
+    ids=["text", "negative", "infinity", "null", "no-target", "deep", "long"],
 )  # fmt: skip
 def test_a_malformed_row_errors_its_group_alone(
     db: Database, config: SyncConfig, statement: str, told: str
@@ -62,7 +72,7 @@ def test_a_malformed_row_errors_its_group_alone(
         assert shown == {"one": None, "two": "config.invalid"}
     db.execute(
         "update aqueduck.sync_groups set settings = '{}', last_sync_at = null;"
-        " update aqueduck.table_mappings set settings = '{}', target_table = source_table"
+        " update aqueduck.table_mappings set settings = '{}', options = '{}', target_table = source_table"
     )
     with service_of(without_file) as service:
         service.prepare()
@@ -105,6 +115,9 @@ def test_a_malformed_row_of_a_running_group_is_shown_at_once(db: Database, tmp_p
         "insert into aqueduck.settings values ('inline_rows', '\"many\"')",
         "insert into aqueduck.settings values ('no_such_setting', '1')",
         "insert into aqueduck.settings values ('inline_rows', '-1')",
+        "update aqueduck.table_mappings set source_oid = 5000000000",
+        "update aqueduck.table_mappings set source_oid = -1",
+        "update aqueduck.table_mappings set lag_seconds = 'nan'",
     ],
 )
 def test_the_registry_does_not_take_what_nobody_could_read(
@@ -122,11 +135,14 @@ def test_an_upgrade_takes_malformed_rows_out(db: Database, config: SyncConfig) -
     db.execute(
         "alter table aqueduck.settings drop constraint settings_fit; drop function aqueduck._setting_fits;"
         " alter table aqueduck.sync_groups drop constraint sync_groups_objects;"
-        " alter table aqueduck.table_mappings drop constraint table_mappings_objects;"
+        " alter table aqueduck.table_mappings drop constraint table_mappings_objects,"
+        " drop constraint table_mappings_numbers;"
         " update aqueduck.schema_version set version = 6; update aqueduck.sync_groups set settings = '[]';"
+        " update aqueduck.table_mappings set source_oid = -1, lag_seconds = 'infinity';"
         " insert into aqueduck.settings values ('inline_rows', '\"many\"'), ('flush_interval_ms', '7')"
     )
     with connect(db.dsn) as conn:
         assert install(conn)
     assert db.query("select name, value from aqueduck.settings") == [("flush_interval_ms", 7)]
     assert db.query("select distinct settings from aqueduck.sync_groups") == [({},)]
+    assert db.query("select distinct source_oid, lag_seconds from aqueduck.table_mappings") == [(None, 0.0)]

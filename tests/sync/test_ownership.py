@@ -132,7 +132,8 @@ def test_what_an_earlier_version_made_counts_as_ours(db: Database, config: SyncC
         " alter table aqueduck.table_mappings drop adopt; update aqueduck.schema_version set version = 5;"
         " alter table aqueduck.settings drop constraint settings_fit;"
         " alter table aqueduck.sync_groups drop constraint sync_groups_objects;"
-        " alter table aqueduck.table_mappings drop constraint table_mappings_objects"
+        " alter table aqueduck.table_mappings drop constraint table_mappings_objects,"
+        " drop constraint table_mappings_numbers"
     )
     with open_lake(config.lake) as lake:
         lake.execute("drop table lake.aqueduck.targets")

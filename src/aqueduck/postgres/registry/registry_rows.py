@@ -218,17 +218,22 @@ def read_desired(conn: Connection, lake: str | None = None) -> tuple[GroupRow, .
     """
     with registry_errors("read the registry", conn):
         rows = conn.execute(_READ, {"lake": lake}).fetchall()
-    return tuple(_read_group(values, tables) for values, tables in rows)
+    return tuple(_read_group(*row) for row in rows)
 
 
-def _read_group(values: dict[str, Any], tables: list[dict[str, Any]]) -> GroupRow:
-    """Read one group. People may write into these tables: a malformed row affects only its group."""
+def _read_group(identity: dict[str, Any], values: str, tables: str) -> GroupRow:
+    """
+    Read one group. People may write into these tables: a malformed row affects only its group.
+
+    `values` and `tables` are JSON as text, because Python cannot read all of it: it limits the nesting and the
+    digits of a number.
+    """
     try:
-        return _group_row(values, tuple(map(_table_row, tables)))
-    except ValueError as exc:
+        return _group_row(json.loads(values), tuple(map(_table_row, json.loads(tables))))
+    except (ValueError, RecursionError) as exc:
         problem = str(exc) if isinstance(exc, _MalformedError) else "a value that no service writes"
-        unread = asdict(GroupObservation(id=values["id"])) | {"effective": {}}
-        return replace(_group_row({**values, **unread}, ()), problem=problem)
+        unread = asdict(GroupObservation(id=identity["id"])) | {"effective": {}}
+        return replace(_group_row({**identity, **unread}, ()), problem=problem)
 
 
 def write_observed(conn: Connection, updates: Sequence[TableObservation]) -> int:
@@ -397,8 +402,11 @@ def _group_row(row: dict[str, Any], tables: tuple[TableRow, ...]) -> GroupRow:
 
 
 _READ = """
-    select to_json(g), coalesce((
-        select json_agg(m order by m.removed_at is null, m.id) from (
+    select json_build_object('id', g.id, 'name', g.name, 'publication', g.publication, 'slot_name', g.slot_name,
+                             'capture', g.capture, 'lake', g.lake, 'enabled', g.enabled,
+                             'created_by_file', g.created_by_file, 'removed_at', g.removed_at),
+           to_json(g)::text, coalesce((
+        select json_agg(m order by m.removed_at is null, m.id)::text from (
             -- Of the names, which are there twice, the last counts: what the table is called now.
             select m.*, coalesce(n.nspname, m.source_schema) as source_schema,
                    coalesce(c.relname, m.source_table) as source_table, g.effective || m.settings as effective
