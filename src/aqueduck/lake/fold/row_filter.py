@@ -96,17 +96,41 @@ def _refuse_what_changes(con: duckdb.DuckDBPyConnection, table: TableSchema, nod
     for part in _parts(node["where_clause"]):
         if part.get("class") in _REFUSED:
             raise _wrong(table, f"has {_REFUSED[part['class']]}, which is not possible here")
-        if part.get("class") == "FUNCTION":
-            name = str(part["function_name"])
-            kinds = {
-                kind
-                for (kind,) in con.execute(
-                    "select stability from duckdb_functions() where function_name = ?", [name.lower()]
-                ).fetchall()
-            }
-            moves = _depends_on_session(name.lower(), len(part["children"]))
-            if kinds - {"CONSISTENT", None} or name.lower() in _ELSEWHERE or moves:
-                raise _wrong(table, f"calls {name}, whose result for a row may change")
+        if part.get("class") == "FUNCTION" and not _is_fixed(con, part):
+            raise _wrong(table, f"calls {part['function_name']}, whose result for a row may change")
+
+
+def _is_fixed(con: duckdb.DuckDBPyConnection, call: dict[str, Any]) -> bool:
+    """Whether the result of a call depends on its arguments alone; a macro's, if all that it calls is fixed."""
+    name = str(call["function_name"]).lower()
+    if name in _ELSEWHERE or _depends_on_session(name, len(call["children"])):
+        return False
+    found = con.execute(
+        "select stability, macro_definition, parameters from duckdb_functions() where function_name = ?",
+        [name],
+    ).fetchall()
+    return all(
+        _is_fixed_macro(con, definition, parameters)
+        if definition is not None
+        else stability in ("CONSISTENT", None)
+        for stability, definition, parameters in found
+    )
+
+
+def _is_fixed_macro(con: duckdb.DuckDBPyConnection, definition: str, parameters: list[str]) -> bool:
+    """Names that are no parameters, such as `current_timestamp`, are calls without parentheses."""
+    [(text,)] = con.execute("select json_serialize_sql(?)", [f"select {definition}"]).fetchall()
+    tree = json.loads(text)
+    if tree["error"]:
+        return False
+    parts = list(_parts(tree["statements"][0]["node"]["select_list"]))
+    names = {str(part["column_names"][-1]).lower() for part in parts if part.get("class") == "COLUMN_REF"}
+    calls = [part for part in parts if part.get("class") == "FUNCTION"]
+    return (
+        not any(part.get("class") == "SUBQUERY" for part in parts)
+        and names <= {parameter.lower() for parameter in parameters}
+        and all(_is_fixed(con, call) for call in calls)
+    )
 
 
 def _depends_on_session(name: str, arguments: int) -> bool:
