@@ -4,7 +4,7 @@ Connections to PostgreSQL, and the one boundary where its errors become ours.
 `connect` opens SQL connections from any libpq string, `translate_errors` goes around what is
 done with them.  What an error means is decided by `failures`.  The replication protocol is
 in `wire`.
-Each has the guards of `session_guards`.
+Each has the guards of `model.connections`.
 """
 
 from __future__ import annotations
