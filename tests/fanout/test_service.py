@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,13 +21,15 @@ from aqueduck.config.fanout import parse_fanout
 from aqueduck.fanout import destinations as fanout_tenants
 from aqueduck.fanout import run as fanout_run
 from aqueduck.fanout.check import run_fanout_checks
+from aqueduck.fanout.maintain import only_instance
 from aqueduck.fanout.service import FanoutService
 from aqueduck.lake.destinations.destination import make_tables
 from aqueduck.lake.upkeep.lake_readers import destinations_of, oldest_cursor
-from aqueduck.model.errors import CatalogUnreachableError, LakeWriteError, RoutingError
+from aqueduck.model.errors import CatalogUnreachableError, ConfigError, LakeWriteError, RoutingError
 from aqueduck.model.routing import may_touch
 from aqueduck.model.schema import TableName
 from aqueduck.spark.query.fanout_query import Workers
+from aqueduck.state_files.destinations import state_path
 from tests.fanout_lakes import Fan, config, connect, document
 from tests.fix_postgres import Database
 from tests.small_spark import SmallSpark, SmallTaskContext
@@ -1034,3 +1037,16 @@ def test_a_table_that_a_state_of_an_earlier_version_had_is_not_taken_for_full(fa
     again = serve()
     catch_up(again)
     assert fan.differing() == {}
+
+
+def test_the_state_of_a_fan_out_is_private(fan: Fan) -> None:
+    """The attack: a link in the place of its directory had the lock file, and the values of tenants, written elsewhere."""
+    place = state_path(config(fan)).parent
+    place.mkdir(parents=True, mode=0o755)
+    with only_instance(config(fan)):
+        assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    elsewhere = fan.directory / "elsewhere"
+    place.rename(elsewhere)
+    place.symlink_to(elsewhere)
+    with pytest.raises(ConfigError, match="a link or belongs to another user"), only_instance(config(fan)):
+        pass

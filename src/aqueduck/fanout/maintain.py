@@ -30,6 +30,7 @@ from aqueduck.model.schema import TableName
 from aqueduck.model.upkeep import MaintenanceReport
 from aqueduck.overview.values import to_plain
 from aqueduck.state_files.destinations import state_path
+from aqueduck.state_files.private_files import private_directory
 
 __all__ = [
     "DestinationUpkeep",
@@ -176,7 +177,7 @@ def _targets(config: FanoutConfig, env: Mapping[str, str]) -> Iterator[Target]:
 def only_instance(config: FanoutConfig) -> Iterator[None]:
     """Hold the instance's lock on this machine; raises if another process holds it."""
     path = state_path(config).with_suffix(".lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_directory(path.parent)
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
