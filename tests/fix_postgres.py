@@ -28,6 +28,40 @@ from aqueduck.lab.embedded import EmbeddedPostgres
 
 _numbers = itertools.count(1)
 
+# The rights that docs/start.md asks for, and no others.  What the superuser creates belongs to the role of the owner.
+_SERVICE_ROLE = """
+    create role {owner} nologin;
+    create role {service} login replication;
+    grant {owner} to {service};
+    grant create on database {database} to {service};
+    create schema of_tests;
+    create function of_tests.hand_over() returns event_trigger language plpgsql set search_path = pg_catalog, pg_temp as $$
+    declare
+        made record;
+    begin
+        if session_user = 'postgres' then
+            for made in select * from pg_event_trigger_ddl_commands() c
+                    where c.object_type in ('table', 'schema') and c.schema_name is distinct from 'pg_temp' loop
+                execute format('alter %s %s owner to {owner}', made.object_type, made.object_identity);
+            end loop;
+        end if;
+    end $$;
+    create event trigger hand_over on ddl_command_end when tag in ('CREATE TABLE', 'CREATE TABLE AS', 'CREATE SCHEMA')
+        execute function of_tests.hand_over();
+    do $$
+    declare
+        made record;
+    begin
+        for made in select 'schema' as kind, format('%I', nspname) as name from pg_namespace
+                where nspowner = 'postgres'::regrole and nspname not in ('information_schema', 'of_tests') and nspname !~ '^pg_'
+            union all select 'table', format('%I.%I', nspname, relname) from pg_class c join pg_namespace n on n.oid = relnamespace
+                where relowner = 'postgres'::regrole and relkind in ('r', 'p') and relpersistence <> 't'
+                    and nspname <> 'information_schema' and nspname !~ '^pg_' loop
+            execute format('alter %s %s owner to {owner}', made.kind, made.name);
+        end loop;
+    end $$;
+"""
+
 
 def wait_until(
     true: Callable[[], Any],
@@ -53,6 +87,7 @@ class Database:
     server: EmbeddedPostgres
     name: str
     observer: psycopg.Connection[Any] = field(init=False)
+    _has_service_role: bool = False
 
     def __post_init__(self) -> None:
         self.observer = psycopg.connect(self.dsn, autocommit=True, application_name="observer")
@@ -64,6 +99,19 @@ class Database:
 
     def dsn_for(self, user: str, **parameters: str | int) -> str:
         return self.server.dsn_for(self.name, user, **parameters)
+
+    @property
+    def service_dsn(self) -> str:
+        """The connection string of a role that may do what a service needs, and nothing else."""
+        return self.dsn_for(self.service_role())
+
+    def service_role(self) -> str:
+        """That role; it is a member of the one that owns all tables, from the first call on."""
+        if not self._has_service_role:
+            self._has_service_role = True
+            names = {name: sql.Identifier(f"{self.name} {name}") for name in ("owner", "service")}
+            self.observer.execute(sql.SQL(_SERVICE_ROLE).format(database=sql.Identifier(self.name), **names))
+        return f"{self.name} service"
 
     def execute(self, statement: str, parameters: Any = None) -> None:
         """Run statements as the superuser; several at once if there are no parameters."""
@@ -89,6 +137,9 @@ class Database:
             wait_until(lambda: not admin.execute(readers, [self.name]).fetchall(), "the slots are free")
             name = sql.Identifier(self.name)
             admin.execute(sql.SQL("drop database if exists {} with (force)").format(name))
+            if self._has_service_role:
+                names = [sql.Identifier(f"{self.name} {name}") for name in ("service", "owner")]
+                admin.execute(sql.SQL("drop role {}, {}").format(*names))
             # Slots for physical replication are of no database, and the next test has slots of the same names.
             slots = "select slot_name from pg_replication_slots where slot_type = 'physical' and not active"
             admin.execute(f"select pg_drop_replication_slot(s.slot_name) from ({slots}) s")

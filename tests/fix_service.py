@@ -42,7 +42,8 @@ class Sync:
     """Whether rows that are there before are copied; without, everything comes by the stream."""
     modes: dict[str, str] = field(default_factory=dict)
     """Of tables that are not upserted."""
-    user: str = "postgres"
+    user: str | None = None
+    """The role of the service; by default one that is no superuser and has the documented rights."""
     dsn: str | None = None
     """How the service reaches the source, where it is not directly."""
     catalog: str = ""
@@ -67,7 +68,7 @@ class Sync:
             {"source": t, "copy": self.copy, "mode": self.modes.get(t, "upsert")} for t in self.tables
         ]
         config = {
-            "source": {"dsn": self.dsn or self.db.dsn_for(self.user)},
+            "source": {"dsn": self.dsn or self.db.dsn_for(self.user or self.db.service_role())},
             "lake": {
                 "catalog": self.catalog,
                 "data_path": f"{self.directory}/data",

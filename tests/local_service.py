@@ -93,9 +93,9 @@ class _NoSpark:
 def local_config(
     db: Database, directory: Path, groups: dict[str, Sequence[str]], **options: Any
 ) -> SyncConfig:
-    """Written as `aqueduck.yaml` as well, for commands; `groups` are the tables of each in the file."""
+    """Written as `aqueduck.yaml` as well, for commands; `groups` are the tables of each in the file. The role is no superuser."""
     values = {
-        "source": {"dsn": db.dsn},
+        "source": {"dsn": db.service_dsn},
         "lake": {"catalog": f"sqlite:{directory}/lake.sqlite", "data_path": f"{directory}/data"},
         "groups": [
             {"name": name, "flush_interval_ms": 50, **options, "tables": [{"source": t} for t in tables]}
@@ -185,7 +185,7 @@ class LocalService:
 
             wait_until(same, f"{table} in the lake is as in the source", seconds)
 
-    def wait_state(self, source: str, state: str, seconds: float = 30) -> None:
+    def wait_state(self, source: str, state: str | None, seconds: float = 30) -> None:
         def reached() -> bool:
             self.alive()
             return self.state(source) == state

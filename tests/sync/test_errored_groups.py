@@ -28,7 +28,7 @@ def config(db: Database, tmp_path: Path) -> SyncConfig:
     """Two groups, `one` and `two`, with a table each of the same name."""
     db.execute("create table one (id int primary key); create table two (id int primary key)")
     values = {
-        "source": {"dsn": db.dsn},
+        "source": {"dsn": db.service_dsn},
         "lake": {"catalog": f"sqlite:{tmp_path}/lake.sqlite", "data_path": f"{tmp_path}/data"},
         "groups": [
             {"name": name, "tables": [{"source": f"public.{name}", "copy": False}]} for name in ("one", "two")
