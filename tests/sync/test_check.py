@@ -9,6 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from aqueduck.config.server import ServerConfig
 from aqueduck.config.sync import SyncConfig, parse_config
 from aqueduck.lab.embedded import EmbeddedPostgres
 from aqueduck.lake.session.catalog import open_lake
@@ -276,6 +277,18 @@ def test_a_server_that_is_not_there_leaves_the_lake_to_check(tmp_path: Path) -> 
     assert isinstance(results["connection"].error, SourceUnreachableError)
     assert set(results) == {"connection", "data path", "catalog", "state directory", "HTTP server"}
     assert results["data path"].ok
+
+
+def test_a_token_variable_that_is_not_set_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start would refuse it, so `check` does, with the statement that sets one."""
+    monkeypatch.delenv("NO_SUCH_TOKEN", raising=False)
+    config = config_for("host=127.0.0.1 port=1 user=a", tmp_path, "t")
+    open_to_changes = config.model_copy(update={"server": ServerConfig(token_env="NO_SUCH_TOKEN")})
+    [found] = [result for result in run_checks(open_to_changes) if result.name == "HTTP server"]
+    assert not found.ok
+    assert "export NO_SUCH_TOKEN=" in str(found.fix)
 
 
 def test_a_wrong_password_is_reported_without_it(new_server: NewServer, tmp_path: Path) -> None:
