@@ -8,6 +8,7 @@ HTTP (plans on Spark's page among it), logs, event logs and all files.
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import json
 import stat
@@ -205,6 +206,10 @@ def test_a_busy_sync_tells_no_secret(
     assert not [*holding(scratch, PASSWORD), *holding(tmp_path, PASSWORD)]
 
 
+def _has(flow: Flow, lines: int) -> bool:
+    return flow.count() == lines
+
+
 @pytest.mark.slow
 def test_a_busy_events_flow_tells_no_secret(
     db: Database, flow_of: Callable[..., Flow], scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -225,7 +230,7 @@ def test_a_busy_events_flow_tells_no_secret(
     rows = "insert into t select g, 'cell-planted' || repeat('x', 400) from generate_series({}, {}) g"
     for first, last in ((1, 8000), (8001, 16_000)):
         db.execute(rows.format(first, last))
-        wait_until(lambda last=last: flow.count() == last, f"{last} events", 60, log=flow.log)
+        wait_until(functools.partial(_has, flow, last), f"{last} events", 60, log=flow.log)
     refuse_talk(process.pid, tmp_path, scratch, flow.log_file.read_text(), {"PLANTED_DSN"})
     cells = set(holding(tmp_path, CELL))
     assert tmp_path / "changes.jsonl" in cells
