@@ -91,6 +91,7 @@ TARGETS = {
     "bench-mixed",
     "soak",
     "docs",
+    "reference",
     "dist",
     "release",
     "clean",

@@ -1,10 +1,10 @@
 """
 Put the pages of the site together: `python docs/_site/pages.py build`, then `zensical build -f build/mkdocs.yml`.
 
-docs/ is copied to build/docs, README.md becomes the first page, CHANGELOG.md and examples/ come along, and docs/adr gets
-an index.  Links are written for people who read the repository, relative to each file; here they are turned so that
-they fit the site.  A page that the navigation of mkdocs.yml does not have, and one that does not exist, end it
-with an error; links are checked by the generator, which is told to be strict.
+docs/ is copied to build/docs, README.md becomes the first page, and docs/adr gets an index.  CHANGELOG.md,
+CONTRIBUTING.md, SECURITY.md and examples/ come along.  Links are written for people who read the repository, relative
+to each file; here they are turned so that they fit the site.  A page that the navigation of mkdocs.yml does not have,
+and one that does not exist, end it with an error; links are checked by the generator, which is told to be strict.
 """
 
 from __future__ import annotations
@@ -23,14 +23,19 @@ ROOT = Path(__file__).parents[2]
 SOURCES = (
     "README.md",
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
     "LICENSE",
     "docs/*.md",
+    "docs/tutorials/*.md",
+    "docs/how-to/*.md",
     "docs/adr/*.md",
     "docs/img/*",
+    "docs/schema/*",
     "examples/*",
     "examples/*/*",
 )
-LINK = re.compile(r"(\]\()([^)\s:#]+)((?:#[^)]*)?\))")
+LINK = re.compile(r"""(\]\(|src(?:set)?=")([^)"\s:#]+)((?:#[^)]*)?[)"])""")
 
 
 def sources() -> list[str]:
@@ -71,7 +76,8 @@ def configuration() -> dict[str, Any]:
     config: dict[str, Any] = yaml.safe_load(
         (Path(__file__).parent / "mkdocs.yml").read_text(encoding="utf-8")
     )
-    [entry] = [item for item in config["nav"] if "Decisions" in item]
+    sections = [pages for item in config["nav"] for pages in item.values() if isinstance(pages, list)]
+    [entry] = [page for pages in sections for page in pages if "Decisions" in page]
     entry["Decisions"] = ["adr/index.md", *({title: page} for title, page in decisions())]
     return config
 

@@ -1,9 +1,8 @@
 """
 What the documents show has to work: files, commands, SQL, Python, links, and the site's navigation.
 
-What can be run without Spark is run elsewhere (tests/postgres/registry/test_document.py, tests/docs/test_events_docs.py,
-tests/sync/modes/test_modes.py), what needs it in tests/spark/formats/test_sources.py and tests/docs/test_examples.py.  Here everything
-is at least parsed by whoever would have to understand it.
+Here everything is at least parsed by whoever would have to understand it.  `WHOLE`, and comments in the documents, say
+which tests run what.
 """
 
 from __future__ import annotations
@@ -28,29 +27,30 @@ from aqueduck.cli.commands import app
 from aqueduck.config.events import parse_events
 from aqueduck.config.fanout import parse_fanout
 from aqueduck.config.sync import parse_config
+from tests.docs.reader import ROOT, Block, blocks_of
 
-ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "examples").rglob("*.md")),
 ]
 FLOWS = {"groups": parse_config, "routing": parse_fanout, "sink": parse_events}
 DSN = "host=127.0.0.1 dbname=app"
 POSTGRES_ONLY = re.compile(
-    r"\s*(alter (system|role|table \S+ replica)|create (role|publication)|drop publication|grant|listen|drop schema aqueduck)\b"
+    r"\s*(alter (system|role|table \S+ replica)|create (role|publication)|drop (publication|owned|role|schema aqueduck))\b"
+    r"|\s*(grant|listen)\b"
     r"|.*(create schema .* authorization|ALTER_REPLICATION_SLOT|pg_drop_replication_slot)"
 )
 
 
 def blocks(language: str) -> Iterator[tuple[str, str]]:
-    """Code blocks of a language, each with a name to find it by; also those inside of lists."""
+    """Code blocks of a language, each with a name to find it by."""
     for path in DOCUMENTS:
-        text = path.read_text(encoding="utf-8")
-        found = re.findall(rf"^( *)```{language}\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
-        for number, (indent, block) in enumerate(found):
-            yield f"{path.relative_to(ROOT)}-{number}", re.sub(rf"^{indent}", "", block, flags=re.MULTILINE)
+        texts = [block.text for block in blocks_of(path) if block.language == language]
+        for number, text in enumerate(texts):
+            yield f"{path.relative_to(ROOT)}-{number}", text
 
 
 def named(language: str) -> list[Any]:
@@ -89,8 +89,8 @@ def command_lines() -> Iterator[tuple[str, str]]:
     """What the documents tell people to type, in blocks and within sentences."""
     for path in DOCUMENTS:
         text = path.read_text(encoding="utf-8")
-        in_blocks = re.findall(r"^ *```(?:sh|bash)?\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
-        lines = [line for block in in_blocks for line in block.replace("\\\n", " ").splitlines()]
+        typed = [block.text for block in blocks_of(path) if block.language == "sh"]
+        lines = [line for commands in typed for line in commands.replace("\\\n", " ").splitlines()]
         spans = re.findall(
             r"`((?:aqueduck|\S+=\S+ aqueduck)\s[^`]+)`",
             re.sub(r"^ *```.*?^ *```$", "", text, flags=re.DOTALL | re.MULTILINE),
@@ -197,6 +197,74 @@ def test_python_in_the_documents_can_be_parsed(block: str) -> None:
     assert ast.parse(block).body
 
 
+# -- who runs what
+
+WHOLE = {
+    "docs/events.md": "tests/docs/test_events_docs.py",
+    "docs/fanout.md": "tests/docs/test_run.py",
+    "docs/how-to/add-a-table.md": "tests/docs/test_howtos.py",
+    "docs/how-to/alerting.md": "tests/docs/test_howtos.py",
+    "docs/how-to/query-the-lake.md": "tests/docs/test_tutorials.py",
+    "docs/modes.md": "tests/sync/modes/test_modes.py",
+    "docs/operations.md": "tests/docs/test_run.py",
+    "docs/spark.md": "tests/spark/formats/test_sources.py",
+    "docs/sql-api.md": "tests/postgres/registry/test_document.py",
+    "docs/time-travel.md": "tests/docs/test_run.py",
+    "docs/tutorials/first-events.md": "tests/docs/test_tutorials.py",
+    "docs/tutorials/first-fanout.md": "tests/docs/test_tutorials.py",
+    "docs/tutorials/first-sync.md": "tests/docs/test_start_docs.py",
+    "docs/types.md": "tests/model/columns/test_typemap.py",
+    **{f"examples/{name}": "tests/docs/test_examples.py" for name in (
+        "README.md", "audit-log/README.md", "events-webhook/README.md", "multi-tenant-fanout/README.md",
+        "pyspark-job/README.md", "shop-sync/README.md",
+    )},
+}  # fmt: skip
+"""Documents whose statements and scripts, but for those with a comment, are run by one test."""
+
+SHOWN = {"json", "text", "yaml"}
+"""What is not run: files (which are read by their loaders, above), output, and drawings."""
+
+
+def unaccounted(path: str, block: Block) -> str | None:
+    """Why nobody knows whether a block works, if so."""
+    if block.language in SHOWN:
+        return None
+    if not block.language:
+        return "a block without a language"
+    if block.mark.startswith("not run: "):
+        return None if len(block.mark) > 20 else "no reason is given"
+    if block.mark.startswith("run by ") or path in WHOLE:
+        test = block.mark.removeprefix("run by ") if block.mark else WHOLE[path]
+        return None if (ROOT / test).is_file() else f"there is no {test}"
+    if all(re.match(r"aqueduck\s", line) for line in block.lines):
+        return None  # tests/docs/test_run.py
+    return f"nobody runs {block.lines[0]}"
+
+
+def test_every_block_is_run_or_says_why_not() -> None:
+    """Commands, statements and scripts: a test runs them, or a comment before the block has the reason."""
+    paths = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
+    assert set(WHOLE) <= set(paths)
+    found = [(path, block) for path in paths for block in blocks_of(ROOT / path)]
+    assert len(found) > 150
+    problems = [f"{path}: {problem}" for path, block in found if (problem := unaccounted(path, block))]
+    assert problems == []
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        Block("sh", "curl localhost"),
+        Block("", "aqueduck run -c aqueduck.yaml"),
+        Block("sql", "select 1", "run by tests/gone.py"),
+        Block("sh", "curl localhost", "not run: no"),
+    ],
+)
+def test_a_block_that_nobody_runs_would_be_found(block: Block) -> None:
+    """The test above can fail."""
+    assert unaccounted("docs/new.md", block)
+
+
 # -- links, names of files, the site
 
 
@@ -211,7 +279,9 @@ def test_documents_link_to_files_and_headings_that_exist() -> None:
     """No link between our documents is broken."""
     broken, links = [], 0
     for path in DOCUMENTS:
-        for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)]*))?\)", path.read_text(encoding="utf-8")):
+        text = path.read_text(encoding="utf-8")
+        pictures = [(name, "") for name in re.findall(r"src(?:set)?=\"([^\":]+)\"", text)]
+        for target, anchor in [*re.findall(r"\]\(([^)#:\s]*)(?:#([^)]*))?\)", text), *pictures]:
             links += 1
             there = path.parent / target if target else path
             if not there.exists() or (anchor and anchor not in anchors(there)):

@@ -1,4 +1,4 @@
-"""The first steps of docs/start.md lead to a green `aqueduck check`, and its last ones leave nothing behind."""
+"""The first steps of docs/tutorials/first-sync.md lead to a green `aqueduck check`, and its last ones leave nothing behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aqueduck.sync.check import run_checks
 from aqueduck.sync.prepare import prepare
 from tests.fix_postgres import Database
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "start.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "tutorials" / "first-sync.md").read_text(encoding="utf-8")
 
 
 def test_the_statements_of_the_document_are_enough_and_can_be_undone(db: Database, tmp_path: Path) -> None:
