@@ -2,7 +2,7 @@
 Write the pages that describe the program by itself: `python docs/_site/reference.py`, or `make reference`.
 
 docs/cli.md comes from the command line, docs/rest.md from the OpenAPI document, and docs/schema/*.json (for editors)
-from the models of the configuration, with the meanings of docs/configuration.md.  `tests/docs/test_reference.py`
+from the models of the configuration, with the meanings of docs/configuration.md and docs/events.md.  `tests/docs/test_reference.py`
 fails when one of them is stale.
 """
 
@@ -20,6 +20,7 @@ import typer
 from pydantic import BaseModel
 
 from aqueduck.cli.commands import app
+from aqueduck.config import events
 from aqueduck.config.fanout import FanoutConfig
 from aqueduck.config.sync import SyncConfig
 from aqueduck.web.api import make_app
@@ -68,8 +69,8 @@ This page is generated from the program by `make reference`. A running service s
 Requests that change something need a token with the scope `operate`. Times are ISO 8601 in UTC, and positions are LSNs such as `0/16B3748`.
 """
 
-FLOWS: dict[str, type[BaseModel]] = {"sync": SyncConfig, "fanout": FanoutConfig}
-"""Flows whose models are the file; the models of an events file are not (it has `type` and `config`)."""
+MODELS: dict[str, type[BaseModel]] = {"sync": SyncConfig, "fanout": FanoutConfig, "events": events._Document}
+"""What a file of each flow consists of."""
 
 
 # -- the command line
@@ -229,13 +230,47 @@ def _type(schema: dict[str, Any]) -> str:
 
 def schema(flow: str) -> str:
     """docs/schema/FLOW.json: what an editor completes and underlines."""
-    document = FLOWS[flow].model_json_schema()
+    document = MODELS[flow].model_json_schema()
     document["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     document["title"] = f"Aqueduck, flow {flow}"
-    meanings = _meanings((ROOT / "docs" / "configuration.md").read_text(encoding="utf-8"))
+    document.pop("description", None)
+    meanings = _meanings("configuration.md")
     for name, section in {"": document, **document["$defs"]}.items():
         _refine(name, section, meanings)
+    if flow == "events":
+        meanings = _meanings("events.md")
+        _describe(document, "", meanings)
+        for part, kinds in events._TYPES.items():
+            sections = [_typed(part, kind, model, meanings) for kind, model in kinds.items()]
+            for section in sections:  # references are resolved in the whole document
+                document["$defs"] |= section["properties"]["config"].pop("$defs", {})
+            document["properties"][part] = {"oneOf": sections}
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def _typed(
+    part: str, kind: str, model: type[BaseModel], meanings: dict[tuple[str, str], str]
+) -> dict[str, Any]:
+    """A section with `type` and `config`: any key of `config` may be given by the name of a variable."""
+    config = model.model_json_schema()
+    config.pop("required", None)  # a key, its `_env` or its `_file`: the program checks it
+    config.pop("description", None)
+    config["patternProperties"] = {"_env$": {"type": ["string", "object"]}, "_file$": {"type": "string"}}
+    for section in (config, *config.get("$defs", {}).values()):
+        _refine("", section, {})
+    _describe(config, f"{part}.{kind}", meanings)
+    return {
+        "type": "object",
+        "properties": {"type": {"const": kind}, "config": config},
+        "required": ["type"],
+        "additionalProperties": False,
+    }
+
+
+def _describe(section: dict[str, Any], name: str, meanings: dict[tuple[str, str], str]) -> None:
+    for key, value in section["properties"].items():
+        if meaning := meanings.get((name, key)):
+            value["description"] = meaning
 
 
 SECTIONS = {
@@ -278,15 +313,17 @@ def _refine(name: str, section: dict[str, Any], meanings: dict[tuple[str, str], 
             value["description"] = meaning
 
 
-def _meanings(text: str) -> dict[tuple[str, str], str]:
-    """Section and key to meaning, from the tables of docs/configuration.md."""
+def _meanings(page: str) -> dict[tuple[str, str], str]:
+    """Section and key to meaning, from the tables of a page."""
     found: dict[tuple[str, str], str] = {}
     section = ""
-    for line in text.splitlines():
+    for line in (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines():
         if heading := re.match(r"#{2,3} `([\w.]+)`", line):
             section = heading[1]
-        elif row := re.match(r"\| `(\w+)` \| [^|]* \| (.*) \|$", line):
-            found[section, row[1]] = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", row[2]).replace("`", "")
+        elif row := re.match(r"\| `([\w.-]+)` \| [^|]* \| (.+) \|$", line):
+            above, _, key = row[1].rpartition(".")
+            plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", row[2]).replace("`", "")
+            found[above or section, key] = plain
     return found
 
 
@@ -295,6 +332,7 @@ PAGES = {
     "docs/rest.md": rest,
     "docs/schema/sync.json": lambda: schema("sync"),
     "docs/schema/fanout.json": lambda: schema("fanout"),
+    "docs/schema/events.json": lambda: schema("events"),
 }
 """What is generated, by its path from the root of the repository."""
 

@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -322,6 +323,16 @@ def test_every_decision_has_a_number_of_its_own() -> None:
     assert len({file.name[:4] for file in files}) == len(files)
     for file in files:
         assert file.read_text(encoding="utf-8").startswith(f"# {int(file.name[:4])}. "), file.name
+
+
+def test_the_compatibility_table_has_the_pinned_versions() -> None:
+    """docs/compatibility.md names the versions of pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pins = dict(d.split("==") for d in project["dependencies"] if "==" in d)
+    table = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    assert f"| Apache Spark | {pins['pyspark']} only" in table
+    assert f"| DuckDB that writes the lake | {pins['duckdb']} only" in table
+    assert f"| Python | {project['requires-python'].removeprefix('>=')} and later" in table
 
 
 def test_every_document_has_its_place_in_the_site() -> None:

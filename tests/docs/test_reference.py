@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,7 +43,7 @@ def api_table() -> str:
 
 
 def flow_of(document: Any) -> str | None:
-    keys = {"groups": "sync", "routing": "fanout"}
+    keys = {"groups": "sync", "routing": "fanout", "sink": "events"}
     return next((flow for key, flow in keys.items() if key in document and "source" in document), None)
 
 
@@ -59,22 +58,24 @@ def test_a_documented_file_fits_the_schema(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("flow", "text"),
     [
-        "{source: {dsn_env: A}, lake: {catalog: a, data_path: b}, groups: [{name: a, flush: 1}]}",
-        "{source: {}, lake: {catalog: a, data_path: b}, groups: []}",
-        "{source: {dsn_env: A}, lake: {catalog: a, catalog_env: B, data_path: b}, groups: []}",
+        ("sync", "{source: {dsn_env: A}, lake: {catalog: a, data_path: b}, groups: [{name: a, flush: 1}]}"),
+        ("sync", "{source: {}, lake: {catalog: a, data_path: b}, groups: []}"),
+        ("sync", "{source: {dsn_env: A}, lake: {catalog: a, catalog_env: B, data_path: b}, groups: []}"),
+        ("events", "{source: {type: postgres-cdc, config: {}}, sink: {type: jsonl, config: {paht: a}}}"),
+        ("events", "{source: {type: mysql, config: {}}, sink: {type: stdout}}"),
     ],
 )
-def test_a_mistake_does_not_fit_the_schema(text: str) -> None:
-    """An unknown key, a missing connection string, and two catalogs are underlined."""
+def test_a_mistake_does_not_fit_the_schema(flow: str, text: str) -> None:
+    """An unknown key, a missing connection string, two catalogs, and an unknown type are underlined."""
     jsonschema = pytest.importorskip("jsonschema")
-    schema = yaml.safe_load((ROOT / "docs" / "schema" / "sync.json").read_text(encoding="utf-8"))
+    schema = yaml.safe_load((ROOT / "docs" / "schema" / f"{flow}.json").read_text(encoding="utf-8"))
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(yaml.safe_load(text), schema)
 
 
-def test_every_schema_is_named_where_people_look(tmp_path: Path) -> None:
+def test_every_schema_is_named_where_people_look() -> None:
     """docs/configuration.md says how an editor finds each of them."""
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert [
