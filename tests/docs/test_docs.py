@@ -91,7 +91,7 @@ def command_lines() -> Iterator[tuple[str, str]]:
     for path in DOCUMENTS:
         text = path.read_text(encoding="utf-8")
         typed = [block.text for block in blocks_of(path) if block.language == "sh"]
-        lines = [line for commands in typed for line in commands.replace("\\\n", " ").splitlines()]
+        lines = [line for commands in typed for line in re.sub(r"\\\n\s*", " ", commands).splitlines()]
         spans = re.findall(
             r"`((?:aqueduck|\S+=\S+ aqueduck)\s[^`]+)`",
             re.sub(r"^ *```.*?^ *```$", "", text, flags=re.DOTALL | re.MULTILINE),

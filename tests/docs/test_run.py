@@ -59,7 +59,7 @@ class Tour:
             "source": {"dsn_env": "PG_DSN"}, "lake": lake, "state_dir": f"{self.directory}/state",
             "groups": [{"name": "default", "flush_interval_ms": 200, "tables": [{"source": "public.orders"}]}], **server,
         })  # fmt: skip
-        events = {
+        events: dict[str, object] = {
             "source": {"type": "postgres-cdc", "config": {
                 "connection_url": self.db.dsn, "slot_name": "faucet", "publication_name": "faucet", "create_slot_if_missing": True,
             }},
@@ -110,6 +110,8 @@ class Tour:
             words += ["--lsn", "HERE"]
         if words == ["tables"]:
             words += ["remove", "public.audit"]
+        if words in (["tables", "add"], ["tables", "remove"]):
+            words += ["public.invoices"]
         if words == ["bench"]:
             words += ["drain"]
         if words[0] == "bench":
