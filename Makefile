@@ -15,7 +15,7 @@ JAVA_MAJOR    = $(shell $(JAVA_COMMAND) -version 2>&1 | sed -nE 's/.* version "(
 JAVA_EXTRA    = $(shell [ "0$(JAVA_MAJOR)" -ge 17 ] 2>/dev/null || echo java)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-faults test-random test-long chain coverage lint fmt bench-drain bench-mixed soak reference docs dist release clean
+.PHONY: help setup demo test test-faults test-random test-long chain coverage lint fmt bench-drain bench-mixed soak reference screenshots docs dist release clean
 
 help: ## Show what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|' 2>/dev/null \
@@ -76,6 +76,9 @@ coverage: $(STAMP) ## Run the tests of CI (or of TESTS=tests/lake), and list the
 
 reference: $(STAMP) ## Write the pages that come from the program: docs/cli.md, docs/rest.md, docs/schema
 	$(BIN)/python docs/_site/reference.py
+
+screenshots: $(STAMP) ## Take the pictures of the README from the demo's page; needs chromium
+	AQUEDUCK_SCREENSHOTS=docs/img $(BIN)/pytest tests/docs/test_screenshots.py -m slow
 
 docs: $(DOCS_STAMP) ## Build the documents as a site into build/site; every link and page is checked
 	$(DOCS_ENV)/bin/python docs/_site/pages.py build

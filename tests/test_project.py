@@ -92,6 +92,7 @@ TARGETS = {
     "soak",
     "docs",
     "reference",
+    "screenshots",
     "dist",
     "release",
     "clean",
