@@ -12,11 +12,13 @@ from tests.fix_postgres import Database
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
+@pytest.mark.slow
 def test_the_first_fanout_works_as_written(tmp_path: Path) -> None:
     """Every file and command of docs/tutorials/first-fanout.md, with the rows that it shows."""
     Reader(tmp_path).follow("docs/tutorials/first-fanout.md")
 
 
+@pytest.mark.slow
 def test_the_first_events_work_as_written(db: Database, tmp_path: Path) -> None:
     """Every statement, file and command of docs/tutorials/first-events.md, with the events that it shows."""
     Reader(tmp_path, db).follow("docs/tutorials/first-events.md")
