@@ -206,7 +206,7 @@ def test_a_copy_killed_at_a_durable_step_goes_on_after_a_restart(
     )
     process = sync.started()
     sync.wait_same()
-    left = [int(n) for n in re.findall(r"copy goes on +chunks=(\d+)", sync.log())]
+    left = [int(n) for n in re.findall(r"copy continues +chunks=(\d+)", sync.log())]
     missing = {"copy.chunk_written:4": [chunks[0] - 4], "copy.before_landing": [0], "copy.landed": []}
     assert left == missing[point]
     assert sync.log().count("copy started") == 1
@@ -236,7 +236,7 @@ def test_a_service_that_is_told_to_stop_does_not_wait_for_a_copy(db: Database, s
     db.execute("delete from t where id % 3 = 0; update t set v = 'x' where id % 5 = 0")
     process = sync.started()
     sync.wait_state("STREAMING", "public.t")
-    assert "copy goes on" in sync.log()
+    assert "copy continues" in sync.log()
     sync.wait_same()
     sync.stop(process)
 

@@ -106,7 +106,7 @@ def test_a_copy_killed_at_each_step_goes_on(db: Database, sync_of: Callable[...,
     sync.catch_up()
     log = (sync.directory / "log.txt").read_text(encoding="utf-8", errors="replace")
     [chunks] = [int(n) for n in re.findall(r"copy started +chunks=(\d+)", log)]
-    assert [int(n) for n in re.findall(r"copy goes on +chunks=(\d+)", log)] == [chunks - 4, 0]
+    assert [int(n) for n in re.findall(r"copy continues +chunks=(\d+)", log)] == [chunks - 4, 0]
     assert_no_strays(sync)
 
 

@@ -123,7 +123,7 @@ def test_an_alert_names_boards_that_exist() -> None:
 
 
 def test_alerts_have_names_of_their_own() -> None:
-    """Two rules of one name cannot be told apart when they fire."""
+    """Two firing rules with the same name could not be distinguished."""
     names = [rule["alert"] for found in ALERTS for rule in found["rules"]]
     assert len(set(names)) == len(names)
 

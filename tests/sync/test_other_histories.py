@@ -158,7 +158,7 @@ def test_a_backup_without_a_timeline_of_its_own_is_told_by_the_slot(group: Whole
     group.stop()
     twins.fail_over(promote=False)
     twins.write_past(position)
-    with pytest.raises(SlotLostError, match="restored from an older backup, and has gone on"):
+    with pytest.raises(SlotLostError, match="restored from an older backup, and has continued"):
         begin(group, twins)
 
 
@@ -223,7 +223,7 @@ def deliver(flow: Flow) -> None:
     ("promote", "past", "reason"),
     [
         (False, False, "beyond the server's"),
-        (False, True, "has gone on from there"),
+        (False, True, "has continued from there"),
         (True, True, "branches off timeline 1"),
     ],
 )
@@ -264,7 +264,7 @@ def test_a_flow_of_events_goes_on_with_a_standby_that_has_everything(events: Flo
 
 
 @pytest.mark.parametrize(
-    ("promote", "reason"), [(True, "branches off timeline 1 at"), (False, "has gone on from there")]
+    ("promote", "reason"), [(True, "branches off timeline 1 at"), (False, "has continued from there")]
 )
 def test_a_checkpoint_knows_the_past_of_its_server(
     twins: Twins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, promote: bool, reason: str

@@ -66,7 +66,7 @@ def test_test_decoding_does_not_send_what_a_publication_keeps_back(
     db.execute(f"create publication theirs for {what}")
     with db.connect() as conn:
         refuse_narrowed(conn, "theirs", "pgoutput")
-        with pytest.raises(PublicationError, match="of which test_decoding knows nothing"):
+        with pytest.raises(PublicationError, match="which test_decoding does not apply"):
             refuse_narrowed(conn, "theirs", "test_decoding")
         with pytest.raises(PublicationError, match="not every kind of change"):
             prepare_cdc(
@@ -75,7 +75,7 @@ def test_test_decoding_does_not_send_what_a_publication_keeps_back(
     source = PostgresCdcConfig(
         connection_url=db.dsn, slot_name="s", publication_name="theirs", plugin="test_decoding"
     )
-    with pytest.raises(PublicationError, match="knows nothing"):
+    with pytest.raises(PublicationError, match="does not apply"):
         prepare_source(source, db.dsn, None, tmp_path / "confirmed")
     with (
         pytest.raises(PublicationError),

@@ -116,7 +116,7 @@ def test_a_table_that_is_removed_while_it_is_copied(group: WholeGroup) -> None:
     )
     group.runner.resync(oid)
     wait_until(lambda: not group.runner.copier.busy, "the copy ends")
-    group.runner.copier.tell_progress()
+    group.runner.copier.log_progress()
     assert group.runner.copier.schedule.failures == {}
     assert group.runner.states == {}
     with pytest.raises(duckdb.CatalogException):

@@ -180,7 +180,7 @@ def test_a_stalled_flow_is_the_first_thing_one_reads(
     """What turns `/readyz` red turns the page red, with the reason."""
     client = server_of(Stage(overview(sync(group(table(), lag_bytes=9)))), stall_seconds=1)
     page = open_page(client.address)
-    verdict(page, "Standing still")
+    verdict(page, "No progress")
     playwright.expect(page.locator("#verdict-text")).to_contain_text("do not reach the lake")
 
 
@@ -286,7 +286,7 @@ def test_actions_want_the_token_and_a_yes(client: Client, open_page: Callable[..
     assert client.stage.calls == []
     resync.click()
     page.get_by_role("dialog").get_by_role("button", name="Resync").click()
-    playwright.expect(page.get_by_text("public.orders is copied again")).to_be_visible()
+    playwright.expect(page.get_by_text("public.orders will be re-copied")).to_be_visible()
     assert client.stage.calls == [("resync_table", {0: "public.orders", "group_name": "shop"})]
 
 
@@ -301,7 +301,7 @@ def test_a_group_is_paused_and_resumed(client: Client, open_page: Callable[..., 
     client.stage.now = overview(sync(group(table(), state="disabled")))
     page.get_by_role("button", name="Resume the group shop").click()
     page.get_by_role("dialog").get_by_role("button", name="Resume").click()
-    playwright.expect(page.get_by_text("the group shop goes on")).to_be_visible()
+    playwright.expect(page.get_by_text("the group shop resumes")).to_be_visible()
     assert [name for name, _ in client.stage.calls] == ["disable_group", "enable_group"]
 
 

@@ -337,7 +337,7 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(1)
-    except Exception as exc:  # noqa: BLE001 - whatever it is, people see one line, without values
+    except Exception as exc:  # noqa: BLE001 - people see one line for any error, without values
         error = own_error(exc)
         print(f"aqueduck: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

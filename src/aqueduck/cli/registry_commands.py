@@ -117,7 +117,7 @@ def tables_remove(
 @tables_app.command("resync")
 def tables_resync(table: TableArgument, config: ConfigFile, as_json: Json = False) -> None:
     """Copy a table again; changes that arrive during the copy are kept."""
-    _call(config, as_json, f"{table} will be copied again", "resync_table", source=table)
+    _call(config, as_json, f"{table} will be re-copied", "resync_table", source=table)
 
 
 @tables_app.command("move")

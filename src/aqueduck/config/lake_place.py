@@ -105,7 +105,7 @@ def lake_address(lake: LakeKeys, env: Mapping[str, str]) -> str:
     """
     A text without credentials that is equal for the same lake.
 
-    A catalog in a variable or a file that is not here, because another instance uses it, is told by the name of that.
+    If the catalog is in a variable or a file of another instance, which cannot be read here, the name of that is used.
     """
     if lake.catalog is not None:
         catalog = lake.catalog

@@ -19,7 +19,7 @@ from aqueduck.model.errors import ConfigError, system_reason
 __all__ = ["SECRETS_VARIABLE", "SecretText", "keep_secrets"]
 
 SECRETS_VARIABLE = "AQUEDUCK_SECRETS"
-"""Passes the directory to child processes, some of which Spark starts."""
+"""Passes the directory to child processes, including those that Spark starts."""
 
 
 class SecretText(str):

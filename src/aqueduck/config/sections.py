@@ -107,7 +107,7 @@ def _interval(value: Any) -> float | None:
 
 
 def _secret(value: Any, validated: ValidatorFunctionWrapHandler) -> SecretText:
-    """Wrap a text; one that is already a secret keeps its origin."""
+    """Wrap a text; a text that is already a secret keeps its origin."""
     text = validated(value)
     return value if isinstance(value, SecretText) else SecretText(text)
 

@@ -104,7 +104,7 @@ class Rendered:
     bad_column: int = -1
     """The column whose text is not valid for its type, or -1."""
     space: Bytes | None = None
-    """The buffer of which `text` is a part."""
+    """The buffer that contains `text`."""
 
 
 @njit(cache=True, nogil=True)

@@ -72,9 +72,9 @@ def _first_position(source: PostgresCdcConfig, begin: int) -> int:
 
 def _record_trusted(info: SlotInfo | None, bookmark: Bookmark | None, confirmed: Path) -> None:
     """Record the slot's position as if we had written it ourselves; the capture checks the slot against it."""
-    stands = None if info is None else info.confirmed_flush_lsn
-    if bookmark is not None and stands is not None and stands > bookmark.position:
-        write_confirmation(confirmed, Confirmation(stands, bookmark.position))
+    confirmed_lsn = None if info is None else info.confirmed_flush_lsn
+    if bookmark is not None and confirmed_lsn is not None and confirmed_lsn > bookmark.position:
+        write_confirmation(confirmed, Confirmation(confirmed_lsn, bookmark.position))
 
 
 def refuse_lost(
@@ -139,15 +139,15 @@ def check_slot_position(
             raise missing_slot(name, source.plugin, "create_slot_if_missing: true")
         return
     check_slot(info, name=name, database=server.database, position=None, plugin=source.plugin)
-    stands = info.confirmed_flush_lsn
-    if bookmark is None or stands is None or stands <= bookmark.position:
+    confirmed_lsn = info.confirmed_flush_lsn
+    if bookmark is None or confirmed_lsn is None or confirmed_lsn <= bookmark.position:
         return
-    at = f"the slot {name} is at {lsn_text(stands)}, beyond the bookmark's {lsn_text(bookmark.position)}"
+    at = f"the slot {name} is at {lsn_text(confirmed_lsn)}, beyond the bookmark's {lsn_text(bookmark.position)}"
     if noted is not None and noted.is_ahead_of(durable=bookmark.position):
         raise SlotLostError(
             f"{at}, which was at {lsn_text(noted.durable)} before: the bookmark is an older copy", hint=_AGAIN
         )
-    if noted is None or not noted.covers(stands, durable=bookmark.position):
+    if noted is None or not noted.covers(confirmed_lsn, durable=bookmark.position):
         raise SlotLostError(
             f"{at}: it was re-created or moved by another program",
             hint=f"{_AGAIN}; if only state_dir was lost and nothing else used the slot: aqueduck run --trust-slot",

@@ -212,7 +212,7 @@ def _maker(pool: LakePool, plan: ReadPlan, instance: str) -> Callable[[Destinati
         try:
             with pool.use(destination.place) as lake:
                 make_tables(lake, destination, plan, instance)
-        except Exception as exc:  # noqa: BLE001 - one that cannot be made leaves the others
+        except Exception as exc:  # noqa: BLE001 - an error of one destination must not stop the others
             return str(own_error(exc))
         return None
 

@@ -57,8 +57,8 @@ def _failures(errors: Mapping[str, str]) -> str:
     by_error: dict[str, list[str]] = {}
     for name, error in errors.items():
         by_error.setdefault(error, []).append(name)
-    told = "; ".join(f"{', '.join(sorted(names))}: {error}" for error, names in by_error.items())
-    return f"{len(errors)} destinations could not be written: {told}"
+    listed = "; ".join(f"{', '.join(sorted(names))}: {error}" for error, names in by_error.items())
+    return f"{len(errors)} destinations could not be written: {listed}"
 
 
 def follow(
@@ -136,7 +136,7 @@ def _reload(service: FanoutService, path: Path) -> None:
         if before.model_copy(update=fixed) != config:
             log.warning("only destinations, destinations_table, dynamic and poll change without a restart")
         service.take_over(before.model_copy(update=fixed))
-    except Exception as exc:  # noqa: BLE001 - whatever is wrong with it, what was served is served on
+    except Exception as exc:  # noqa: BLE001 - whatever is wrong with the new file, the service continues with the old one
         log.warning("configuration not taken over", error=str(own_error(exc)))
         return
     log.info("configuration taken over", destinations=len(service.served))

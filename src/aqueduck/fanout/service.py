@@ -221,7 +221,7 @@ class FanoutService:
                 one.reached, one.reached_stamp = one.cursor, one.stamp
             stamp = stamps.get(one.cursor)
             if one.cursor > latest or (stamp is not None and one.stamp not in (None, stamp)):
-                why = "the source lake was restored: its lake snapshot {} is not the one that was read"
+                why = "the source lake was restored: its lake snapshot {} differs from what was read"
                 self._seed_again(one, SourceDivergedError(why.format(one.cursor)))
             elif one.stamp is None:
                 one.stamp = stamp  # an earlier version did not store it

@@ -96,7 +96,7 @@ def compare_sums(
         try:
             with pool.use(destination.place, read_only=True) as lake:
                 return _read_destination(lake, destination, config.routing.field)
-        except Exception as exc:  # noqa: BLE001 - one that cannot be read leaves the others to compare
+        except Exception as exc:  # noqa: BLE001 - an error of one destination must not stop the comparison of others
             return DestinationComparison(destination.id, "not compared", note=str(own_error(exc)))
 
     with ThreadPoolExecutor(max_workers=threads) as workers:

@@ -115,7 +115,7 @@ class _Deep:
         def one(item: Any) -> Any:
             try:
                 return do(item)
-            except Exception as exc:  # noqa: BLE001 - whatever it is, it is no verdict
+            except Exception as exc:  # noqa: BLE001 - an error is no verdict
                 about = item if isinstance(item, Destination) else item.destination
                 return _not_compared(about, str(own_error(exc)))
 

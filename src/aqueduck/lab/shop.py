@@ -96,7 +96,7 @@ class ShopLoad:
                     ahead = began + self.transactions / self.per_second - time.monotonic()
                     if ahead > 0:
                         self._stop.wait(ahead)
-        except BaseException as exc:  # noqa: BLE001 - shown by whoever started the load
+        except BaseException as exc:  # noqa: BLE001 - the caller that started the load shows it
             self.failure = exc
 
     def step(self, conn: psycopg.Connection[tuple[object, ...]]) -> None:

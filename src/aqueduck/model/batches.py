@@ -3,7 +3,7 @@ Plan the work of one batch: which segments are folded together, and by which tas
 
 A table's segments are divided into *runs* at its barriers (a truncate, which begins a run, and a new version
 of its columns). Runs are applied in order. The driver applies a small run directly from its segments. A large
-run becomes *fold tasks*, each of which a Spark task turns into files. Runs are split by size, at segments;
+run becomes *fold tasks*, and Spark tasks turn these into files. Runs are split by size, at segments;
 they are split by key bucket only if unchanged values must be looked up in earlier changes. Pure functions
 over segment references; `lake` and `spark` read and write.
 """
@@ -55,9 +55,9 @@ class LeftToDriver(enum.StrEnum):
     """Only the driver can ask the source's catalog which columns these are."""
     NO_COLUMNS = "no_columns"
     NO_KEY = "no_key"
-    """The changes have no key by which rows could be found: the driver has the table fail."""
+    """The changes have no key by which rows could be found: the driver records an error of the table."""
     NEEDS_COPY = "needs_copy"
-    """The changes cannot be applied: the driver has the table copied again."""
+    """The changes cannot be applied: the driver starts a new copy of the table."""
     NO_SALT = "no_salt"
     """The worker lacks the salt of a mask."""
     COPY_CAME_IN = "copy_came_in"

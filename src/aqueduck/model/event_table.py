@@ -93,7 +93,7 @@ class TableSink:
 
     def settle(self, position: int) -> None: ...
 
-    def _check_nobody_else(self, found: Bookmark | None) -> None:
+    def _refuse_second_service(self, found: Bookmark | None) -> None:
         """Detect a second service on the same slot, which would deliver twice: it finds a changed bookmark."""
         if found != self._known:
             raise BookmarkError(

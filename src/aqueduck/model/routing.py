@@ -61,7 +61,7 @@ class SourceTable:
     """The source table as of one lake snapshot."""
 
     uuid: str
-    """Distinguishes a table from one that was dropped and re-created."""
+    """Distinguishes a re-created table from the dropped one of the same name."""
     columns: tuple[SourceColumn, ...]
 
     @property

@@ -81,7 +81,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("aqueduck_process_cpu_seconds_total", "counter", ("process",), "Processor time of the same."),
     MetricSpec("aqueduck_source_seen_timestamp_seconds", "gauge", ("flow",), "When a sync or events flow last read its source's catalog."),
     _observed("aqueduck_errors_total", "counter", ("code", "flow", "group"), "Errors by code; docs/errors.md explains each code."),
-    _observed("aqueduck_retries_total", "counter", ("flow", "group"), "What was tried again after an error that may pass by itself."),
+    _observed("aqueduck_retries_total", "counter", ("flow", "group"), "Retries after an error that may be temporary."),
     # -- capture
     MetricSpec("aqueduck_capture_received_bytes_total", "counter", _G, "Bytes received from the slot."),
     MetricSpec("aqueduck_capture_changes_total", "counter", _G, "Row changes decoded."),

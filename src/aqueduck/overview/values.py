@@ -1,5 +1,5 @@
 """
-What runs and how it fares, as plain values: the one picture that page, API, probes and metrics share.
+What runs and in which state, as plain values: the one picture that page, API, probes and metrics share.
 
     Overview ─ flows ─┬─ groups ── tables        flow `sync`, `events`
                       └─ destinations            flow `fanout`
@@ -7,14 +7,14 @@ What runs and how it fares, as plain values: the one picture that page, API, pro
              ├ errors, newest first
              └ processes
 
-`Overviews` is whoever can make the picture (`overview` of each flow), `Actions` whoever can change
-what is wanted (`sync.actions`).
+`Overviews` is what makes the picture (`overview` of each flow), `Actions` is what changes
+the desired state (`sync.actions`).
 
-Two things with similar names come before it.  `status` of a flow has the counters of the running service: it changes them,
-and nobody outside sees them.  `observe` of `sync` makes rows of the registry of them, which SQL shows; the tables in
+Two modules with similar names come before it.  `status` of a flow has the counters of the running service, which
+stay inside the process.  `observe` of `sync` turns them into rows of the registry, which SQL shows; the tables in
 the picture are these rows, so that SQL, API, page and metrics say the same.
 
-Names, counts, positions and our own messages are all there is in here:
+It contains only names, counts, positions and our own messages:
 never a cell value, a connection string or a token.
 """
 

@@ -14,5 +14,5 @@ __all__ = ["spark_checks"]
 def spark_checks(spark: SparkConfig) -> Iterator[CheckResult]:
     """Nothing if Spark answers its own processes only."""
     if todo := open_to_strangers(spark.master, spark.conf):
-        detail = "does not authenticate: whoever reaches its ports can read rows and run code"
+        detail = "does not authenticate: anyone who reaches its ports can read rows and run code"
         yield CheckResult("Spark", True, detail, todo)

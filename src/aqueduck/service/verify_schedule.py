@@ -169,7 +169,7 @@ class Verifier:
         missing = Look(verdict="not compared", note="there is no result yet")
         try:
             found = self._look(names)
-        except Exception as exc:  # noqa: BLE001 - the thread goes on, and says why it could not look
+        except Exception as exc:  # noqa: BLE001 - the thread continues, and reports why it could not compare
             found, missing = {}, Look(verdict="not compared", note=str(own_error(exc)))
         return {name: found.get(name, missing) for name in names}
 

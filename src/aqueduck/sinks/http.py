@@ -100,11 +100,11 @@ class HttpSink:
         delays = doubling(self._config.backoff, BACKOFF_SECONDS_MAX, times=self._config.retries)
         tries = itertools.count(1)
 
-        def tell(exc: Exception) -> None:
+        def warn(exc: Exception) -> None:
             log.warning("webhook failed, trying again", reason=str(exc), attempt=next(tries))
 
         try:
-            status = retried(lambda: self._post(batch), delays, self._sleep, on=_LaterError, failed=tell)
+            status = retried(lambda: self._post(batch), delays, self._sleep, on=_LaterError, failed=warn)
         except _LaterError as exc:
             raise SinkUnreachableError(
                 f"the webhook did not accept a batch in {self._config.retries + 1} tries: {exc}",

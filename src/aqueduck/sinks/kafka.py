@@ -90,7 +90,7 @@ class KafkaSink:
                 self._check()
             except (
                 self._refusal
-            ) as exc:  # the producer itself does not take it, such as one that is too large
+            ) as exc:  # the producer itself refuses the message, for example because it is too large
                 self._failure = exc.args[0]
                 self._check()
             else:

@@ -68,7 +68,7 @@ class LakeEvents(TableSink, LakeBookmarks):
         return self._known
 
     def _reopen(self) -> None:
-        """Reconnect after a failure; any error is one that a retry may fix, because the lake was reachable before."""
+        """Reconnect after a failure; a retry may fix any error, because the lake was reachable before."""
         try:
             self._lake.reopen()
         except CatalogUnreachableError as exc:
@@ -87,7 +87,7 @@ class LakeEvents(TableSink, LakeBookmarks):
 
     def _commit(self, bookmark: Bookmark) -> None:
         with self._lake.transaction():
-            self._check_nobody_else(super().load())
+            self._refuse_second_service(super().load())
             self._insert()
             faults.point("sink.written")
             self._put(bookmark)

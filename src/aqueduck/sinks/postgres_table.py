@@ -77,7 +77,7 @@ class EventsTable(TableSink, PostgresBookmarks):
         grant = f"grant insert on {table_identifier(self._events)} to {identifier(conn.info.user)}"
         try:
             with translate_errors("write events", name, conn=conn, fix=grant), conn.transaction():
-                self._check_nobody_else(self._read(conn, lock=True))
+                self._refuse_second_service(self._read(conn, lock=True))
                 self._copy(conn)
                 faults.point("sink.written")
                 self._put(conn, bookmark)

@@ -102,7 +102,7 @@ def read_slot(path: Path) -> SlotMark | None:
 
 
 def write_durable(path: Path, position: int) -> None:
-    """Write a position; by the file `durable`, the driver tells the capture the lake's position: see `Stage.release`."""
+    """Write a position; in the file `durable`, the driver sends the lake's position to the capture: see `Stage.release`."""
     replace_file(path, lsn_text(position))
 
 

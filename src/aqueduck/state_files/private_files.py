@@ -1,7 +1,7 @@
 """
 Restrict files with data to the current user.
 
-Stages, spills, checkpoints, parked changes, sinks and local lakes have cell values in clear text, also of columns that
+Stages, spills, checkpoints, parked changes, sinks and local lakes have cell values in clear text, including those of columns that
 a target masks.  `restrict_new_files` sets the mode of all new files of the process.  `private_directory` creates or
 checks a directory at a path that another user could have prepared.
 """

@@ -202,7 +202,7 @@ def _check_slot(
         raise lost
     info = slot_info(conn, group.slot_name)
     if lost is not None:
-        return f"is lost, so all tables will be copied again: {lost.message}"
+        return f"is lost, so all tables will be re-copied: {lost.message}"
     if info is None:
         return "will be created"
     if not owned.slot:

@@ -131,7 +131,7 @@ def prepare_group(
                 raise lost
             if not owns.slot:
                 refuse_foreign_slot(group.slot_name)
-            log.warning("the slot was lost: all tables are copied again", group=group.name, reason=str(lost))
+            log.warning("the slot was lost: all tables are re-copied", group=group.name, reason=str(lost))
             drop_slot(conn, group.slot_name)
             stored = None
         if trust_slot and stored is not None:
@@ -211,7 +211,7 @@ def _prepare_lake(
     """
     Make the lake's states those of the group's tables and of `strays`; tables that changed meanwhile wait for a new copy.
 
-    Strays, which nobody follows, wait as well, and so do the tables in `unsent`, whose changes were not sent.
+    Strays, which no group follows, wait as well, and so do the tables in `unsent`, whose changes were not sent.
     Returns the tables that are new to the lake, or that it forgot.
     """
     ensure_table_states(lake)
@@ -243,11 +243,11 @@ def _prepare_lake(
     changed = [state for state in broken if state is not None]
     changed += [replace(known[oid], ready=False, copy_position=0, error=None) for oid in strays]
     for state in other:
-        log.warning("table is copied again: its options changed", group=group.name, table=state.source)
+        log.warning("table is re-copied: its options changed", group=group.name, table=state.source)
         in_lake = tables[state.oid].schema.in_lake
         changed.append(replace(state, ready=False, copy_position=0, error=None, schema=in_lake))
     for state in missed:
-        log.warning("table is copied again: it was not published", group=group.name, table=state.source)
+        log.warning("table is re-copied: it was not published", group=group.name, table=state.source)
         changed.append(replace(state, ready=False, copy_position=0, error=None))
 
     def write() -> None:

@@ -73,7 +73,7 @@ def publish(
 
 @contextlib.contextmanager
 def undo_on_failure(conn: psycopg.Connection[Any], group: GroupConfig) -> Iterator[None]:
-    """Drop, after a failure, whatever did not exist before."""
+    """Drop, after a failure, what did not exist before."""
     had_slot = slot_info(conn, group.slot_name) is not None
     had_publication = publication_exists(conn, group.publication)
     try:

@@ -385,7 +385,7 @@ def _parting(runner: GroupRunner, oid: int, wanted: Wanted) -> Parting | None:
 
 
 def _dropped(runner: GroupRunner, wanted: Wanted) -> dict[int, Parting]:
-    """Tables whose targets are to be dropped, including one that was re-added at once: it starts anew."""
+    """Tables whose targets are to be dropped, including a table that was re-added at once: it starts anew."""
     dropped = {(row.target, row.table_mode) for row in wanted.removed_tables if row.drop_target}
     return {
         oid: Parting("it was removed", drop_target=True)

@@ -1,7 +1,7 @@
 """
 The service: prepares the groups, runs a query for each, and restarts them after failures.
 
-`SyncService` serves `aqueduck run`, the demo and the benchmarks.  A failure that may pass by itself (`Retry.AUTO`)
+`SyncService` serves `aqueduck run`, the demo and the benchmarks.  A failure that may be temporary (`Retry.AUTO`)
 restarts the query from the lake's position, with backoff.  After any other failure the group is `errored`: it waits for
 an operator while the other groups continue; if there are no others, the service ends with the error.  `reconcile`
 follows changes of the configuration; `groups.group` has one group.
@@ -251,7 +251,7 @@ class SyncService:
         while not stopping.wait(0.2):
             for runner in list(self.running.values()):
                 runner.copier.start()
-                runner.copier.tell_progress()
+                runner.copier.log_progress()
                 if not runner.query.active:
                     self._recover(runner)
             self.reconciler.follow()

@@ -55,9 +55,9 @@ def record_trusted(
 ) -> None:
     """Record the position of a trusted slot as confirmed by us; the capture reads the record when it starts."""
     info = slot_info(conn, group.slot_name)
-    stands = None if info is None else info.confirmed_flush_lsn
-    if stands is not None and stands > stored.position:
-        write_confirmation(confirmed, Confirmation(stands, stored.position, lake))
+    confirmed_lsn = None if info is None else info.confirmed_flush_lsn
+    if confirmed_lsn is not None and confirmed_lsn > stored.position:
+        write_confirmation(confirmed, Confirmation(confirmed_lsn, stored.position, lake))
 
 
 def refuse_another_source(config: SyncConfig, group: GroupConfig, stored: Position) -> int:

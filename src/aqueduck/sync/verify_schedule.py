@@ -123,6 +123,6 @@ def _note(found: TableComparison) -> str | None:
         kinds[difference["kind"]] = kinds.get(difference["kind"], 0) + 1
     shown = f"of the first {len(found.differences)}: " if found.differing > len(found.differences) else ""
     keys = f"{found.differing:,}{' or more' if found.more else ''} keys differ"
-    told = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    parts = [f"{keys} ({shown}{told})"] if found.differing else []
+    listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    parts = [f"{keys} ({shown}{listed})"] if found.differing else []
     return "; ".join([*parts, *([found.note] if found.note else [])]) or None

@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 PAUSE_SECONDS = 10.0
 CLIENTS_MAX = 1000
-"""Addresses that are remembered; the one that was quiet longest is dropped first."""
+"""Addresses that are remembered; the least recently active one is dropped first."""
 
 
 class Audit:

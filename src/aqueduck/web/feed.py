@@ -2,7 +2,7 @@
 One overview a second for all clients: the newest one, its changes, and a short history.
 
 The page receives *parts*: a head, the lake, the errors, and one part for each table and destination, so that
-a thousand tables of which three are busy cost three rows a second. `since` returns the changes after a
+a thousand tables cost three rows a second if three are busy. `since` returns the changes after a
 number; 0 returns everything. `readiness` decides whether all work is making progress.
 """
 

@@ -35,7 +35,7 @@ class Served:
 
     feed: Feed
     wanted: Actions | None
-    """Who can change what is wanted; nobody where the file alone says it."""
+    """Changes the desired state; None if only the file can change it."""
 
     @property
     def actions(self) -> Actions:
@@ -171,7 +171,7 @@ def drop_group(served: Now, name: Name, query: Annotated[a.DropGroup, Query()]) 
 @router.post("/groups/{name}/enable", summary="Run a group again", status_code=202)
 def enable_group(served: Now, name: Name) -> a.Accepted:
     served.actions.enable_group(name)
-    return a.Accepted(message=f"the group {name} goes on")
+    return a.Accepted(message=f"the group {name} resumes")
 
 
 @router.post("/groups/{name}/disable", summary="Stop a group; the server keeps its WAL", status_code=202)
@@ -211,7 +211,7 @@ def move_table(served: Now, source: Source, body: a.MoveTable) -> a.Accepted:
 @router.post("/tables/{source:path}/resync", summary="Copy a table again", status_code=202)
 def resync_table(served: Now, source: Source, query: Annotated[a.TableQuery, Query()]) -> a.Accepted:
     served.actions.resync_table(source, group_name=query.group)
-    return a.Accepted(message=f"{source} is copied again")
+    return a.Accepted(message=f"{source} will be re-copied")
 
 
 @router.post("/tables/{source:path}/retry", summary="Try an errored table again at once", status_code=202)

@@ -138,7 +138,7 @@ def client(request: Request) -> str:
 
 
 def printable(name: object) -> str:
-    """A name that somebody sent, short and printable."""
+    """A name from a request, short and printable."""
     return "".join(c if c.isprintable() else "?" for c in str(name)[:60])
 
 

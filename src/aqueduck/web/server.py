@@ -2,7 +2,7 @@
 The HTTP server beside a service: uvicorn in a thread, started and stopped with it.
 
 The socket is bound by the caller's thread, so a port that is taken is an error where the server is started.  The
-server ends quickly: streams of events are told to end, and nothing else takes long.
+server ends quickly: it ends the streams of events, and nothing else takes long.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _make_app(guard: Guard, feed: Feed, actions: Actions | None) -> FastAPI:
     """
     The application; loading FastAPI takes 0.2 s of CPU time, which commands that serve nothing do not spend.
 
-    FastAPI loads the propagators of OpenTelemetry, and one that is not installed would end the process; we use none.
+    FastAPI loads the propagators of OpenTelemetry, and a missing one would end the process; we use none.
     """
     propagators = os.environ.pop("OTEL_PROPAGATORS", None)
     try:

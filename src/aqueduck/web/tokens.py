@@ -20,7 +20,7 @@ __all__ = ["Token", "find_token", "read_tokens"]
 
 LENGTH_MIN = 16
 SAMPLES = ("change-me", "changeme", "a-token-of", "your-token")
-"""Beginnings of values that stand in examples; nobody means them."""
+"""Beginnings of values in examples; these are refused as tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def read_tokens(server: ServerConfig, env: Mapping[str, str]) -> tuple[Token, ..
 
 
 def find_token(tokens: tuple[Token, ...], authorization: str | None) -> Token | None:
-    """The token that a header holds; all are compared, so that the time tells nothing."""
+    """The token that a header holds; all are compared, so that the time reveals nothing."""
     scheme, _, given = (authorization or "").partition(" ")
     sent = given.strip().encode("utf-8", "replace")
     found = None

@@ -146,7 +146,7 @@ class Counts:
 
 
 def read_every_row(pool: LakePool) -> None:
-    """Make the pool's engine read every file and row group, whatever their statistics and filters say."""
+    """Make the pool's engine read every file and row group, regardless of their statistics and filters."""
     pool.con.execute(f"set disabled_optimizers = '{_NEITHER_SIDE_SKIPS}'")
 
 
@@ -162,11 +162,11 @@ def pin(lake: PooledLake, destination: Destination) -> Pin | None:
             (destination.id,),
             doing="reading the cursors",
         )
-    return Pin(state, int(version), frozenset(v for v, told in rows if _same_table(told, destination)))
+    return Pin(state, int(version), frozenset(v for v, stored in rows if _same_table(stored, destination)))
 
 
-def _same_table(told: str | None, destination: Destination) -> bool:
-    terms = None if told is None else Terms.from_json(told)
+def _same_table(stored: str | None, destination: Destination) -> bool:
+    terms = None if stored is None else Terms.from_json(stored)
     return terms is None or terms.target == str(destination.target.folded)
 
 

@@ -127,7 +127,7 @@ def ask_stream(
 
 @dataclass
 class _Source:
-    """Iterates over batches and keeps their exception, of which DuckDB would keep only the text."""
+    """Iterates over batches and keeps their exception, because DuckDB would keep only its text."""
 
     batches: Iterable[pa.RecordBatch]
     error: AqueduckError | None = None

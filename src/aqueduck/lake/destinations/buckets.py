@@ -45,7 +45,7 @@ def apply_bucket(
                 return apply_changes(
                     lake, destination, index, net, plan, instance, expected=expected.get(index)
                 )
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the other destinations go on
+        except Exception as exc:  # noqa: BLE001 - an error of one destination must not stop the others
             return Applied(destination.id, destination.cursor, error=str(own_error(exc)))
         finally:
             progressed(net.of(index).get("rows", 0), 1)

@@ -37,7 +37,7 @@ class Applied:
     miscounted: bool = False
     """Whether its number of rows differed from the source's, so that it must be re-seeded."""
     reason: str | None = None
-    """The error because of which it must be re-seeded."""
+    """Why it must be re-seeded."""
     rows: dict[str, int] = field(default_factory=dict)
     """Counts: written, deleted, upserted, matched, conflicts, orphans."""
     seconds: float = 0.0

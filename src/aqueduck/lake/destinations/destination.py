@@ -5,7 +5,7 @@ Apply a cycle to destinations: each in one transaction of its own lake, together
 cursor is a row of `aqueduck.fanout_state` in the destination's lake.  It is moved only if it has exactly the value that the
 caller expects, so a second writer or a repeated cycle changes nothing.
 
-The code does not guess whether the destination has a row: it deletes every key of which the source lost a row,
+The code does not guess whether the destination has a row: it deletes every key for which the source lost a row,
 then inserts the rows that the last change of each key left.
 """
 
@@ -145,10 +145,10 @@ def read_state(lake: PooledLake, destination_id: str) -> State | None:
     cursor, source, value, count, changed = rows[0]
     if cursor == NOT_SEEDED:
         return None
-    told = json.loads(source)
+    stored = json.loads(source)
     return State(
         int(cursor), SourceTable.from_json(source), value, int(count), changed, Terms.from_json(source),
-        told.get("stamp"), told.get("table"),
+        stored.get("stamp"), stored.get("table"),
     )  # fmt: skip
 
 
@@ -322,8 +322,8 @@ def _write_state(
 
 def _described(destination: Destination, plan: ReadPlan, table: str | None) -> str:
     """The source's columns, the terms, the cursor's stamp and the table's uuid, in the form that the state stores."""
-    told = asdict(plan.source) | asdict(Terms.of(destination, plan)) | {"stamp": plan.stamp, "table": table}
-    return json.dumps(told, separators=(",", ":"))
+    stored = asdict(plan.source) | asdict(Terms.of(destination, plan)) | {"stamp": plan.stamp, "table": table}
+    return json.dumps(stored, separators=(",", ":"))
 
 
 def _check_and_evolve(lake: PooledLake, destination: Destination, plan: ReadPlan, table: str) -> None:

@@ -98,7 +98,7 @@ def folded(
     Fold `segments`, which are one run: in order, with the same columns, without a truncate.
 
     With `buckets`, only keys whose hash falls into `bucket` are folded.  With `own` as well, the rows to write are
-    those of that range of `segments`, whatever their key, so that wide rows are read once.  Changes committed
+    those of that range of `segments`, for all keys, so that wide rows are read once.  Changes committed
     before `skip_before` are part of the table's copy and are left out, as are changes from `skip_from` on.
     `how` replaces `net_effect`; see `fold_modes`.
     """

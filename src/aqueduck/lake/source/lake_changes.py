@@ -147,13 +147,13 @@ def _read_routed(
         [[report.rows]] = con.execute(f"select count(*) from {name}").fetchall()
         if count_after is not None:
             value = f"c{plan.field}"
-            nobody = f"from {name} where d is null and op and (s > {count_after})"
+            unrouted = f"from {name} where d is null and op and (s > {count_after})"
             [[report.unrouted, report.nulls]] = con.execute(
-                f"select count({value}), count(*) - count({value}) {nobody}"
+                f"select count({value}), count(*) - count({value}) {unrouted}"
             ).fetchall()
             if want_unknown and report.unrouted:
                 rows = con.execute(
-                    f"select distinct {value}::varchar {nobody} and {value} is not null limit {UNKNOWN_VALUES_MAX}"
+                    f"select distinct {value}::varchar {unrouted} and {value} is not null limit {UNKNOWN_VALUES_MAX}"
                 ).fetchall()
                 report.unknown = sorted(str(row[0]) for row in rows)
         if plan.counted:

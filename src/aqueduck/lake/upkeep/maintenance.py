@@ -111,7 +111,7 @@ class _Run:
         try:
             tables = list(self._tables())
             expiry = self._past()
-        except Exception as exc:  # noqa: BLE001 - whatever it is, it is seen in the report, and the next run comes
+        except Exception as exc:  # noqa: BLE001 - the report shows any error, and the next run tries again
             self._record_failure(exc)
         return MaintenanceReport(
             lake=self.work.name,

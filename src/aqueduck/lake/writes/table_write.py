@@ -147,11 +147,11 @@ def _commit(
         if mark is not None and not _move_mark(lake, target.table, mark):
             raise _WrittenBeforeError
         kept = _apply(lake, order, target, parts)
-        told = {"query": mark.query, "batch": mark.batch} if mark is not None else {}
+        info = {"query": mark.query, "batch": mark.batch} if mark is not None else {}
         lake.execute(
             f"call {ident(lake.alias)}.set_commit_message('aqueduck',"
             f" {literal(f'spark {order.mode} of {target.table.qualified}')},"
-            f" extra_info => {literal(json.dumps(told))})",
+            f" extra_info => {literal(json.dumps(info))})",
             doing="writing the commit message",
         )
         faults.point("write.before_commit")

@@ -47,7 +47,7 @@ class WriteOrder:
     mode: WriteMode
     keys: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
-    """Columns that order the rows of a key, of which the last one wins; stored only if the table has them."""
+    """Columns that order the rows of a key: the last row wins. They are stored only if the table has them."""
     op: str | None = None
     """The column that marks deletes and truncates; stored only if the table has it."""
     unchanged: str | None = None

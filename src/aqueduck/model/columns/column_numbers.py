@@ -1,5 +1,5 @@
 """
-Match a version of a table's columns, of which only the names are known, with catalog numbers.
+Match a version of a table's columns, known by name only, with catalog numbers.
 
 The stream describes a table by the names and types of its columns, in the order of their numbers in the
 catalog, but without the numbers. Names are not enough: a column may be renamed, and its old name given to

@@ -160,7 +160,7 @@ def _problem(source: TableSchema) -> tuple[str, str] | None:
             return f"would have {other} and {name} both as {cell.name}", "choose another name under rename"
     for cell, name in cells:
         if cell.mask is not None and cell.mask.kind != "hash" and name in source.key:
-            reason = f"has the key column {name}, which cannot be a constant: rows would not be told apart"
+            reason = f"has the key column {name}, which cannot be a constant: rows would have the same key"
             return reason, "mask it with hash, which keeps keys apart"
     return None
 

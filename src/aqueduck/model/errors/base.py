@@ -66,7 +66,7 @@ class AqueduckError(Exception):
         Rebuild the error that a piece of text, such as a Spark stack trace, ends in.
 
         The last line with a known code counts: a traceback puts the error that was raised
-        after the ones that caused it.  Text without a known code gives `None`.
+        after its causes.  Text without a known code gives `None`.
         """
         for line in reversed(text.splitlines()):
             for found in _CODE.finditer(line):

@@ -95,7 +95,7 @@ class MergedChangesError(LakeError):
 
 
 class SourceDivergedError(LakeError):
-    """The source lake's history differs from the one that was read: it was restored and then written."""
+    """The source lake's history differs from what was read: the lake was restored and then written."""
 
     code = "lake.diverged"
 

@@ -1,5 +1,5 @@
 """
-The tables that the stream announces, whatever a publication contains: for change events and for `postgres_cdc`.
+The tables that the stream announces, for any publication: for change events and for `postgres_cdc`.
 
 The catalog is asked only for what the stream does not contain: the key of a table with a full identity, and the parents of
 a partition.

@@ -119,9 +119,9 @@ def resume_cdc(
         check_slot(found, name=slot, database=server.database, position=None, plugin=plugin)
         # Only what Spark has committed is confirmed, so the slot cannot be ahead of the checkpoint.
         if found.confirmed_flush_lsn is not None and found.confirmed_flush_lsn > position:
-            stands, ours = lsn_text(found.confirmed_flush_lsn), lsn_text(position)
+            confirmed, ours = lsn_text(found.confirmed_flush_lsn), lsn_text(position)
             raise SlotLostError(
-                f"the slot {slot} stands at {stands}, beyond the checkpoint's {ours}: it was re-created or moved",
+                f"the slot {slot} is at {confirmed}, beyond the checkpoint's {ours}: it was re-created or moved",
                 hint=_AGAIN,
             )
         known = _wanted(conn, publication, tables, plugin)

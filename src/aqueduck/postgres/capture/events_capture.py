@@ -1,5 +1,5 @@
 """
-The capture of change events: `capture` and `stage`, for whatever a publication contains.
+The capture of change events: `capture` and `stage`, for all tables of a publication.
 
 `EventsStage` counts events (the limits of a run and of a transaction), and `EventsUse` can read a temporary slot, which
 exists as long as its connection.

@@ -39,7 +39,7 @@ class SlotUse(Protocol):
         """A decoder for one session."""
 
     def look_at_tables(self, decoder: Decoder) -> None:
-        """Before a filled buffer is decoded: tell the decoder which tables are wanted now."""
+        """Before a filled buffer is decoded: give the decoder the tables that are wanted now."""
 
 
 class CatalogLookups:

@@ -215,7 +215,7 @@ class Stage:
 
         * the state file `durable`, which the driver of `sync` and `events` writes right after its commit
           (`Capture._take_durable`): Spark's `commit` comes only with the next batch, and until then the server would
-          keep WAL that nobody needs;
+          keep WAL that is no longer needed;
         * `commit` of the source (`SlotReader.commit`), the only route without such a driver: in
           `postgres_cdc`, for which Spark's checkpoint is authoritative, and in `aqueduck tail`.
         """

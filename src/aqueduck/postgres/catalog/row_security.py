@@ -20,7 +20,7 @@ __all__ = ["refuse_row_security"]
 
 
 def refuse_row_security(conn: psycopg.Connection[Any], table: TableSchema) -> None:
-    """Raise if a policy could hide rows of the table from the role of `conn`, whatever the current policies are."""
+    """Raise if a policy could hide rows of the table from the role of `conn`, even if none does at present."""
     with translate_errors(f"look for policies of {table.qualified}", table.qualified, conn=conn):
         row = conn.execute(_ACTIVE, {"oid": table.oid}).fetchone()
     if row is None:

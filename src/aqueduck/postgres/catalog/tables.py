@@ -62,7 +62,7 @@ def describe_oid(
     conn: Connection, oid: int, *, need_key: bool = True, projection: Projection | None = None
 ) -> TableSchema:
     """
-    Describe the table with this OID, whatever its current name.
+    Describe the table with this OID, under its current name.
 
     A projection that was bound to it earlier is applied again.
     """
@@ -260,9 +260,9 @@ _KEY_QUERY = b"""
 # that index's columns are, not those of another primary key; with FULL any unique index over not-null
 # columns will do.  A deferrable one counts for nothing: within a transaction two rows may have the same key.
 #
-# Rows from before a column have its missing value, or NULL if there is none.  They have others, which nothing tells, if there
-# is a default all the same; a partitioned table itself has no missing values, but its partitions do; and whoever writes the
-# table anew forgets them, after which a column that is not null must have had a default.
+# Rows that are older than a column have its missing value, or NULL if there is none.  Their values cannot be known if the column
+# has a default but no missing value.  A partitioned table itself has no missing values, but its partitions do.  A rewrite of the
+# table removes missing values; afterwards, a column that is not null must have had a default.
 _QUERY = """
     with target as (
         select c.oid, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident, c.relnatts,

@@ -34,7 +34,7 @@ class CopyConnections:
         return CopyOutStream(connect_wire(dsn))
 
     def keep(self, dsn: str, stream: CopyOutStream) -> None:
-        """Return a stream after use; one that is in the middle of something is closed."""
+        """Return a stream after use; it is closed if it is in the middle of something."""
         if not stream.is_idle():
             stream.close()
             return

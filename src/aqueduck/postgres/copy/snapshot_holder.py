@@ -67,10 +67,10 @@ def hold_snapshot(dsn: str, parts: int, seconds: int) -> HeldSnapshot:
     _holders[:] = [p for p in _holders if p.poll() is None] + [process]
     if not answer:
         raise AqueduckError("the process that holds the snapshot of a read did not start")
-    told = json.loads(answer)
-    if "error" in told:
-        raise AqueduckError.from_text(told["error"]) or AqueduckError(told["error"])
-    return HeldSnapshot(told["snapshot"], channel)
+    answered = json.loads(answer)
+    if "error" in answered:
+        raise AqueduckError.from_text(answered["error"]) or AqueduckError(answered["error"])
+    return HeldSnapshot(answered["snapshot"], channel)
 
 
 def check_snapshot(conn: psycopg.Connection[Any], snapshot: HeldSnapshot) -> None:
@@ -129,10 +129,10 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _answer(told: dict[str, str]) -> None:
-    sys.stdout.write(json.dumps(told) + "\n")
+def _answer(answered: dict[str, str]) -> None:
+    sys.stdout.write(json.dumps(answered) + "\n")
     sys.stdout.flush()
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - whoever asked does not listen any longer
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the parent process does not listen any longer
 
 
 def main() -> None:

@@ -156,8 +156,8 @@ class Decoder:
         """
         From the next buffer on, these tables are wanted.
 
-        The server does not describe a table again because of that, so its last description of each table counts, also of
-        tables that were not wanted.
+        The server does not repeat the description of a table for this, so its last description of each table is kept, including
+        those of tables that were not wanted.
         """
         before, self._tables = self._tables, tables
         coming_in = self._stream
@@ -211,15 +211,15 @@ class Decoder:
         index = self._index
         at, tx, control = start
         ended = np.flatnonzero(index.tx_end[tx : stop[1]] >= 0) + tx
-        told = 0
+        reported = 0
         for n in self._commits(index.tx_rows[ended], at):
             last = int(ended[n])
             while control < stop[2] and int(index.control_tx[control]) <= last:
                 yield from self._upto_control(buf, at, control)
                 at, control = int(index.control_rows[control]), control + 1
             yield from self._rows(buf, at, int(index.tx_rows[last]))
-            yield self._commit(last, n + 1 - told)
-            at, told = int(index.tx_rows[last]), n + 1
+            yield self._commit(last, n + 1 - reported)
+            at, reported = int(index.tx_rows[last]), n + 1
         for c in range(control, stop[2]):
             yield from self._upto_control(buf, at, c)
             at = int(index.control_rows[c])

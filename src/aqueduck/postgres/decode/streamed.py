@@ -46,7 +46,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A relation as the server described it, also one that is not followed; a later description has a higher number."""
+    """A relation as the server described it, whether or not it is followed; a later description has a higher number."""
 
     relation: WireRelation
     number: int

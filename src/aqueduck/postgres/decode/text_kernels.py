@@ -59,7 +59,7 @@ OTHER_COLUMNS, MALFORMED = -1, -2
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """A table that lines may name; one that is not wanted has no OID."""
+    """A table that lines may name; without an OID if it is not wanted."""
 
     oid: int = 0
     full: bool = False
@@ -202,7 +202,7 @@ def _put(out, at, value, n):
 
 @njit(cache=True, nogil=True)
 def _name_end(raw, p, end):
-    """The end of a name, any part of which may be quoted: the next character that is not part of it."""
+    """The end of a name, that is, the next character that is not part of it; any part of the name may be quoted."""
     while p < end:
         c = raw[p]
         if c == 34:  # "

@@ -151,7 +151,7 @@ def _refuse_other_key(table: TableSchema, names: Sequence[str]) -> None:
         raise ProtocolError(
             f"the key of {table.qualified} has other columns than in changes that still wait",
             offset=None,
-            hint="copy the table again: test_decoding tells names only, which the catalog no longer has",
+            hint="re-copy the table: test_decoding sends names only, which the catalog no longer has",
         )
 
 

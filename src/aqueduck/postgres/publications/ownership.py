@@ -25,7 +25,7 @@ __all__ = ["Ownership", "noting", "read_ownership", "refuse_foreign_publication"
 
 Connection = psycopg.Connection[Any]
 
-_ADOPT = "if it is for this group and nobody else needs it, start once with: aqueduck run -c FILE --adopt"
+_ADOPT = "if it is for this group and nothing else needs it, start once with: aqueduck run -c FILE --adopt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def _record(conn: Connection, group: str, now: Ownership) -> None:
 def refuse_foreign_slot(slot: str) -> NoReturn:
     raise SlotConflictError(
         f"the slot {slot} exists already, and Aqueduck did not make it: reading it would take changes from its consumer",
-        hint=f"set another slot_name for the group; {_ADOPT}; if nobody needs it: select pg_drop_replication_slot({literal(slot)})",
+        hint=f"set another slot_name for the group; {_ADOPT}; if nothing needs it: select pg_drop_replication_slot({literal(slot)})",
     )
 
 
@@ -83,5 +83,5 @@ def refuse_foreign_publication(publication: str) -> NoReturn:
         f"the publication {publication} has other tables or options, and Aqueduck did not make it:"
         " changing it would change what others get",
         hint=f"set another publication for the group, or publication_by: user to use it as it is; {_ADOPT};"
-        f" if nobody needs it: drop publication {identifier(publication)}",
+        f" if nothing needs it: drop publication {identifier(publication)}",
     )

@@ -141,7 +141,7 @@ def refuse_without_identity(table: TableSchema) -> None:
 
 def refuse_foreign(conn: Connection, publication: str, table: TableSchema) -> None:
     """
-    Refuse a table of another owner, because only the owner may publish it; one that is already in the
+    Refuse a table of another owner, because only the owner may publish it; a table that is already in the
     publication is accepted.
     """
     with translate_errors(f"read the owner of {table.qualified}", table.qualified, conn=conn):
@@ -190,7 +190,7 @@ def refuse_without_key(table: TableSchema, mode: str) -> None:
     """Refuse a table without a key, which the mode needs to order the versions of a row."""
     if not table.key:
         raise NoKeyError(
-            f"{table.qualified} has no key, which mode {mode} needs to tell the versions of a row",
+            f"{table.qualified} has no key, which mode {mode} needs to match the versions of a row",
             hint=f"alter table {table_identifier(table)} add primary key (<columns>), or set mode: upsert or append",
             table=table.qualified,
         )

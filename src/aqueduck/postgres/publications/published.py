@@ -152,7 +152,7 @@ def refuse_narrowed(conn: Connection, name: str, plugin: str) -> None:
     if row is not None and row[0]:
         raise PublicationError(
             f"the publication {name} has column lists, row filters, or not every kind of change,"
-            f" of which {plugin} knows nothing",
+            f" which {plugin} does not apply",
             hint="name a publication that publishes its tables whole, or read it with the plugin pgoutput",
         )
 
@@ -171,7 +171,7 @@ def published_tables(conn: Connection, publication: str) -> tuple[TableSchema, .
             found.append(describe_table(conn, str(TableName(schema, name)), need_key=False))
         except (TableMissingError, PublicationError):
             # Dropped a moment ago, or of an unknown kind.
-            log.warning("table not described, taken as the stream tells it", table=f"{schema}.{name}")
+            log.warning("table not described, read as the stream describes it", table=f"{schema}.{name}")
     return tuple(found)
 
 
@@ -182,7 +182,7 @@ class Newcomer:
     key: tuple[str, ...] = ()
     """For a table with a full replica identity; for others, the stream sends it."""
     above: tuple[str, ...] = ()
-    """The partitioned tables of which it is a partition, as schema.name."""
+    """The partitioned tables above a partition, as schema.name."""
 
 
 def newcomers(conn: Connection, publication: str, known: Iterable[int]) -> dict[int, Newcomer]:

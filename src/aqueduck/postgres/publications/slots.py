@@ -142,7 +142,7 @@ def missing_slot(name: str, plugin: str, otherwise: str) -> SlotLostError:
 
 
 def drop_slot(conn: Connection, name: str) -> None:
-    """Drop a slot; a missing one is not an error, one that is being read raises `SlotActiveError`."""
+    """Drop a slot; a missing slot is no error, and a slot that is being read raises `SlotActiveError`."""
     found = slot_info(conn, name)
     if found is None:
         return
@@ -170,7 +170,7 @@ def check_slot(
     Raise if reading the slot from the `lake`'s `position` on would leave changes out.
 
     `position` is `None` while the lake has none: then a missing or a new slot is accepted.  A
-    server confirms only what it is told.  So if the slot is beyond both our position and the confirmation that we
+    server moves a slot only if a client confirms.  So if the slot is beyond both our position and the confirmation that we
     `noted`, another program made or moved it (unless it is `trusted`), or the lake was restored
     from a backup: changes in between are lost.
     """
@@ -190,20 +190,20 @@ def check_slot(
         )
     if info.wal_status == "lost" or info.invalidation_reason:
         raise _lost(name, f"was invalidated by the server ({info.invalidation_reason or 'wal_removed'})")
-    stands = info.confirmed_flush_lsn
-    if position is None or stands is None or stands <= position:
+    confirmed = info.confirmed_flush_lsn
+    if position is None or confirmed is None or confirmed <= position:
         return
     if noted is not None and noted.is_ahead_of(durable=position, lake=lake):
         raise _lost(
             name,
-            f"stands at {lsn_text(stands)}, and the lake, which was at {lsn_text(noted.durable)} before,"
+            f"is at {lsn_text(confirmed)}, and the lake, which was at {lsn_text(noted.durable)} before,"
             f" at {lsn_text(position)}: it was restored from an older backup",
         )
-    if trusted or (noted is not None and noted.covers(stands, durable=position, lake=lake)):
+    if trusted or (noted is not None and noted.covers(confirmed, durable=position, lake=lake)):
         return
     raise _lost(
         name,
-        f"stands at {lsn_text(stands)}, beyond the lake's {lsn_text(position)}:"
+        f"is at {lsn_text(confirmed)}, beyond the lake's {lsn_text(position)}:"
         " it was re-created or moved by another program",
         "; if only state_dir was lost and nothing else used the slot: aqueduck run --trust-slot",
     )

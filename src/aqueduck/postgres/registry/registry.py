@@ -2,7 +2,7 @@
 The registry: what is to be synced and how far it is, in the schema `aqueduck` of the source.
 
 `reconcile_file` writes a configuration file into it, `call` and `rows_of` are the SQL functions of
-docs/sql-api.md for Python, `listen` and `wait_for_notice` tell when somebody else used them.
+docs/sql-api.md for Python, `listen` and `wait_for_notice` report calls by other sessions.
 Tables and functions come from `registry_install`, what the service reads and writes all the time is
 in `registry_rows`, its lock in `group_lock`; all of it can be imported from here.
 """

@@ -151,7 +151,7 @@ def check_registry(conn: Connection) -> str:
 
 
 def exists(conn: Connection) -> bool:
-    """Whether the database has a registry, even one that the role may not read; raises for one that it may not trust."""
+    """Whether the database has a registry, even if the role may not read it; raises if the registry cannot be trusted."""
     with registry_errors("look for the registry", conn):
         found = _look(conn)
     if found.owner is not None:

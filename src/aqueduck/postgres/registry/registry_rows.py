@@ -1,7 +1,7 @@
 """
 The registry's rows for the service: what people want, and what the service writes back.
 
-One statement each way, whatever the number of tables.  Writing leaves rows alone that already say
+One statement each way for any number of tables.  Writing leaves rows alone that already say
 the same, so that an idle system writes nothing, and with it no WAL that it would then have to read.
 """
 

@@ -3,7 +3,7 @@ What PostgreSQL's errors mean: pure functions from SQLSTATE and message to our e
 
 A server's primary message names tables, roles and settings and is shown; DETAIL, and primary
 messages of the classes that quote data, are not.  libpq gives no SQLSTATE for a connection
-that failed, so those are told apart by their words.
+that failed, so the text of the message distinguishes them.
 """
 
 from __future__ import annotations

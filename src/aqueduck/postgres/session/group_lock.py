@@ -253,7 +253,7 @@ def group_runs(conn: Connection, name: str) -> bool:
 
 
 def unlock_group(conn: Connection, name: str) -> None:
-    """Release the group; one that is not held is accepted."""
+    """Release the group; does nothing if it is not held."""
     with translate_errors(f"unlock the group {name}", conn=conn):
         conn.execute(_UNLOCK, {"key": lock_key(name)})
 
@@ -263,7 +263,7 @@ _OF_THE_GROUP: LiteralString = """
         and l.database = (select oid from pg_database where datname = current_database())
         and l.classid::int8 = (%(key)s::int8 >> 32 & 4294967295)
 """
-# Our own role counts as one that runs services, whatever privilege the server requires.
+# Our own role counts as a role that runs services, even if it lacks a privilege that the server requires.
 _HOLDERS: LiteralString = f"""
     select l.pid, a.usename::text as role,
         case when a.backend_start is not null then coalesce(host(a.client_addr), 'the same machine') end as address,

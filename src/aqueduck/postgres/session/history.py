@@ -90,8 +90,8 @@ def check_history(
     ):
         raise _another(
             known,
-            f"the slot {slot.name} stands before where it stood already, and {at}:"
-            " the server was restored from an older backup, and has gone on from there",
+            f"the slot {slot.name} is before the position that it had already reached, and {at}:"
+            " the server was restored from an older backup, and has continued from there",
         )
     if known.timeline in (None, server.timeline):
         return

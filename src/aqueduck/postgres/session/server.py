@@ -133,7 +133,7 @@ def have_ended(conn: psycopg.Connection[Any], before: str) -> bool:
 
 def _write_message(conn: psycopg.Connection[Any]) -> None:
     with conn.transaction():
-        # Do not wait for standbys, whatever the server's settings.
+        # Do not wait for standbys, even if the server's settings ask for it.
         conn.execute("set local synchronous_commit = local")
         conn.execute("select pg_logical_emit_message(true, 'aqueduck', 'flush')")
 

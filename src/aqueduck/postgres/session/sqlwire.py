@@ -30,7 +30,7 @@ COPY_BYTES = 1 << 20
 _END = b"Z" + struct.pack("!I", 5) + b"I"
 
 
-class Stopped(Exception):  # noqa: N818 - no error: whoever waits here is told to end
+class Stopped(Exception):  # noqa: N818 - no error: it ends the wait
     """The wait for the server was interrupted by a stop request."""
 
 
@@ -101,7 +101,7 @@ class SqlConnection:
                 return
 
     def copy(self, sql: str) -> Iterator[Bytes]:
-        """Run statements of which one is COPY; yields the server's messages in pieces, to be read up to ReadyForQuery."""
+        """Run statements that include one COPY; yields the server's messages in pieces, to be read up to ReadyForQuery."""
         with _lost_where_broken():
             if self._socket is None:
                 yield from self._copy_libpq(sql)

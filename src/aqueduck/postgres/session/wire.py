@@ -50,7 +50,7 @@ COPY_READ_BYTES = 1 << 20  # a good piece to decode: small enough for the cache
 MESSAGE_BYTES_MAX = (1 << 30) + (1 << 20)  # a row has less than 1 GiB
 OTHER_BYTES_MAX = 64 << 20
 
-#: how the server writes values: the same text whatever its own defaults are; and whose functions it finds
+#: how the server writes values: as the same text for all of its defaults; and which functions it finds
 _OUTPUT = {
     **GUARDS,
     "datestyle": "ISO",

@@ -277,7 +277,7 @@ def _refuse_other_history(feed: Feed, offsets: Sequence[dict[str, Any]], table: 
     for snapshot, stamp in seen.items():
         if snapshot > latest or now.get(snapshot, stamp) != stamp:
             raise SourceDivergedError(
-                f"the source lake was restored: its lake snapshot {snapshot} is not the one that was read",
+                f"the source lake was restored: its lake snapshot {snapshot} differs from what was read",
                 hint="empty the target and restart the query with a new checkpoint",
                 table=table.qualified,
             )

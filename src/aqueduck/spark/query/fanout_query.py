@@ -188,7 +188,7 @@ def find_cursors(
         try:
             with workers.pool().use(destination.place) as lake:
                 state = read_state(lake, destination.id)
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the other destinations go on
+        except Exception as exc:  # noqa: BLE001 - an error of one destination must not stop the others
             return Found(destination.id, error=str(own_error(exc)))
         if state is None:
             return Found(destination.id)

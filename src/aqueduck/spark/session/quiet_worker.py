@@ -27,7 +27,7 @@ def quiet_worker(sock: socket.socket, authenticated: bool) -> int:
 
 
 def quiet_planning() -> None:
-    """The same for planning workers, which Spark always starts from its own daemon, whatever the daemon for tasks is."""
+    """The same for planning workers, which Spark always starts from its own daemon, even if the tasks have another."""
     main = sys.modules["__main__"]
     if main.__spec__ is not None and main.__spec__.name == "pyspark.daemon":
         main.worker = quiet_worker  # type: ignore[attr-defined]

@@ -43,9 +43,7 @@ def _own(directory: Path) -> None:
     file = os.open(directory / "new", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
-    except (
-        OSError
-    ):  # storage without locks: no process can tell whether this one is alive, so the directory is kept
+    except OSError:  # storage without locks: other processes cannot know whether this one is alive, so the directory is kept
         return
     os.write(file, socket.gethostname().encode())
     (directory / "new").rename(directory / OWNER)

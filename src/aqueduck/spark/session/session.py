@@ -60,7 +60,7 @@ _SETTINGS = {
     "spark.python.unix.domain.socket.enabled": "true",
     # A worker that starts on a busy machine may need longer than the default of 15 s to connect back.
     "spark.python.authenticate.socketTimeout": "120s",
-    # Environment variables of executors are redacted in event logs too, whatever their names.
+    # Environment variables of executors are redacted in event logs too, under any name.
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|dsn|executorenv",
     # The lake defines the progress, so a few batches of Spark's own log are enough.
     "spark.sql.streaming.minBatchesToRetain": "10",
@@ -152,7 +152,7 @@ def _start_java(settings: Mapping[str, str]) -> None:
 
 @contextmanager
 def _same_interrupt() -> Iterator[None]:
-    """Restore the handler of ctrl-C, because a Spark context sets one that raises at any point of the program."""
+    """Restore the handler of ctrl-C, because a Spark context sets its own, which raises at any point of the program."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield

@@ -2,7 +2,7 @@
 One round of a comparison: pin source and lake, read both, and prove the differences.
 
 The source is read under an exported snapshot whose position P is known. The lake is read at a version that
-has everything up to P, and possibly more. Any additional changes were written by versions after the one that
+has everything up to P, and possibly more. Any additional changes were written by versions after the version that
 was current before the source's snapshot was made, so keys that these versions touched are *in motion*: they
 are left out on both sides and compared in the next round.
 

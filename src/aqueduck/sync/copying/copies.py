@@ -130,9 +130,9 @@ class Copier:
         """Raise the first failure, for a caller that waits for all copies."""
         self.schedule.raise_failures()
 
-    def tell_progress(self) -> None:
+    def log_progress(self) -> None:
         """Log a line for each copy that takes long."""
-        self.progress.tell(self._book.states, self._is_busy)
+        self.progress.log(self._book.states, self._is_busy)
 
     def is_stopping(self) -> bool:
         return self._stopping.is_set()
@@ -154,7 +154,7 @@ class Copier:
         states = [known[oid] for oid in oids if oid in known]
         try:
             work(states)
-        except Exception as exc:  # noqa: BLE001 - whatever it is, it is about these tables and has to be seen
+        except Exception as exc:  # noqa: BLE001 - any error is recorded as an error of these tables
             self._failed(states, own_error(exc))
         else:
             self.schedule.succeeded(oids)
@@ -210,7 +210,7 @@ class Copier:
         """Apply the parked changes of a table that failed, if that is possible now."""
         [state] = states
         if self.commits.replay(state):
-            log.info("table goes on", group=self._book.group, table=state.source)
+            log.info("table continues", group=self._book.group, table=state.source)
 
     def _take_over(self, states: list[TableState]) -> None:
         [state] = states

@@ -62,7 +62,7 @@ class CopySettings:
     """Whether snapshots are taken without a replication connection."""
     task_memory: int = TASK_MEMORY
     resync_on_type_change: bool = False
-    """Whether a table is copied again if its parked changes cannot be applied."""
+    """Whether a table is re-copied if its parked changes cannot be applied."""
 
 
 @dataclass(slots=True)
@@ -160,7 +160,7 @@ class CopyReader:
             )
             self.progress.begin(state.oid, journal, began)
             log.info(
-                "copy started" if session.number == 0 else "copy goes on", group=self.book.group,
+                "copy started" if session.number == 0 else "copy continues", group=self.book.group,
                 table=state.source, chunks=len(journal.missing()),
             )  # fmt: skip
         return copies

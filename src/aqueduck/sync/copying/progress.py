@@ -74,7 +74,7 @@ class Progress:
     def forget(self, oid: int) -> None:
         self._copies.pop(oid, None)
 
-    def tell(self, states: Mapping[int, TableState], is_busy: Callable[[int], bool]) -> None:
+    def log(self, states: Mapping[int, TableState], is_busy: Callable[[int], bool]) -> None:
         """Log a line for each copy that takes long."""
         if time.monotonic() - self._logged_at < LOG_SECONDS:
             return

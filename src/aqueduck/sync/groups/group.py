@@ -255,7 +255,7 @@ class GroupRunner:
             self.copier.forget(oid)
 
     def resync(self, oid: int) -> None:
-        """Have a table copied again unless a copy is running; its changes are parked from the next batch on."""
+        """Re-copy a table unless a copy is running; its changes are parked from the next batch on."""
         with self.commit_lock:
             if self.copier.is_copying(oid):
                 return

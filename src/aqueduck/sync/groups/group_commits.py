@@ -95,7 +95,7 @@ def _commit_or_isolate(runner: GroupRunner, tasks: FoldedTasks, end: Position) -
     before = runner.states
     try:
         _commit_what_can_be(runner, tasks, end)
-    except BaseException:  # the error does not tell which table failed: try each
+    except BaseException:  # which table failed is unknown: none of them stays isolated
         runner.copier.schedule.succeeded(runner.book.take_back(before))
         raise
 
@@ -127,7 +127,7 @@ def _commit_what_can_be(runner: GroupRunner, tasks: FoldedTasks, end: Position) 
 
 
 def _numbered(runner: GroupRunner, segment: SegmentRef) -> SegmentRef:
-    """Park the segments with the column numbers that the catalog has now: later it may be unable to tell them."""
+    """Park the segments with the column numbers that the catalog has now: later they may no longer be known."""
     return replace(segment, schema_json=runner.versions.of(segment).streamed.to_json())
 
 
@@ -136,7 +136,7 @@ def _isolate(runner: GroupRunner, failed: TableFailed) -> TableState:
     state, error = runner.states[failed.oid], failed.error
     again = isinstance(error, ResyncNeededError) and runner.group.on_type_change == "resync"
     error = error if again else with_way_out(runner, failed.oid, error)
-    what = "table is copied again" if again else "table failed"
+    what = "table is re-copied" if again else "table failed"
     log.warning(what, group=runner.group.name, table=state.source, error=str(error))
     isolated = runner.book.isolate(failed.oid, None if again else error)
     if again:

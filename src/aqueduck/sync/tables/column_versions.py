@@ -1,7 +1,7 @@
 """
 Which columns the segments of a group have.
 
-A segment has the column names of the stream.  Column numbers from the catalog distinguish a renamed column from one that was
+A segment has the column names of the stream.  Column numbers from the catalog distinguish a renamed column from a column that was
 dropped while another was added (`column_numbers`).  The catalog is asked once for each version of a table's columns, in
 stream order.
 """

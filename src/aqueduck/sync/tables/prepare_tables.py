@@ -124,7 +124,7 @@ def prepare_tables(
     """
     Create targets and states of tables that the lake does not know yet; returns the errors, by OID.
 
-    The targets in `filled` belonged to source tables that were dropped: a copy replaces their contents, whatever their columns.
+    The targets in `filled` belonged to source tables that were dropped: a copy replaces their contents and their columns.
     """
 
     def make(some: Mapping[int, PreparedTable]) -> None:

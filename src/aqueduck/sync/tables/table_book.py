@@ -64,7 +64,7 @@ class TableBook:
         self.disabled: frozenset[int] = frozenset()
         """Tables whose changes stay parked until a person enables them."""
         self._may_have_parked: set[int] = set()
-        """Tables of which changes may be parked, including those whose commit had an unknown result."""
+        """Tables whose changes may be parked, including those whose commit had an unknown result."""
         self._unsettled: set[int] = set()
         """Tables that were published while transactions may have been open, whose earlier changes are in no stream."""
         self._truncated: set[int] = set()
@@ -107,7 +107,7 @@ class TableBook:
         self._unsettled.add(state.oid)
 
     def forget(self, oids: Collection[int]) -> None:
-        """Stop following these tables, and tell the capture and the tasks."""
+        """Stop following these tables, and inform the capture and the tasks."""
         self._assert_locked()
         self.tables = _without(self.tables, oids)
         self.states = _without(self.states, oids)
@@ -158,7 +158,7 @@ class TableBook:
         self.states = {**self.states, **{state.oid: state for state in states}}
 
     def write(self, state: TableState) -> None:
-        """Write a table's state outside of any batch, and tell the tasks."""
+        """Write a table's state outside of any batch, and inform the tasks."""
         self._assert_locked()
         transact(self.lake, lambda: write_state(self.lake, self.group, [state]))
         self.written([state])
@@ -173,7 +173,7 @@ class TableBook:
         self.write(replace(self.states[oid], ready=False, error=str(error)))
 
     def disable(self, oid: int) -> None:
-        """Park the table's changes, also after a copy that is running."""
+        """Park the table's changes, even after a copy that is running now."""
         self._assert_locked()
         self.disabled |= {oid}
         if self.states[oid].ready:
@@ -195,7 +195,7 @@ class TableBook:
         """
         Stop applying the table from the batch on that is being committed; that batch writes the returned state.
 
-        Without an error, the table is copied again.
+        Without an error, the table is re-copied.
         """
         self._assert_locked()
         state = self.states[oid]

@@ -100,7 +100,7 @@ class SourceWatch:
             self._publish_again(runner, tables, sent)
 
     def _forget_left(self, runner: GroupRunner) -> None:
-        """Forget tables that left the group: one that comes back need not have been published in between."""
+        """Forget tables that left the group: if one returns, it need not have been published in between."""
         for oid in runner.book.take_left():
             self._sent.get(runner.group.name, {}).pop(oid, None)
 
@@ -117,7 +117,7 @@ class SourceWatch:
 
     def _publish_again(self, runner: GroupRunner, tables: list[int], sent: dict[int, int]) -> None:
         """
-        Publish tables again that were not sent for a while, and re-copy them; one that is being copied is
+        Publish tables again that were not sent for a while, and re-copy them; a table that is being copied is
         re-copied afterwards.
         """
         group, before = runner.group, self._sent.get(runner.group.name, {})
@@ -136,7 +136,7 @@ class SourceWatch:
             if not runner.book.is_ready(oid):  # its copy, or its handover, begins when it is published
                 continue
             table = runner.tables[oid].schema.qualified
-            log.warning("table is copied again: it was not published", group=group.name, table=table)
+            log.warning("table is re-copied: it was not published", group=group.name, table=table)
             with runner.commit_lock:
                 runner.book.record_sent_again(oid)
             runner.resync(oid)
@@ -165,7 +165,7 @@ class SourceWatch:
         if news.attached or news.lost or news.rewritten:
             what = _describe(news)
             if group.on_partition_change == "resync":
-                log.warning("table is copied again", group=group.name, table=table, reason=what)
+                log.warning("table is re-copied", group=group.name, table=table, reason=what)
                 runner.resync(oid)
                 return
             log.warning("the lake keeps its rows", group=group.name, table=table, reason=what)
@@ -191,7 +191,7 @@ def _record_unsent(runner: GroupRunner, published: Collection[int]) -> None:
     for oid, table in runner.tables.items():
         if oid in runner.book.unsent and oid in published:
             log.warning(
-                "table is copied again: it was not published", group=runner.group.name, table=table.source
+                "table is re-copied: it was not published", group=runner.group.name, table=table.source
             )
             with runner.commit_lock:
                 runner.book.record_sent_again(oid)
@@ -200,7 +200,7 @@ def _record_unsent(runner: GroupRunner, published: Collection[int]) -> None:
             name = runner.group.publication
             error = PublicationError(
                 f"the publication {name} does not send the table any more",
-                hint=f"alter publication {identifier(name)} add table {table.source}; it is copied again then",
+                hint=f"alter publication {identifier(name)} add table {table.source}; it is re-copied then",
                 table=table.source,
             )
             with runner.commit_lock:

@@ -1,4 +1,4 @@
-// The page: takes what the feed brings, keeps it, and tells the parts of the page to show it.
+// The page: receives the feed, keeps its state, and has the parts of the page show it.
 
 import { askForToken, toast, token } from "./access.js";
 import { follow } from "./feed.js";
@@ -110,23 +110,23 @@ function showVerdict(tone, title, text) {
 function verdict(head, groups, open, rows) {
   if (head.stalled.length) {
     const [first] = head.stalled;
-    return ["bad", "Standing still", `${first.reason}, for ${seconds(first.seconds)}`];
+    return ["bad", "No progress", `${first.reason}, for ${seconds(first.seconds)}`];
   }
   const blind = head.flows.find((flow) => flow.error);
   if (blind) return ["bad", "The source cannot be read", blind.error.message];
   const failed = groups.filter((group) => ["retrying", "errored"].includes(group.state));
-  if (failed.length) return ["bad", `${plural(failed.length, "group")} cannot go on`, failed.map((g) => g.name).join(", ")];
+  if (failed.length) return ["bad", `${plural(failed.length, "group")} cannot continue`, failed.map((g) => g.name).join(", ")];
   if (open.length) {
     const names = open.map((p) => p.destination || p.table || p.group || p.flow);
     return ["warn", `${plural(open.length, "thing")} need${open.length === 1 ? "s" : ""} attention`,
-      `${names.slice(0, 3).join(", ")}${names.length > 3 ? ` and ${names.length - 3} more` : ""}: everything else goes on`];
+      `${names.slice(0, 3).join(", ")}${names.length > 3 ? ` and ${names.length - 3} more` : ""}: everything else continues`];
   }
   const seeding = rows.filter((row) => ["seeding", "pending"].includes(row.state));
-  if (seeding.length) return ["busy", `Seeding ${plural(seeding.length, "destination")}`, "The others go on meanwhile."];
+  if (seeding.length) return ["busy", `Seeding ${plural(seeding.length, "destination")}`, "The others continue meanwhile."];
   const copying = rows.filter((row) => ["SNAPSHOT", "PENDING", "CATCHUP"].includes(row.state));
   if (copying.length) return ["busy", `Copying ${plural(copying.length, "table")}`, "Changes meanwhile are kept and replayed."];
   const stopped = groups.filter((group) => group.state === "disabled");
-  if (groups.length && stopped.length === groups.length) return ["idle", "Paused", "The source keeps the changes until it goes on."];
+  if (groups.length && stopped.length === groups.length) return ["idle", "Paused", "The source keeps the changes until it is resumed."];
   if (groups.some((group) => group.state === "starting")) return ["busy", "Starting", "Spark and the streams are on their way."];
   if (groups.length && groups.every((group) => group.delivery)) return ["good", "Everything flows", "Every event is delivered in the order of the commits."];
   if (!rows.length) return ["idle", "Nothing to carry yet", "Add a table: aqueduck tables add public.orders"];
@@ -193,7 +193,7 @@ function showAccess() {
 
 $("unlock").addEventListener("click", async () => {
   if (token.get()) { token.forget(); toast("Actions are locked.", "good"); }
-  else if (!(await askForToken("With the server's token, tables can be copied again and groups paused from here."))) return;
+  else if (!(await askForToken("With the server's token, tables can be re-copied and groups paused from here."))) return;
   tables.tick();
   show({ set: {} });
 });

@@ -149,7 +149,7 @@ function askPause(group) {
     title: `Resume the group ${group.name}?`, text: "It catches up with everything that WAL holds.", yes: "Resume",
   } : {
     title: `Pause the group ${group.name}?`,
-    text: "Its tables stand still. The source keeps WAL for it until it goes on: watch the disk there.",
+    text: "Its tables are not updated. The source keeps WAL for it until it is resumed: watch the disk there.",
     yes: "Pause", danger: true,
   });
 }

@@ -1,4 +1,4 @@
-// How the lake fares: files, sizes, lake snapshots; what wants maintenance is seen at a glance.
+// The state of the lake: files, sizes, lake snapshots; what needs maintenance is visible at a glance.
 
 import { ago, bytes, count, h, plural } from "./format.js";
 import { showFacts } from "./groups.js";

@@ -1,5 +1,5 @@
 // A table that stays fast with thousands of rows: only the rows that can be seen are elements.
-// It sorts by a click on a heading, filters by text and by state, and holds still while somebody points at it.
+// A click on a heading sorts it; it filters by text and by state, and does not move while the pointer is over it.
 
 import { h, plural, setAttribute, setText } from "./format.js";
 
@@ -58,7 +58,7 @@ export class List {
     });
   }
 
-  // Somebody who is about to press a button must not have it move away.
+  // A button must not move away while a person is about to press it.
   get busy() {
     return this.scroller.matches(":hover") || (this.body.contains(document.activeElement) && document.activeElement !== this.body);
   }

@@ -72,7 +72,7 @@ function tableNote(t) {
   return parked || verifiedText(t.verified);
 }
 
-// What the last comparison with the source said; nothing where nobody compares.
+// The result of the last comparison with the source; empty if there was none.
 export function verifiedText(v) {
   if (v.verdict === "different") return `differs from its source, found ${ago(v.at)}`;
   const failed = v.failed_at ? `not compared ${ago(v.failed_at)}` : "";

@@ -1,5 +1,5 @@
 -- Names, errors and notices. Functions that begin with an underscore are internal. SQLSTATE QD001 is a
--- mistake of the caller, QD002 a table without a key, QD003 a missing table or one that cannot be synced. The
+-- mistake of the caller, QD002 a table without a key, QD003 a table that is missing or cannot be synced. The
 -- search path of each function is `pg_catalog` alone: no function or operator of another schema can run with
 -- the caller's rights.
 

@@ -30,7 +30,7 @@ language sql immutable set search_path = pg_catalog, pg_temp as $$
         ('on_type_change', 'choice', '"resync"', null, null, '{resync,stop}', '{global,group}',
          'What happens after a change of a source table that cannot be applied: copy the table again, or stop it with an error.'),
         ('large_transactions', 'choice', '"stream"', null, null, '{stream,whole}', '{global,group}',
-         'Whether transactions beyond the server''s logical_decoding_work_mem are read while they go on, or whole after their commit.'),
+         'Whether transactions beyond the server''s logical_decoding_work_mem are read in progress, or whole after their commit.'),
         ('on_partition_change', 'choice', '"resync"', null, null, '{resync,keep}', '{global,group}',
          'What happens after a partition came or went with its rows: copy the table again, or keep what the lake has.'),
         ('on_recreate', 'choice', '"stop"', null, null, '{stop,resync}', '{global,group}',
@@ -46,7 +46,7 @@ language sql immutable set search_path = pg_catalog, pg_temp as $$
         ('poll_step_bytes', 'bytes', '67108864', 65536, 1::bigint << 40, null, '{global,group}',
          'How much WAL one read by SQL decodes.'),
         ('catchup_bytes', 'bytes', '67108864', 1, 1::bigint << 50, null, '{global,group}',
-         'With the capture auto, a backlog above this is read by SQL before the stream goes on.')
+         'With the capture auto, a larger backlog is read by SQL before streaming resumes.')
 $$;
 
 -- A number of bytes, written like 33554432, 512 MiB or 1GB.

@@ -8,7 +8,7 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
                     format('%I.%I', m.source_schema, m.source_table))
 $$;
 
--- A table that no query replicates now is pending, whatever a service last wrote.
+-- A table that no query replicates now is pending, even if a service last wrote another state.
 create or replace function aqueduck._state(m aqueduck.table_mappings, running boolean) returns text
 language sql immutable set search_path = pg_catalog, pg_temp as $$
     select case when m.state in ('SNAPSHOT', 'CATCHUP', 'STREAMING') and not running then 'PENDING' else m.state end
