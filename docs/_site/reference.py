@@ -32,7 +32,8 @@ CLI_HEAD = """\
 
 This page is generated from the program by `make reference`. The option `--help` of each command prints the same.
 
-Every command that works on a flow takes its configuration file with `-c FILE`. The keys of the file determine the flow
+Every command that works on a flow takes its configuration file with `-c FILE`; without it, `aqueduck.yaml` in the current directory.
+The keys of the file determine the flow
 ([configuration.md](configuration.md), [fanout.md](fanout.md), [events.md](events.md)).
 
 ## Exit codes

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from aqueduck import __version__
 from aqueduck.cli.events_commands import add_events_commands
-from aqueduck.cli.options import ConfigFile, Json, Log, out
+from aqueduck.cli.options import CONFIG, ConfigFile, Json, Log, out
 from aqueduck.cli.registry_commands import add_registry_commands, show_rows
 from aqueduck.config.fanout import file_is_fanout, load_fanout
 from aqueduck.model.errors import ConfigError, own_error
@@ -72,7 +72,7 @@ Adopt = Annotated[
 
 
 @app.command()
-def init(config: ConfigFile, adopt: Adopt = False, as_json: Json = False) -> None:
+def init(config: ConfigFile = CONFIG, adopt: Adopt = False, as_json: Json = False) -> None:
     """Create publication, slot and lake, or the lakes of a fan-out; leave alone what is already right."""
     from aqueduck.cli.show import print_json
     from aqueduck.config.events import load_events
@@ -97,7 +97,7 @@ def init(config: ConfigFile, adopt: Adopt = False, as_json: Json = False) -> Non
 
 
 @app.command()
-def check(config: ConfigFile, as_json: Json = False) -> None:
+def check(config: ConfigFile = CONFIG, as_json: Json = False) -> None:
     """Test what the file requires and print the statement that fixes each problem."""
     from aqueduck.cli.show import print_json, show_checks
     from aqueduck.config.events import load_events
@@ -124,7 +124,7 @@ def check(config: ConfigFile, as_json: Json = False) -> None:
 
 @app.command()
 def run(
-    config: ConfigFile,
+    config: ConfigFile = CONFIG,
     once: Annotated[
         bool, typer.Option("--once", help="Process everything committed so far, then exit.")
     ] = False,
@@ -160,7 +160,7 @@ def run(
 
 
 @app.command()
-def status(config: ConfigFile, as_json: Json = False) -> None:
+def status(config: ConfigFile = CONFIG, as_json: Json = False) -> None:
     """Show every table, every destination, or the position of an events flow: state, position, rows, errors."""
     from aqueduck.config.events import load_events
 
@@ -183,7 +183,7 @@ def status(config: ConfigFile, as_json: Json = False) -> None:
 
 @app.command()
 def verify(
-    config: ConfigFile,
+    config: ConfigFile = CONFIG,
     table: Annotated[list[str] | None, typer.Option(help="Only this table; repeatable.")] = None,
     destination: Annotated[
         list[str] | None, typer.Option(help="Only this destination of a fan-out; repeatable.")
@@ -253,7 +253,7 @@ def _verify_fanout(config: Path, only: Sequence[str], as_json: bool, *, deep: bo
 
 
 @app.command()
-def maintain(config: ConfigFile, as_json: Json = False, log_format: Log = "console") -> None:
+def maintain(config: ConfigFile = CONFIG, as_json: Json = False, log_format: Log = "console") -> None:
     """Merge small files, rewrite files with deleted rows, expire lake snapshots, remove unused files."""
     from aqueduck.cli.logs import configure_logs
     from aqueduck.cli.show import print_json, show_maintenance
@@ -277,7 +277,7 @@ def maintain(config: ConfigFile, as_json: Json = False, log_format: Log = "conso
 
 @app.command()
 def asof(
-    config: ConfigFile,
+    config: ConfigFile = CONFIG,
     lsn: Annotated[str | None, typer.Option(help="A position of the source, such as 0/1A2B3C4.")] = None,
     time: Annotated[
         str | None,

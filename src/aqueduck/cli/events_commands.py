@@ -7,14 +7,10 @@ from typing import Annotated, Literal
 import typer
 from rich.table import Table
 
-from aqueduck.cli.options import Json, out
+from aqueduck.cli.options import Dsn, Json, out
 
 __all__ = ["add_events_commands"]
 
-Dsn = Annotated[
-    str,
-    typer.Option("--dsn", envvar="PG_DSN", help="The database, as libpq keywords or URI.", show_envvar=True),
-]
 SlotName = Annotated[str, typer.Argument(metavar="SLOT", help="The slot's name.")]
 
 slots_app = typer.Typer(no_args_is_help=True, help="Replication slots: list, create, drop.")

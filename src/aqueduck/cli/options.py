@@ -1,4 +1,4 @@
-"""Options that several commands share, and the consoles they print to."""
+"""Options that several commands share, how they are completed, and the consoles they print to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-__all__ = ["ConfigFile", "Json", "Log", "out"]
+from aqueduck.model.errors import ConfigError
+
+__all__ = ["CONFIG", "ConfigFile", "Dsn", "Json", "Log", "out"]
+
+CONFIG = Path("aqueduck.yaml")
+"""The configuration file if no option names one."""
 
 
 def _make_printable() -> None:
@@ -36,5 +41,24 @@ Log = Annotated[
         "--log-format", envvar="AQUEDUCK_LOG_FORMAT", help="Log lines for people, or JSON for machines."
     ),
 ]
-ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="The configuration file.", metavar="FILE")]
+
+
+def _check_default(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Refuse a default file that does not exist; the shell, which completes a command, needs none."""
+    if path == CONFIG and not ctx.resilient_parsing and not path.exists():
+        raise ConfigError(
+            f"there is no {CONFIG} in this directory",
+            hint="name the file with -c FILE, or write one: aqueduck new --dsn …",
+        )
+    return path
+
+
+ConfigFile = Annotated[
+    Path,
+    typer.Option("--config", "-c", help="The configuration file.", metavar="FILE", callback=_check_default),
+]
+Dsn = Annotated[
+    str,
+    typer.Option("--dsn", envvar="PG_DSN", help="The database, as libpq keywords or URI.", show_envvar=True),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

@@ -7,25 +7,32 @@ called with SQL. The service acts on the result.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aqueduck.cli.options import ConfigFile, Json, out
+from aqueduck.cli.options import CONFIG, ConfigFile, Json, out
+
+if TYPE_CHECKING:
+    from psycopg.errors import Diagnostic
 
 __all__ = ["add_registry_commands", "show_rows"]
 
 tables_app = typer.Typer(
-    no_args_is_help=True, help="Add, remove, move or re-copy tables; the service acts at once."
+    no_args_is_help=True, help="Add, remove, move, pause or re-copy tables; the service acts at once."
 )
-groups_app = typer.Typer(no_args_is_help=True, help="Groups: list, create, drop, enable, disable.")
+groups_app = typer.Typer(no_args_is_help=True, help="Groups: list, create, drop, enable, disable, release.")
 settings_app = typer.Typer(no_args_is_help=True, help="Settings of all groups, of a group or of a table.")
 
 TableArgument = Annotated[
     str, typer.Argument(help="The source table, such as public.orders.", metavar="TABLE")
 ]
 GroupArgument = Annotated[str, typer.Argument(help="The group's name.", metavar="GROUP")]
+OfGroup = Annotated[
+    str | None, typer.Option("--group", help="The group; needed only if several groups have the table.")
+]
 
 
 def add_registry_commands(app: typer.Typer) -> None:
@@ -36,7 +43,7 @@ def add_registry_commands(app: typer.Typer) -> None:
 
 
 @tables_app.command("list")
-def tables_list(config: ConfigFile, as_json: Json = False) -> None:
+def tables_list(config: ConfigFile = CONFIG, as_json: Json = False) -> None:
     """Show the registered configuration of each table."""
     show_rows(config, "tables", as_json)
 
@@ -44,7 +51,7 @@ def tables_list(config: ConfigFile, as_json: Json = False) -> None:
 @tables_app.command("add")
 def tables_add(
     table: TableArgument,
-    config: ConfigFile,
+    config: ConfigFile = CONFIG,
     target: Annotated[
         str | None, typer.Option(help="The lake table; by default the same name in the schema main.")
     ] = None,
@@ -105,60 +112,137 @@ def tables_add(
 @tables_app.command("remove")
 def tables_remove(
     table: TableArgument,
-    config: ConfigFile,
+    config: ConfigFile = CONFIG,
     drop_target: Annotated[bool, typer.Option("--drop-target", help="Drop the lake table as well.")] = False,
+    group: OfGroup = None,
     as_json: Json = False,
 ) -> None:
     """Remove a table from its group; the lake table is kept unless --drop-target is given."""
     said = f"{table} is no longer replicated"
-    _call(config, as_json, said, "remove_table", source=table, drop_target=drop_target)
+    _call(config, as_json, said, "remove_table", source=table, drop_target=drop_target, group_name=group)
 
 
 @tables_app.command("resync")
-def tables_resync(table: TableArgument, config: ConfigFile, as_json: Json = False) -> None:
+def tables_resync(
+    table: TableArgument, config: ConfigFile = CONFIG, group: OfGroup = None, as_json: Json = False
+) -> None:
     """Copy a table again; changes that arrive during the copy are kept."""
-    _call(config, as_json, f"{table} will be re-copied", "resync_table", source=table)
+    said = f"{table} will be re-copied"
+    _call(config, as_json, said, "resync_table", source=table, group_name=group)
+
+
+@tables_app.command("retry")
+def tables_retry(
+    table: TableArgument, config: ConfigFile = CONFIG, group: OfGroup = None, as_json: Json = False
+) -> None:
+    """Retry an errored table at once, after its cause was repaired."""
+    _call(config, as_json, f"{table} will be retried", "retry_table", source=table, group_name=group)
+
+
+@tables_app.command("disable")
+def tables_disable(
+    table: TableArgument, config: ConfigFile = CONFIG, group: OfGroup = None, as_json: Json = False
+) -> None:
+    """Stop applying a table's changes; they are parked in the lake, and the other tables continue."""
+    said = f"changes of {table} are parked until it is enabled"
+    _call(config, as_json, said, "disable_table", source=table, group_name=group)
+
+
+@tables_app.command("enable")
+def tables_enable(
+    table: TableArgument, config: ConfigFile = CONFIG, group: OfGroup = None, as_json: Json = False
+) -> None:
+    """Resume a disabled table; its parked changes are applied first."""
+    said = f"{table} is replicated again"
+    _call(config, as_json, said, "enable_table", source=table, group_name=group)
 
 
 @tables_app.command("move")
 def tables_move(
-    table: TableArgument, group: GroupArgument, config: ConfigFile, as_json: Json = False
+    table: TableArgument,
+    group: GroupArgument,
+    config: ConfigFile = CONFIG,
+    from_group: Annotated[
+        str | None,
+        typer.Option("--from", help="The old group; needed only if several groups have the table."),
+    ] = None,
+    as_json: Json = False,
 ) -> None:
     """Move a table to another group, which continues from the old group's position."""
     said = f"{table} moves to the group {group}"
-    _call(config, as_json, said, "move_table", source=table, group_name=group)
+    _call(config, as_json, said, "move_table", source=table, group_name=group, from_group=from_group)
 
 
 @groups_app.command("list")
-def groups_list(config: ConfigFile, as_json: Json = False) -> None:
+def groups_list(config: ConfigFile = CONFIG, as_json: Json = False) -> None:
     """Show the groups: slot, publication, WAL that the slot retains."""
     show_rows(config, "groups", as_json)
 
 
 @groups_app.command("create")
-def groups_create(group: GroupArgument, config: ConfigFile, as_json: Json = False) -> None:
+def groups_create(
+    group: GroupArgument,
+    config: ConfigFile = CONFIG,
+    publication: Annotated[
+        str | None, typer.Option(help="The publication; by default aqueduck_ and the group's name.")
+    ] = None,
+    slot: Annotated[
+        str | None, typer.Option(help="The slot; by default aqueduck_ and the group's name.")
+    ] = None,
+    capture: Annotated[str | None, typer.Option(help="stream, poll or auto; by default stream.")] = None,
+    lake: Annotated[
+        str | None,
+        typer.Option(help="The data path of its lake; by default that of the first service that takes it."),
+    ] = None,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Take over a slot and a publication that Aqueduck did not create.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Create a group with its own slot and publication."""
-    _call(config, as_json, f"the group {group} is created", "create_group", name=group)
+    given = {
+        "name": group,
+        "publication": publication,
+        "slot_name": slot,
+        "capture": capture,
+        "lake": lake,
+        "adopt": adopt,
+    }
+    _call(config, as_json, f"the group {group} is created", "create_group", **given)
 
 
 @groups_app.command("drop")
-def groups_drop(group: GroupArgument, config: ConfigFile, as_json: Json = False) -> None:
+def groups_drop(
+    group: GroupArgument,
+    config: ConfigFile = CONFIG,
+    with_tables: Annotated[
+        bool, typer.Option("--with-tables", help="Remove its tables from replication as well.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Drop a group with its slot and publication; lake tables stay."""
-    _call(config, as_json, f"the group {group} is dropped, its lake tables stay", "drop_group", name=group)
+    said = f"the group {group} is dropped, its lake tables stay"
+    _call(config, as_json, said, "drop_group", name=group, with_tables=with_tables)
 
 
 @groups_app.command("enable")
-def groups_enable(group: GroupArgument, config: ConfigFile, as_json: Json = False) -> None:
+def groups_enable(group: GroupArgument, config: ConfigFile = CONFIG, as_json: Json = False) -> None:
     """Enable a group again; it catches up from its last position."""
     _call(config, as_json, f"the group {group} runs again", "enable_group", name=group)
 
 
 @groups_app.command("disable")
-def groups_disable(group: GroupArgument, config: ConfigFile, as_json: Json = False) -> None:
+def groups_disable(group: GroupArgument, config: ConfigFile = CONFIG, as_json: Json = False) -> None:
     """Disable a group; the server retains its WAL until it is enabled."""
-    _call(
-        config, as_json, f"the group {group} stops; the server retains its WAL", "disable_group", name=group
-    )
+    said = f"the group {group} stops; the server retains its WAL"
+    _call(config, as_json, said, "disable_group", name=group)
+
+
+@groups_app.command("release")
+def groups_release(group: GroupArgument, config: ConfigFile = CONFIG, as_json: Json = False) -> None:
+    """Detach a group from its lake, after the lake has moved; the next service takes it."""
+    said = f"the group {group} is free: the next service takes it"
+    _call(config, as_json, said, "release_group", name=group)
 
 
 SettingName = Annotated[str, typer.Argument(help="The setting, such as flush_interval_ms.", metavar="NAME")]
@@ -167,7 +251,7 @@ ForTable = Annotated[str | None, typer.Option("--table", help="For this table on
 
 
 @settings_app.command("list")
-def settings_list(config: ConfigFile, as_json: Json = False) -> None:
+def settings_list(config: ConfigFile = CONFIG, as_json: Json = False) -> None:
     """Show all settings with their global values."""
     show_rows(config, "list_settings", as_json)
 
@@ -175,7 +259,7 @@ def settings_list(config: ConfigFile, as_json: Json = False) -> None:
 @settings_app.command("get")
 def settings_get(
     name: SettingName,
-    config: ConfigFile,
+    config: ConfigFile = CONFIG,
     group: ForGroup = None,
     table: ForTable = None,
     as_json: Json = False,
@@ -189,7 +273,7 @@ def settings_set(
     name: SettingName,
     value: Annotated[str | None, typer.Argument(help="The value; omit it to reset the setting.")] = None,
     *,
-    config: ConfigFile,
+    config: ConfigFile = CONFIG,
     group: ForGroup = None,
     table: ForTable = None,
     as_json: Json = False,
@@ -228,8 +312,15 @@ def _call(config: Path, as_json: bool, said: str, function: str, **arguments: An
     from aqueduck.postgres.session.connection import connect
 
     with connect(load_config(config).source.dsn) as conn:
+        conn.add_notice_handler(_show_notice)
         result = call(conn, function, **arguments)
     if as_json:
         print_json({"called": function, **arguments, "result": result or None})
     else:
         out.print(said.replace("{}", str(result)), highlight=False, markup=False)
+
+
+def _show_notice(notice: Diagnostic) -> None:
+    """Print what a function of the registry has to say besides its result."""
+    hint = f". {notice.message_hint}" if notice.message_hint else ""
+    print(f"note: {notice.message_primary}{hint}", file=sys.stderr)
