@@ -1,7 +1,7 @@
 """
 The whole chain in one history: PostgreSQL → sync → lake → fan-out, `ducklake_changes` and events, with upkeep between any two steps.
 
-A `Chain` does one random step after the other.  Steps that write are processes of their own, some of which are killed at
+A `Chain` does one random step after the other.  Steps that write are processes of their own, and some are killed at
 a durable step and then run again.  After each of them its end is compared with what it reads from; at the end all ends
 are compared with the source.  Comparisons use connections of the test's own: psycopg for the source, an engine of DuckDB for each lake.
 """
@@ -54,7 +54,7 @@ class Chain:
         self.db = db
         self.directory = directory
         self.full = bool(seed % 2)
-        """With the full old row, events tell which key a row had before; so keys change only then."""
+        """Only with the full old row do events contain the earlier key of a row; so keys change only then."""
         self.inline_rows = self.random.choice((0, 0, 3, 50))
         self.steps: list[str] = []
         self.kills = 0
@@ -222,7 +222,7 @@ class Chain:
         self.events.wait_free()
 
     def events_rows(self) -> list[Row]:
-        """What somebody has who does what the events say."""
+        """The rows that result from applying the events."""
         rows: dict[int, Row] = {}
         for event in self.events.lines():
             if event["op"] == "truncate":

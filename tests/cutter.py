@@ -51,7 +51,7 @@ class Cutter:
                 plain(cursor, query, *arguments, **keywords)
             self._end(cut, cursor.connection.info.backend_pid)
             if cut.when == "after":
-                # libpq has to notice by itself: of a connection that we close, even its user is unknown.
+                # libpq has to notice it: after we close a connection, even its user is unknown.
                 with contextlib.suppress(psycopg.OperationalError):
                     plain(cursor, "select 1")
                 raise psycopg.OperationalError("server closed the connection unexpectedly")

@@ -243,7 +243,7 @@ class Flow:
 
 @pytest.fixture
 def flow_of(db: Database, tmp_path: Path) -> Iterator[Callable[..., Flow]]:
-    """Makes a `Flow` for `db`; whatever it started is killed afterwards."""
+    """Makes a `Flow` for `db`; all processes that it started are killed afterwards."""
     made: list[Flow] = []
 
     def make(**options: Any) -> Flow:

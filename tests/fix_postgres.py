@@ -106,7 +106,7 @@ class Database:
         return self.dsn_for(self.service_role())
 
     def service_role(self) -> str:
-        """That role; it is a member of the one that owns all tables, from the first call on."""
+        """That role; from the first call on, it is a member of the role that owns all tables."""
         if not self._has_service_role:
             self._has_service_role = True
             names = {name: sql.Identifier(f"{self.name} {name}") for name in ("owner", "service")}
@@ -189,8 +189,8 @@ def system_programs(version: int | None = None) -> Path:
 
 @functools.cache
 def _version(programs: Path) -> int:
-    told = subprocess.run([programs / "postgres", "--version"], capture_output=True, text=True, check=True)
-    return int(re.findall(r"\d+", told.stdout)[0])
+    version = subprocess.run([programs / "postgres", "--version"], capture_output=True, text=True, check=True)
+    return int(re.findall(r"\d+", version.stdout)[0])
 
 
 @pytest.fixture(scope="session")

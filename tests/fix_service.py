@@ -331,7 +331,7 @@ def shared(shared_service: Sync) -> Iterator[Sync]:
 
 @pytest.fixture
 def sync_of(db: Database, tmp_path: Path) -> Iterator[Any]:
-    """Makes a `Sync` for tables of `db`; whatever it started is killed afterwards."""
+    """Makes a `Sync` for tables of `db`; all processes that it started are killed afterwards."""
     made: list[Sync] = []
 
     def make(

@@ -115,7 +115,9 @@ class Flow:
             described = {s.oid: s for s in self.schemas.values()}[segment.table_oid]
             announced = TableSchema.from_json(segment.schema_json)
             assert announced.columns == described.columns
-            assert sorted(announced.key) == sorted(described.key)  # the stream does not tell the key's order
+            assert sorted(announced.key) == sorted(
+                described.key
+            )  # the stream does not contain the key's order
         units = plan_fold_tasks(segments, direct_bytes_max=-1 if tasks else 1 << 40)
         files = [(task, self._writer().write(task)) for task in units]
         position = Position(GROUP, upto, cuts[-1].time_us, "1", 1)

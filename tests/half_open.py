@@ -1,7 +1,7 @@
 """
 Links that die without a word.
 
-`SilentProxy` forwards until it is told to be silent: its system goes on acknowledging, as that of a proxy or VPN does.  `Wire` is a
+`SilentProxy` forwards until `silence` is called: its system continues acknowledging, as that of a proxy or VPN does.  `Wire` is a
 pair of network interfaces between this machine and a network namespace, on which packets are lost for real, in one direction
 or both; what happens then is up to the kernels of both ends.
 """

@@ -2,7 +2,7 @@
 The types of a lake for tests: values at their extremes, and those that DuckLake does not keep.
 
 `KEPT` has each type that `create table` in a lake accepts; `LOST` values that DuckLake's files do not keep, by the
-experiment in tests/lake/values/test_types.py; `UNWRITABLE` types of which it writes no file.
+experiment in tests/lake/values/test_types.py; `UNWRITABLE` are types that it writes into no file.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ UNWRITABLE = ("TIME_NS", "TIME_NS[]", "VARIANT[]", "STRUCT(a VARIANT)", "MAP(VAR
 
 
 def shown(column: str, kind: str) -> str:
-    """A cell as text that tells two values apart, in DuckDB's SQL."""
+    """A cell as text that differs for different values, in DuckDB's SQL."""
     if kind == "VARIANT":  # a number has no width in Parquet's variants
         return f"regexp_replace(variant_typeof({column}), '[0-9(].*', '') || {column}::varchar"
     return f"{column}::varchar"

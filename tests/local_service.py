@@ -1,8 +1,8 @@
 """
 The service as it is, but for Spark: its loop, its registry, its groups, their capture and commits run in this process.
 
-`LocalQuery` stands where the streaming query stands, with the same capture and the same commits.  So a test may cut, restart and
-restore whatever the loop talks to, hundreds of times a minute.
+`LocalQuery` replaces the streaming query, with the same capture and the same commits.  So a test may cut, restart and
+restore everything that the loop talks to, hundreds of times a minute.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class LocalService:
     def in_lake(self, table: str) -> list[tuple[Any, ...]]:
         try:
             return self.service.query_lake(f"from lake.main.{table} order by all")[0]
-        except AqueduckError as exc:  # it is not there yet, or somebody commits
+        except AqueduckError as exc:  # it does not exist yet, or another process commits
             return [(type(exc).__name__,)]
 
     def wait_same(self, *tables: str, seconds: float = 30) -> None:

@@ -56,7 +56,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Event:
-    """One change: the row that it left, or of a delete the one that was there."""
+    """One change: the row that it left, or for a delete the row that was there."""
 
     what: str
     row: Row | None = None
@@ -239,7 +239,7 @@ def versions(table: SourceTable, shown: Shown) -> dict[Any, tuple[list[Row], boo
 
 
 def log(table: SourceTable, shown: Shown) -> list[tuple[str, Row | None]]:
-    def told(event: Event) -> Row | None:
+    def as_logged(event: Event) -> Row | None:
         row = event.row
         if row is None:
             return None
@@ -247,4 +247,4 @@ def log(table: SourceTable, shown: Shown) -> list[tuple[str, Row | None]]:
             row = (row[0], *[None] * (len(row) - 1))
         return shown.row((*row[:3], MISSING, *row[4:]) if event.unsent else row)
 
-    return [(event.what, told(event)) for event in table.log]
+    return [(event.what, as_logged(event)) for event in table.log]

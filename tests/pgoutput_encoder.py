@@ -97,7 +97,7 @@ def logical_message(prefix: str, content: bytes, *, transactional: bool = True) 
 
 
 def in_stream(message: bytes, xid: int) -> bytes:
-    """A row, relation or truncate message as it stands in a block: after its kind comes the (sub)transaction."""
+    """A row, relation or truncate message as it is in a block: after its kind comes the (sub)transaction."""
     payload = message[5 + 25 :]
     return frame(payload[:1] + struct.pack("!I", xid) + payload[1:])
 

@@ -138,7 +138,7 @@ class SmallService:
         self.lake.execute(statement)
 
     def stop(self) -> None:
-        """Like a service that ends: the slot is free, and nobody has the group."""
+        """Like a service that ends: the slot is free, and no process holds the group."""
         self._capture.stop()
         self._lock.close()
 

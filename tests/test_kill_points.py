@@ -1,7 +1,7 @@
 """
 Hazard 8: CI kills a process at every fault point of every flow.
 
-A test that kills carries `@pytest.mark.kills(flow)`, and its points are the values of its parameter `point`, or stand in the mark.
+A test that kills carries `@pytest.mark.kills(flow)`, and its points are the values of its parameter `point`, or are in the mark.
 Here the tests that CI selects are collected, and their points are compared with those in the source.
 """
 

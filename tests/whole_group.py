@@ -146,7 +146,7 @@ class WholeGroup:
         self.copy()
 
     def apply_only(self, *, tasks: bool = False) -> None:
-        """The batch alone, also while a copy is on its way."""
+        """The batch alone, even while a copy is running."""
         cuts = self.cuts()
         if cuts:
             planned = plan_fold_tasks(

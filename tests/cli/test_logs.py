@@ -42,7 +42,7 @@ def test_json_lines_have_time_level_event_and_keys() -> None:
 
 
 def test_console_lines_are_for_people() -> None:
-    """No colours where nobody looks at a terminal."""
+    """No colours if the output is no terminal."""
     stream = io.StringIO()
     configure_logs("console", stream=stream)
     structlog.get_logger().info("group started", group="shop")

@@ -91,7 +91,7 @@ def test_status_shows_lag_age_and_progress() -> None:
 
 
 def test_status_shows_errors_in_full_and_names_with_brackets() -> None:
-    """The message and when it is tried again stand below the table; names are never taken for markup."""
+    """The message and the time of the next try are below the table; names are never taken for markup."""
     row = status_row(
         source="public.[red]", state="ERRORED", error_code="lake.write", error_message="[lake.write] disk full. Fix: make room",
         retry_at=NOW + timedelta(seconds=30), running=False, enabled=False,
@@ -123,10 +123,10 @@ def test_nothing_yet_says_what_to_do() -> None:
 def test_progress_is_a_bar_for_each_table_on_a_terminal(terminal: bool) -> None:
     """People see what is done with which table; a file or a pipe gets nothing."""
     out = Console(file=io.StringIO(), force_terminal=terminal, width=100)
-    with verify_progress(out) as told:
-        told("public.t", "waits for a snapshot of the source", 0.0)
-        told("public.t", "compares", 0.5)
-        told("public.u", "compares", 1.0)
+    with verify_progress(out) as report:
+        report("public.t", "waits for a snapshot of the source", 0.0)
+        report("public.t", "compares", 0.5)
+        report("public.u", "compares", 1.0)
     assert isinstance(out.file, io.StringIO)
     text = out.file.getvalue()
     assert [word in text for word in ("public.t", "public.u", "compares")] == [terminal] * 3

@@ -143,7 +143,7 @@ def test_the_servers_files_are_beside_the_file() -> None:
 
 @pytest.mark.parametrize("server", [None, {}, {"host": "localhost"}, {"stall_seconds": 60}])
 def test_a_fan_out_listens_on_8000(server: dict[str, Any] | None) -> None:
-    """The documented port, whatever else the section says; one of its own counts."""
+    """The documented port is the default; a port in the section replaces it."""
     values = SMALLEST if server is None else {**SMALLEST, "server": server}
     assert parse(values).server.port == 8000
     assert parse(smallest("server", port=8642)).server.port == 8642
@@ -155,7 +155,7 @@ def test_a_fan_out_listens_on_8000(server: dict[str, Any] | None) -> None:
     ids=["int", "float", "bool", "text"],
 )
 def test_routing_values_may_be_written_without_quotes(value: object, text: str) -> None:
-    """P-F08: what YAML reads as a number or a boolean is the text that stands in the file."""
+    """P-F08: a value that YAML reads as a number or a boolean keeps the text that is in the file."""
     assert parse(destination({"routing_value": value})).destinations[0].routing_value == text
 
 
@@ -200,7 +200,7 @@ def test_a_mistake_is_refused_by_the_name_of_its_key(values: object, named: str)
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    """P-F14: one line with a code, whatever the file is."""
+    """P-F14: each bad file gives one line with a code."""
     (tmp_path / "fanout.yaml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not a text file in UTF-8"):
         load_fanout(tmp_path / "fanout.yaml")
@@ -287,7 +287,7 @@ PG = {"PG": "postgres:dbname=lakes"}
     )
 )
 def test_values_of_one_database_have_schemas_and_files_of_their_own(values: set[str]) -> None:
-    """Case does not tell two schemas apart, and a long value is no longer than names may be."""
+    """Schemas that differ only in case get different names, and a long value is cut to the length of a name."""
     roster = of_one_database(sorted(values))
     assert roster.left_out == {}
     found = roster.destinations[1:]
@@ -321,7 +321,7 @@ def test_what_was_made_under_another_name_keeps_it() -> None:
         config, PG, lambda values: list(values), made | made_of(config, roster.destinations[1:], PG)
     )
     again.add_values(["acme", "ACME"])
-    assert [d.metadata_schema for d in again.destinations[1:]] == [second, first], "whatever comes first"
+    assert [d.metadata_schema for d in again.destinations[1:]] == [second, first], "in either order"
 
 
 def test_a_destination_in_the_sources_store_uses_its_credentials() -> None:
@@ -339,7 +339,7 @@ def test_a_destination_in_the_sources_store_uses_its_credentials() -> None:
 
 
 def test_rows_of_a_table_are_destinations_or_are_left_out_by_name() -> None:
-    """P-F14: a wrong row is reported and hurts no other; a value that is taken, in whatever spelling, is refused."""
+    """P-F14: a wrong row is reported and does not affect the others; a value that is taken, in any spelling, is refused."""
     config = parse({**SMALLEST, "destinations_table": "tenants"})
     good = {"id": "b", "routing_value": "07", "catalog": "sqlite:/srv/shop/b.db", "data_path": "/srv/shop/b/"}
     rows = [
@@ -379,7 +379,7 @@ def test_rows_of_a_table_are_destinations_or_are_left_out_by_name() -> None:
     ],
 )  # fmt: skip
 def test_two_that_write_one_table_are_refused(values: object, named: str) -> None:
-    """P-F14: they would remove each other's rows; told by the table, however its lake is written."""
+    """P-F14: they would remove each other's rows; the table identifies them, however its lake is written."""
     text = problem(values, {"SAME": "sqlite:/srv/shop/a.db"})
     assert named in text
     assert "\n" not in text
@@ -414,7 +414,7 @@ def test_tables_of_one_lake_and_lakes_of_one_database_are_apart() -> None:
     ],
 )
 def test_a_lake_is_told_by_its_database_not_by_its_spelling(one: str, two: str, same: bool) -> None:
-    """However a connection string is written and whoever connects; the text holds no credentials."""
+    """The same address for each form of a connection string and each user; the text holds no credentials."""
     found = [
         lake_address(
             DestinationConfig(id="a", routing_value="a", catalog_env="C", data_path="/d"), {"C": text}
@@ -443,7 +443,7 @@ def test_every_key_is_documented() -> None:
 
 
 def test_every_whole_configuration_in_the_document_is_valid() -> None:
-    """What docs/fanout.md shows works as it stands."""
+    """The examples of docs/fanout.md work unchanged."""
     text = (Path(__file__).parents[2] / "docs" / "fanout.md").read_text(encoding="utf-8")
     blocks = [
         b for b in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "routing:" in b and "source:" in b

@@ -88,10 +88,10 @@ def test_the_file_is_for_our_user_alone(kept: Path) -> None:
 def test_another_process_of_ours_reads_it(kept: Path) -> None:
     """As a worker does, which Spark starts."""
     program = "import pickle, sys; print(pickle.load(sys.stdin.buffer) == sys.argv[1])"
-    told = subprocess.run(
+    loaded = subprocess.run(
         [sys.executable, "-c", program, DSN], input=pickle.dumps(SecretText(DSN)), capture_output=True
     )
-    assert told.stdout == b"True\n", told.stderr
+    assert loaded.stdout == b"True\n", loaded.stderr
 
 
 def test_a_task_without_the_file_says_why(kept: Path) -> None:
@@ -169,6 +169,6 @@ def test_tasks_of_postgres_cdc_know_no_connection_string(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("more", [{"dsn_env": "X_OF_TEST"}, {"dsn_file": "/x"}])
 def test_two_places_for_one_text_are_refused(more: dict[str, str]) -> None:
-    """Nobody could tell which one counts."""
+    """It would be unclear which one counts."""
     with pytest.raises(ConfigError, match="has both options dsn and dsn_"):
         Options("x", {"dsn": DSN, **more}, ["dsn", *more]).secret("dsn")

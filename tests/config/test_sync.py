@@ -254,7 +254,7 @@ def test_every_mistake_of_a_file_is_named_at_once() -> None:
 
 
 def test_no_secret_is_in_a_message_or_a_repr() -> None:
-    """Connection strings are never shown, also where they stand in the wrong place."""
+    """Connection strings are never shown, even if they are in the wrong place."""
     secret = "host=db password=hunter2"
     values = {
         **SMALLEST,
@@ -268,7 +268,7 @@ def test_no_secret_is_in_a_message_or_a_repr() -> None:
 
 
 def test_a_configuration_cannot_be_changed_and_can_be_pickled() -> None:
-    """What was checked stays true, also in another process."""
+    """A configuration stays valid in another process."""
     config = parse(SMALLEST)
     with pytest.raises(ValueError, match="frozen"):
         config.groups[0].name = "other"
@@ -316,7 +316,7 @@ def test_a_plugin_that_only_polling_can_read_is_polled() -> None:
 
 
 def test_an_object_store_is_named_with_variables_for_its_credentials() -> None:
-    """P-F14 for sync: properties are kept as they stand, a secret in the file is refused, a missing variable is named."""
+    """P-F14 for sync: properties are kept unchanged, a secret in the file is refused, a missing variable is named."""
     text = SMALLEST_LAKE.format("s3_secret_access_key_env: S3_SECRET")
     lake = parse_config(text, base_dir=Path("/srv"), env={"S3_SECRET": "geheim"}).lake
     assert (lake.data_path, lake.properties) == ("s3://b/x", {"s3_secret_access_key_env": "S3_SECRET"})

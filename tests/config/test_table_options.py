@@ -120,7 +120,7 @@ def test_only_what_is_needed_is_read() -> None:
 
 
 def test_a_table_with_a_projection_survives_json() -> None:
-    """What capture, tasks and lake tell each other is the same afterwards, numbers included."""
+    """Options that pass between capture, tasks and lake stay the same, numbers included."""
     wanted = Projection(
         exclude=("a",), masks=(("c", Mask("constant", "1")),), rename=(("b", "x"),), where="b = 'x'",
         condition="f0 = 'x'", reads=("b",), salt_env="S", salt="0", publication="p", published_where="(b > 1)",

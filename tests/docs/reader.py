@@ -2,7 +2,7 @@
 The code blocks of a document in their order, and a reader who does what they say.
 
 A comment before a block says who runs it, if it is not a reader: `<!-- run by tests/… -->` names the test,
-`<!-- not run: … -->` the reason why nobody does.  The site does not show these comments.
+`<!-- not run: … -->` the reason why no test does.  The site does not show these comments.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Block:
 
 
 def blocks_of(path: Path) -> Iterator[Block]:
-    """The blocks of a document, also those inside of lists, without their indentation."""
+    """The blocks of a document, including those inside of lists, without their indentation."""
     text = path.read_text(encoding="utf-8")
     for found in BLOCK.finditer(text):
         content = re.sub(rf"^{found['indent']}", "", found["text"], flags=re.MULTILINE)
@@ -128,7 +128,7 @@ class Reader:
         self.shown = done.stdout
 
     def ask(self, sql: str) -> None:
-        """Send statements to the lake or to the source, whichever they name."""
+        """Send statements to the lake or to the source, as they name it."""
         for statement in re.split(r";\s*(?:\n|\Z)", sql):
             if OF_A_LAKE.search(statement):
                 self.lake.execute(

@@ -1,7 +1,7 @@
 """
 What the documents show has to work: files, commands, SQL, Python, links, and the site's navigation.
 
-Here everything is at least parsed by whoever would have to understand it.  `WHOLE`, and comments in the documents, say
+Here everything is at least parsed by the program that has to understand it.  `WHOLE`, and comments in the documents, say
 which tests run what.
 """
 
@@ -87,7 +87,7 @@ def test_a_configuration_is_accepted_as_it_stands(text: str, tmp_path: Path) -> 
 
 
 def command_lines() -> Iterator[tuple[str, str]]:
-    """What the documents tell people to type, in blocks and within sentences."""
+    """The commands of the documents, in blocks and within sentences."""
     for path in DOCUMENTS:
         text = path.read_text(encoding="utf-8")
         typed = [block.text for block in blocks_of(path) if block.language == "sh"]
@@ -227,7 +227,7 @@ SHOWN = {"json", "text", "yaml"}
 
 
 def unaccounted(path: str, block: Block) -> str | None:
-    """Why nobody knows whether a block works, if so."""
+    """Why it is unknown whether a block works, or None if it is known."""
     if block.language in SHOWN:
         return None
     if not block.language:
@@ -239,7 +239,7 @@ def unaccounted(path: str, block: Block) -> str | None:
         return None if (ROOT / test).is_file() else f"there is no {test}"
     if all(re.match(r"aqueduck\s", line) for line in block.lines):
         return None  # tests/docs/test_run.py
-    return f"nobody runs {block.lines[0]}"
+    return f"no test runs {block.lines[0]}"
 
 
 def test_every_block_is_run_or_says_why_not() -> None:
@@ -312,8 +312,8 @@ def test_every_fault_point_is_documented_and_crashed_at() -> None:
     )
     points = set(re.findall(r'faults\.point\("([a-z_.]+)"\)', sources))
     assert len(points) > 20
-    told = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
-    assert [p for p in sorted(points) if f"`{p}`" not in told] == []
+    documented = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    assert [p for p in sorted(points) if f"`{p}`" not in documented] == []
     assert [p for p in sorted(points) if not re.search(rf'"{re.escape(p)}[":]', tests)] == []
 
 

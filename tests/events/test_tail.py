@@ -159,7 +159,7 @@ def test_slots_are_listed_created_and_dropped(db: Database) -> None:
         [str(db.server.bin("pg_recvlogical")), "-d", db.dsn, "--slot", "mine", "--start", "-f", "/dev/null",
          "-o", "proto_version=1", "-o", "publication_names=p"], stderr=subprocess.DEVNULL,
     ) as reader:  # fmt: skip
-        wait_until(lambda: db.query(f"{SLOTS} and active"), "somebody reads it", 60)
+        wait_until(lambda: db.query(f"{SLOTS} and active"), "the slot is read", 60)
         assert isinstance(run(db, "slots", "drop", "mine").exception, SlotActiveError)
         reader.terminate()
     wait_until(lambda: not db.query(f"{SLOTS} and active"), "it is free", 60)
@@ -170,7 +170,7 @@ def test_slots_are_listed_created_and_dropped(db: Database) -> None:
 
 @pytest.mark.parametrize("name", ["", "Mine", "m" * 64])
 def test_a_slot_name_that_the_server_would_change_is_refused(db: Database, name: str) -> None:
-    """PostgreSQL cuts long names: another slot would be made or dropped than the one that is said."""
+    """PostgreSQL cuts long names: a slot with another name would be created or dropped."""
     db.execute(f"select pg_create_logical_replication_slot('{'m' * 63}', 'pgoutput')")
     for command in ("create", "drop"):
         assert isinstance(run(db, "slots", command, name).exception, ConfigError)

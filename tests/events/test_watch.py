@@ -58,7 +58,7 @@ def deliver(flow: Flow, *, trust_slot: bool = False) -> None:
 
 @pytest.mark.parametrize("gap", GAPS.values(), ids=GAPS)
 def test_a_gap_while_no_flow_runs_is_said(flow: Flow, gap: tuple[str, str]) -> None:
-    """P-E01, P-T05: changes that were not sent are said at each start, until somebody removes the note that the message names."""
+    """P-E01, P-T05: changes that were not sent are reported at each start, until the file that the message names is removed."""
     flow.db.execute(gap[0])
     flow.db.execute("insert into o values (2)")
     flow.db.execute(gap[1])
@@ -134,7 +134,7 @@ def test_a_catalog_that_cannot_be_read_is_shown_while_events_flow(flow: Flow) ->
             wait_until(lambda: shown() is not None, "it is shown")
             blind_since = service.seen_at
             flow.db.execute("insert into o values (3)")
-            wait_until(lambda: flow.count() == 3, "the stream goes on", 60)
+            wait_until(lambda: flow.count() == 3, "the stream continues", 60)
             assert overviews.overview().flows[0].seen_at == blind_since == service.seen_at
         finally:
             admin.execute((allow + "true").encode())
@@ -206,7 +206,7 @@ def test_a_query_on_postgres_cdc_ends_at_a_gap(
         _, at = driver.drain()
         for statement in ("alter publication faucet_pub drop table other", "insert into other values (1)"):
             db.execute(statement)
-        db.execute("alter publication faucet_pub add table other")  # nobody here wants it
+        db.execute("alter publication faucet_pub add table other")  # the watched tables do not include it
         db.execute("insert into o values (2)")
         _, at = driver.drain(at)
         for statement in GAPS["taken out"]:

@@ -66,7 +66,7 @@ def test_any_difference_is_found(fan: Fan, damage: str) -> None:
 
 @pytest.mark.slow
 def test_rows_that_are_not_ours_are_left_alone(fan: Fan) -> None:
-    """What somebody else keeps in a destination's table is not compared."""
+    """Rows that another user keeps in a destination's table are not compared."""
     fan.poll()
     with connect(fan.place("one"), "data_inlining_row_limit 5") as con:
         con.execute("insert into lake.t values (1000, 'mine', 1)")

@@ -192,7 +192,7 @@ def test_a_row_that_names_an_unset_variable_is_left_out(fan: Fan, serve: Serve) 
 
 @pytest.fixture
 def stranger() -> Iterator[tuple[int, list[Any]]]:
-    """A server on loopback that is nobody's, and everybody who connected to it."""
+    """A server on loopback that no configuration names, and all who connected to it."""
     met: list[Any] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -303,7 +303,7 @@ def test_what_another_pattern_made_is_not_made_again(fan: Fan, serve: Serve) -> 
 def test_a_reload_while_the_source_is_away_changes_nothing(
     fan: Fan, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P-F09: SIGHUP is answered with a warning, and the service goes on with what it had."""
+    """P-F09: SIGHUP is answered with a warning, and the service continues with what it had."""
     service = serve()
     catch_up(service)
     before = service.config
@@ -331,7 +331,7 @@ def test_a_reload_while_the_source_is_away_changes_nothing(
     ids=lambda change: next(iter(change)),
 )
 def test_a_reload_of_a_wrong_file_changes_nothing(fan: Fan, serve: Serve, change: dict[str, str]) -> None:
-    """P-F14: whatever is wrong with the file, the service goes on with what it had."""
+    """P-F14: whatever is wrong with the file, the service continues with what it had."""
     fan.change("alter table lake.t add column n int", "update lake.t set n = id")
     routing = {"field": "n", "key_columns": ["id"]}
     fan.values = {"one": "1", "two": "2"}
@@ -408,7 +408,7 @@ def test_a_changed_routing_field_is_seeded(fan: Fan, serve: Serve) -> None:
     [pytest.param([], id="append-only", marks=pytest.mark.slow), pytest.param(["id", "c"], id="other keys")],
 )
 def test_changed_keys_are_seeded(fan: Fan, serve: Serve, before: list[str]) -> None:
-    """P-F01: what an append-only destination kept of removed rows is gone once rows are matched by keys."""
+    """P-F01: removed rows that an append-only destination kept are gone once rows are matched by keys."""
     catch_up(serve(routing={"field": "c", "key_columns": before}))
     fan.change("update lake.t set v = v + 1", "delete from lake.t where id = 1")
     catch_up(serve(routing={"field": "c", "key_columns": before}))
@@ -434,7 +434,7 @@ def test_a_renamed_routing_column_is_the_same_column(fan: Fan, serve: Serve) -> 
 
 
 def test_a_state_of_an_earlier_version_fits_and_is_completed(fan: Fan, serve: Serve) -> None:
-    """P-F16: an upgrade seeds nothing; from the next commit on the state tells table, field and keys."""
+    """P-F16: an upgrade seeds nothing; from the next commit on the state names table, field and keys."""
     catch_up(serve())
 
     def stored() -> dict[str, Any]:
@@ -474,7 +474,7 @@ class Away:
 
 
 class Turns(threading.Event):
-    """Stops a loop after so many waits, none of which takes time."""
+    """Stops a loop after so many waits, which take no time."""
 
     def __init__(self, turns: int) -> None:
         super().__init__()
@@ -524,7 +524,7 @@ def test_a_failing_destination_waits_for_the_source(
 def test_catching_up_once_ends_when_the_source_goes_away(
     fan: Fan, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`--once` says that the source cannot be read, also if only failing destinations are left."""
+    """`--once` says that the source cannot be read, even if only failing destinations are left."""
     service = serve()
     catch_up(service)
     fan.change("insert into lake.t values (5, 'a', 5)")
@@ -575,7 +575,7 @@ def test_a_source_that_goes_away_while_a_gap_is_looked_at_ends_nothing(
 
 
 def test_a_column_that_had_a_reserved_name_for_a_while_leads_to_a_seed(fan: Fan, serve: Serve) -> None:
-    """P-F15: what was changed under that name cannot be read, neither by who goes on nor by who replays history."""
+    """P-F15: changes under that name cannot be read, neither by a running service nor by one that replays history."""
     service = serve()
     catch_up(service)
     fan.change(
@@ -612,7 +612,7 @@ def test_a_replay_in_small_cycles_follows_the_columns_of_then(fan: Fan, serve: S
 
 @pytest.mark.slow
 def test_a_history_that_begins_without_the_routing_column_is_scanned(fan: Fan, serve: Serve) -> None:
-    """P-F10: rows of a time without it belong to nobody; a service that replays them would stop with an error."""
+    """P-F10: rows from before the column have no destination; a service that replays them would stop with an error."""
     fan.change("alter table lake.t add column d varchar", "update lake.t set d = c")
     fan.routing_field = "d"
     service = serve(routing={**REPLAY, "field": "d"}, poll={"max_snapshots": 1})
@@ -718,7 +718,7 @@ def test_a_source_that_was_put_back_and_written_on_seeds_again(
 
 
 def test_a_source_that_was_put_back_to_before_the_cursor_goes_on(fan: Fan, serve: Serve) -> None:
-    """P-F16: a destination that had read nothing of what was lost keeps its rows and goes on."""
+    """P-F16: a destination that had read nothing of what was lost keeps its rows and continues."""
     service = serve()
     catch_up(service)
     put_back(
@@ -885,7 +885,7 @@ def test_what_may_touch_a_table(text: str, touches: bool) -> None:
 def test_long_values_and_values_that_differ_in_case_have_a_lake_each(
     fan: Fan, serve: Serve, db: Database
 ) -> None:
-    """P-F14: in one PostgreSQL catalog, where case tells no schemas apart, and with names longer than files may have."""
+    """P-F14: in one PostgreSQL catalog, where schemas that differ only in case collide, and with names longer than files may have."""
     fan.change("insert into lake.t values (5, 'acme', 5), (6, 'ACME', 6), (7, repeat('x', 300), 7)")
     for _ in ("first", "again"):
         service = serve(dynamic=pattern(fan, catalog=f"postgres:{db.dsn}", metadata_schema="{value}"))
@@ -903,7 +903,7 @@ def damage(fan: Fan) -> None:
 
 
 def test_a_destination_with_another_number_of_rows_is_seeded_again(fan: Fan, serve: Serve) -> None:
-    """P-T03, P-T01: what is missing is found by the next cycle that counts, which commits nothing wrong, and it is told."""
+    """P-T03, P-T01: missing rows are found and reported by the next cycle that counts, which commits nothing wrong."""
     service = serve()
     catch_up(service)
     damage(fan)
@@ -917,7 +917,7 @@ def test_a_destination_with_another_number_of_rows_is_seeded_again(fan: Fan, ser
 
 
 def test_what_was_applied_between_two_counts_is_counted_later(fan: Fan, serve: Serve) -> None:
-    """P-T03, P-F03: also of a source that has become idle; counting writes nothing, and is done once."""
+    """P-T03, P-F03: even if the source has become idle; counting writes nothing, and is done once."""
     service = serve()
     catch_up(service)
     service._count_at = math.inf
@@ -978,7 +978,7 @@ def by_hand(fan: Fan, *statements: str) -> None:
 def test_a_destination_that_lost_its_table_is_seeded_again(
     fan: Fan, serve: Serve, statements: list[str]
 ) -> None:
-    """P-T01: also with the columns and the name of ours; nothing is written into what has none of our rows."""
+    """P-T01: even with the columns and the name of ours; nothing is written into a table that has none of our rows."""
     service = serve()
     catch_up(service)
     by_hand(fan, *statements)
@@ -994,7 +994,7 @@ def test_a_destination_that_lost_its_table_is_seeded_again(
 
 @pytest.mark.parametrize("kind", ["table", "view"])
 def test_another_table_in_the_place_of_a_destinations_is_refused(fan: Fan, serve: Serve, kind: str) -> None:
-    """P-T01: it is neither written nor dropped, also when the source's columns change; once it is away, the destination is seeded."""
+    """P-T01: it is neither written nor dropped, even when the source's columns change; once it is away, the destination is seeded."""
     service = serve()
     catch_up(service)
     made = {

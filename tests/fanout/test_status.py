@@ -1,4 +1,4 @@
-"""What the fan-out tells about itself."""
+"""The status of a fan-out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fix_postgres import wait_until
 
 
 def test_a_job_notes_how_far_it_is(tmp_path: Path) -> None:
-    """P-F10, P-F13: rows and destinations add up over tasks, also while a line is half written; a new job begins at zero."""
+    """P-F10, P-F13: rows and destinations add up over tasks, even while a line is half written; a new job begins at zero."""
     lane = LaneProgress(tmp_path / "deep" / "one.side")
     assert lane.look() == 0.0
     lane.restart()
@@ -81,7 +81,7 @@ def test_the_state_file_is_plain_sql_and_rests_when_nothing_changes(tmp_path: Pa
 
 
 def test_a_state_file_of_an_older_shape_is_made_anew(tmp_path: Path) -> None:
-    """Everything in it comes from the lakes, so an upgrade needs nobody."""
+    """Everything in it comes from the lakes, so an upgrade needs no manual step."""
     path = tmp_path / "state.sqlite"
     con = sqlite3.connect(path)
     con.execute("create table destinations (destination_id text primary key, other text)")

@@ -36,7 +36,7 @@ def fan(tmp_path: Path) -> Iterator[Fan]:
 
 
 def damage(fan: Fan, name: str, *statements: str) -> None:
-    """By somebody else's connection."""
+    """By another user's connection."""
     with connect(fan.place(name), "data_inlining_row_limit 5") as con:
         for statement in statements:
             con.execute(statement)
@@ -67,7 +67,7 @@ def test_rows_that_were_changed_by_hand_are_counted_by_kind(fan: Fan) -> None:
 
 
 def test_rows_of_another_tenant_are_found_and_their_values_are_not_told(fan: Fan) -> None:
-    """A row that another destination or the source has a value for is a leak; it is told by table and number only."""
+    """A row whose value belongs to another destination or to the source is a leak; only its table and number are reported."""
     damage(
         fan,
         "one",
@@ -88,7 +88,7 @@ def test_a_row_moved_to_another_tenant_in_the_destination_is_missing_and_foreign
 
 
 def test_rows_of_values_that_nobody_has_are_counted_and_not_judged(fan: Fan) -> None:
-    """What somebody else keeps in a destination's table under a value of their own is named as not compared."""
+    """Rows that another user keeps in a destination's table under a value of their own are reported as not compared."""
     damage(fan, "one", "insert into lake.t values (1000, 'mine', 1, null)")
     found = deeply(fan)["one"]
     assert found.verdict == "identical"

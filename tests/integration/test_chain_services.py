@@ -143,7 +143,7 @@ def services(db: Database, fan: Fan, tmp_path: Path) -> Iterator[list[Service]]:
 
 
 def load(db: Database, stopping: threading.Event) -> None:
-    """Small transactions, some large ones, all kinds of changes, also while the server restarts."""
+    """Small transactions, some large ones, all kinds of changes, even while the server restarts."""
     dice, numbers = random.Random(1), iter(range(1, 10_000_000))
     while not stopping.is_set():
         try:

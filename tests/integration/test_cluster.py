@@ -118,12 +118,12 @@ def test_tasks_of_ones_own_session_read_secrets_themselves(
         command = [sys.executable, str(script), *arguments]
         process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=log, stderr=log)
     try:
-        told = tmp_path / "own.log"
+        log_file = tmp_path / "own.log"
         wait_until(
-            lambda: b"rows: 5000" in told.read_bytes() or process.poll() is not None,
+            lambda: b"rows: 5000" in log_file.read_bytes() or process.poll() is not None,
             "it is copied",
             180,
-            log=told.read_text,
+            log=log_file.read_text,
         )
         family = [
             p for root in (process.pid, os.getpid()) for p in psutil.Process(root).children(recursive=True)
@@ -133,7 +133,7 @@ def test_tasks_of_ones_own_session_read_secrets_themselves(
         assert "password-planted" not in shown
     finally:
         process.communicate(b"\n", timeout=60)
-    assert process.returncode == 0, told.read_text()
+    assert process.returncode == 0, log_file.read_text()
     holding = {
         path.name
         for path in tmp_path.rglob("*")

@@ -1,4 +1,4 @@
-"""Driven from psql: tables and groups come and go while the service runs, and status tells."""
+"""Driven from psql: tables and groups come and go while the service runs, and status shows it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_tables_and_groups_are_driven_by_sql(shared: Sync) -> None:
 
     sync.change_lake("delete from lake.main.b where id < 500")
     db.execute("select aqueduck.resync_table('public.b')")
-    db.execute("insert into b values (6000, 'while it is copied again')")
+    db.execute("insert into b values (6000, 'while it is re-copied')")
     sync.wait_same()
 
     db.execute("select aqueduck.disable_table('public.b')")
@@ -41,7 +41,7 @@ def test_tables_and_groups_are_driven_by_sql(shared: Sync) -> None:
     db.execute(
         "insert into b values (6500, 'parked'); update b set v = 'parked' where id = 600; insert into a values (6500, 'not')"
     )
-    wait_until(lambda: not sync.differing(("public.a",)), "a goes on", log=sync.log)
+    wait_until(lambda: not sync.differing(("public.a",)), "a continues", log=sync.log)
     parked = "select parked_rows from aqueduck.status() where source = 'public.b'"
     wait_until(lambda: db.value(parked) == 2, "b's changes wait in the lake", log=sync.log)
     db.execute("select aqueduck.enable_table('public.b')")
@@ -91,7 +91,7 @@ def enabled(db: Database, source: str) -> bool:
 
 
 def test_a_table_that_is_removed_with_its_target_and_added_at_once(shared: Sync) -> None:
-    """P-S22: the service sees both calls together; the target was dropped, and the table went on without one."""
+    """P-S22: the service sees both calls together; the target was dropped, and the table continued without one."""
     sync, db = shared, shared.db
     db.execute("create table a (id int primary key); insert into a select generate_series(1, 10)")
     sync.follow("public.a")
@@ -105,7 +105,7 @@ def test_a_table_that_is_removed_with_its_target_and_added_at_once(shared: Sync)
 
 
 def test_a_group_that_loses_its_slot_stands_alone(shared: Sync) -> None:
-    """P-S19, P-S30: it says what it needs, and goes on when it has that; the other group does not even notice."""
+    """P-S19, P-S30: the group says what it needs, and continues when it has that; the other group is not affected."""
     sync, db = shared, shared.db
     db.execute("create table a (id int primary key); create table b (id int primary key)")
     sync.follow("public.a")
@@ -116,7 +116,7 @@ def test_a_group_that_loses_its_slot_stands_alone(shared: Sync) -> None:
     wait_until(lambda: _dropped(db, "aqueduck_broken"), "the slot is dropped between two connections", 60)
     db.execute("insert into a values (1); insert into b values (1)")
     sync.wait_state("ERRORED", "public.b")
-    wait_until(lambda: not sync.differing(("public.a",)), "a goes on", log=sync.log)
+    wait_until(lambda: not sync.differing(("public.a",)), "a continues", log=sync.log)
     found = "select name, running, error_code from aqueduck.groups() where name <> 'default' order by name"
     assert db.query(found) == [("broken", True, "pg.slot_lost"), ("shared", True, None)]
     assert sync.states()["public.a"] == "STREAMING"
@@ -142,7 +142,7 @@ def _dropped(db: Database, slot: str) -> bool:
 
 
 def test_a_table_moves_between_groups_without_a_new_copy(shared: Sync) -> None:
-    """P-S19: the new group goes on where the old one is, under load, and nothing is lost or doubled."""
+    """P-S19: the new group continues where the old one is, under load, and nothing is lost or doubled."""
     sync, db = shared, shared.db
     db.execute(
         "create table moving (id int primary key, v int); create table stays (id int primary key, v int)"
@@ -172,7 +172,7 @@ def test_a_table_moves_between_groups_without_a_new_copy(shared: Sync) -> None:
             lambda: sync.states().get("public.moving") == "STREAMING", "it streams there", log=sync.log
         )
         seen = db.value("select max(id) from stays")
-        wait_until(lambda: db.value("select max(id) from stays") > seen + 50, "changes go on for a while")
+        wait_until(lambda: db.value("select max(id) from stays") > seen + 50, "changes continue for a while")
     finally:
         stop.set()
         worker.join()
@@ -191,7 +191,7 @@ def test_a_table_moves_between_groups_without_a_new_copy(shared: Sync) -> None:
 
 @pytest.mark.slow
 def test_a_role_without_rights_to_a_schema_uses_the_file_alone(db: Database, role: str, sync_of: Any) -> None:
-    """Where the registry cannot be created the service says so and goes on."""
+    """If the registry cannot be created, the service says so and continues."""
     db.execute(
         f'create table a (id int primary key); alter table a owner to "{role}"; alter role "{role}" replication'
     )

@@ -21,7 +21,7 @@ TEXTS = r"""
 
 
 def test_rows_that_were_there_before_are_copied(shared: Sync) -> None:
-    """P-S04, P-S06: a table with rows is copied, text survives, and streaming goes on from there."""
+    """P-S04, P-S06: a table with rows is copied, text survives, and streaming continues from there."""
     sync, db = shared, shared.db
     db.execute("create table t (id int primary key, v text)")
     db.execute(f"insert into t values {TEXTS}")
@@ -54,7 +54,7 @@ def test_a_transaction_open_while_the_copy_starts_is_not_lost(shared: Sync) -> N
         before.execute("insert into t select g, 'open' from generate_series(2001, 2100) g")
         before.execute("update t set v = 'changed while open' where id <= 10")
         db.execute("select aqueduck.add_table('public.t', group_name => %s)", (sync.group,))
-        # Creating the copy's slot waits for the open transaction; other traffic goes on meanwhile.
+        # Creating the copy's slot waits for the open transaction; other traffic continues meanwhile.
         waiting = (
             "select from pg_stat_activity where query like 'CREATE_REPLICATION_SLOT%%' and state = 'active'"
         )
@@ -114,7 +114,7 @@ def test_a_table_that_fails_does_not_hold_up_the_others(shared: Sync) -> None:
         for name in others:
             db.execute(f"insert into {name} values ({value}, {value})")
         count = " union all ".join(f"select count(*) from lake.main.{n} where id = {value}" for n in others)
-        wait_until(lambda: sync.lake(count) == [(1,)] * 5, "the good tables go on", 120, log=sync.log)
+        wait_until(lambda: sync.lake(count) == [(1,)] * 5, "the good tables continue", 120, log=sync.log)
         return time.monotonic() - began
 
     db.execute("insert into bad values (1, 1)")
@@ -132,7 +132,7 @@ def test_a_table_that_fails_does_not_hold_up_the_others(shared: Sync) -> None:
     )
     wait_until(
         lambda: db.query(status) == [("configuration", True, True, 3, True, True, True)],
-        "status tells",
+        "status shows it",
         log=sync.log,
     )
     sync.change_lake("alter table lake.main.elsewhere rename to bad")
@@ -222,7 +222,7 @@ def test_a_copy_killed_at_a_durable_step_goes_on_after_a_restart(
 
 @pytest.mark.slow  # without Spark in tests/sync/test_wanted_meanwhile.py
 def test_a_service_that_is_told_to_stop_does_not_wait_for_a_copy(db: Database, sync_of: Any) -> None:
-    """Its job is cancelled, and goes on with the missing chunks at the next start; nothing is lost or doubled."""
+    """Its job is cancelled, and continues with the missing chunks at the next start; nothing is lost or doubled."""
     db.execute("create table t (id int primary key, v text)")
     db.execute("insert into t select g, repeat(md5(g::text), 20) from generate_series(1, 600000) g")
     sync = sync_of("public.t", copy=True, copy_chunk_bytes="1MiB")

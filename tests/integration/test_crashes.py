@@ -65,7 +65,7 @@ def _ended(sync: Sync) -> set[str]:
 
 @pytest.mark.slow
 def test_a_deleted_checkpoint_costs_nothing(db: Database, sync: Sync) -> None:
-    """The truth about progress is the lake: without Spark's checkpoint and the stage, the service goes on where it was."""
+    """The truth about progress is the lake: without Spark's checkpoint and the stage, the service continues where it was."""
     import shutil
 
     sync.init()
@@ -79,7 +79,7 @@ def test_a_deleted_checkpoint_costs_nothing(db: Database, sync: Sync) -> None:
 
 @pytest.mark.slow
 def test_a_flush_that_fails_once_is_repeated(db: Database, sync: Sync) -> None:
-    """Hazard 3: a transient failure of the lake neither drops nor doubles the batch; the service recovers by itself."""
+    """Hazard 3: a transient failure of the lake neither drops nor doubles the batch; the service recovers automatically."""
     sync.init()
     load(db)
     process = sync.start(fault="lake.before_commit:raise")
@@ -104,7 +104,7 @@ def test_a_commit_whose_answer_is_lost_is_not_repeated(db: Database, sync: Sync)
 def test_a_postgres_restart_in_the_middle_is_survived(
     new_server: Callable[..., EmbeddedPostgres], sync_of: Any
 ) -> None:
-    """The service reconnects by itself after the server was killed and started again."""
+    """The service reconnects automatically after the server was killed and started again."""
     from tests.fix_postgres import _new_database
 
     server = new_server(durable=True)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.spark
 
 
 def by_name(sync: Sync, table: str) -> None:
-    """Source and lake have the same columns and rows, in whatever order the columns are."""
+    """Source and lake have the same columns and rows, in any order of the columns."""
     columns = [name for (name,) in sync.db.query(
         "select attname::text from pg_attribute where attrelid = %s::regclass and attnum > 0 and not attisdropped order by 1",
         (table,),
@@ -62,7 +62,7 @@ def test_columns_come_go_and_change(shared: Sync) -> None:
     assert sync.log().count("copy started") == copies, "no new copy was needed"
     assert sync.lake("select count(*) from lake.main.d where n >= 5000000000") == [(1,)]
 
-    # What cannot be applied is copied again, while its changes are parked.
+    # What cannot be applied is re-copied, while its changes are parked.
     db.execute("alter table d alter column n type text; insert into d (id, n) values (200, 'text now')")
     by_name(sync, "d")
     db.execute(
@@ -76,7 +76,7 @@ def test_columns_come_go_and_change(shared: Sync) -> None:
 
 @pytest.mark.slow
 def test_columns_that_changed_while_the_service_was_stopped(db: Database, sync_of: Any) -> None:
-    """Hazard 5, P-S12: the stream brings the versions in order; a target that somebody dropped is healed by a resync."""
+    """Hazard 5, P-S12: the stream brings the versions in order; a resync re-creates a dropped target."""
     for name in ("good", "altered", "dropped"):
         db.execute(f"create table {name} (id int primary key, v int); insert into {name} values (1, 1)")
     sync = sync_of("public.good", "public.altered", "public.dropped", copy=True)

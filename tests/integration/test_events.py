@@ -46,7 +46,7 @@ create publication faucet_pub for table orders, users;
 
 @pytest.mark.spark
 def test_the_reference_file_runs_on_spark(db: Database, flow_of: FlowOf) -> None:
-    """P-E01, P-E07, P-E10: `aqueduck run -c faucet.yaml`: follows, spills what is large, stops on ctrl-C, goes on where it was."""
+    """P-E01, P-E07, P-E10: `aqueduck run -c faucet.yaml`: follows, spills what is large, stops on ctrl-C, continues where it was."""
     db.execute(SHOP)
     flow = flow_of(
         source={"create_slot_if_missing": True, "idle_timeout": 120}, more={"segment_bytes": "1MiB"}
@@ -131,7 +131,7 @@ def test_a_lake_sink_on_spark_is_exact_and_shows_itself(db: Database, flow_of: F
 
 
 def test_a_run_ends_after_max_messages_at_a_commit(db: Database, flow_of: FlowOf) -> None:
-    """P-E04: the cap is checked after each commit, and the next run goes on behind it."""
+    """P-E04: the cap is checked after each commit, and the next run continues after the last event."""
     db.execute(SHOP)
     flow = flow_of(source={"max_messages": 25})
     assert flow.once() == 0, flow.log()
@@ -297,7 +297,7 @@ def test_a_slot_that_lost_something_is_refused(db: Database, flow_of: FlowOf) ->
 
 
 def test_one_flow_a_slot_at_a_time(db: Database, flow_of: FlowOf) -> None:
-    """A second service is told who has it; a slot that another program reads is a typed error after some tries."""
+    """A second service learns who has the lock; a slot that another program reads is a typed error after some tries."""
     db.execute(SHOP)
     flow = flow_of(source={"slot_acquire_retries": 0})
     process = flow.fork()
@@ -324,7 +324,7 @@ def test_one_flow_a_slot_at_a_time(db: Database, flow_of: FlowOf) -> None:
 
 
 def test_a_sink_that_fails_for_a_while_is_tried_again(db: Database, flow_of: FlowOf) -> None:
-    """Bad input: a failure in the middle of a batch; the flow goes on by itself, every event is there once."""
+    """Bad input: a failure in the middle of a batch; the flow recovers automatically, every event is there once."""
     db.execute(SHOP)
     flow = flow_of()
     process = flow.fork(fault="sink.written:raise")
@@ -360,7 +360,7 @@ def test_check_probes_without_touching_the_stream(db: Database, flow_of: FlowOf)
 
 
 def test_a_bad_connection_string_is_hidden(db: Database, flow_of: FlowOf) -> None:
-    """P-E07: URLs are redacted, also the ones that cannot be read."""
+    """P-E07: URLs are redacted, including malformed ones."""
     flow = flow_of(source={"connection_url": "postgres://u:hun@ter2@h:port/x"})
     flow.write_config()
     config = load_events(flow.config_file)

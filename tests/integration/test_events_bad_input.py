@@ -1,7 +1,7 @@
 """
-Bad input of an events flow, from end to end: a typed error, nothing lost, and the next start goes on.
+Bad input of an events flow, from end to end: a typed error, nothing lost, and the next start continues.
 
-What each part does with it by itself is tested beside that part (`postgres/capture/test_events_capture`, `envelopes/test_json_events`,
+Each part alone is tested beside that part (`postgres/capture/test_events_capture`, `envelopes/test_json_events`,
 `sinks/`); what is refused before a start, in `test_events`.
 """
 
@@ -64,7 +64,7 @@ def half_a_number(data: bytes) -> bytes:
 @pytest.mark.slow
 @pytest.mark.parametrize("spoil", [unknown_message, garbage])
 def test_a_spoiled_stream_is_read_again(db: Database, flow_of: FlowOf, wire: BadWire, spoil: Spoil) -> None:
-    """P-E05: the flow notices, starts again from the bookmark by itself, and every event is there once."""
+    """P-E05: the flow notices, restarts from the bookmark automatically, and every event is there once."""
     db.execute(SHOP)
     flow = flow_of(source=through(db, wire))
     process = flow.fork()
@@ -84,7 +84,7 @@ def test_a_spoiled_stream_is_read_again(db: Database, flow_of: FlowOf, wire: Bad
 def test_bad_text_for_a_type_stops_the_flow_without_showing_it(
     db: Database, flow_of: FlowOf, wire: BadWire
 ) -> None:
-    """P-E05: a value that its type does not write is an error with the column's name only; the next start goes on."""
+    """P-E05: a value that its type does not write is an error with the column's name only; the next start continues."""
     db.execute(SHOP)
     flow = flow_of(source=through(db, wire))
     assert flow.once() == 0, flow.log()
@@ -120,7 +120,7 @@ def test_a_full_disk_stops_the_flow_and_nothing_is_lost(
 
 @pytest.mark.slow
 def test_a_path_that_cannot_be_written_any_more_stops_the_flow(db: Database, flow_of: FlowOf) -> None:
-    """The sink's file became a directory; put back, the flow goes on where it was."""
+    """The sink's file became a directory; put back, the flow continues where it was."""
     db.execute(SHOP)
     flow = flow_of()
     assert flow.once() == 0, flow.log()

@@ -49,7 +49,7 @@ def load(db: Database, first: int, n: int = 600) -> None:
 
 
 def assert_complete(events: list[dict[str, Any]], last: int) -> None:
-    """Every change, once, in order; a transaction's events stand together."""
+    """Every change, once, in order; a transaction's events are together."""
     assert [e["after"]["n"] for e in events] == list(range(1, last + 1))
     lsns = [e["lsn"] for e in events]
     assert len({lsn for i, lsn in enumerate(lsns) if i == 0 or lsns[i - 1] != lsn}) == len(set(lsns))
@@ -70,7 +70,7 @@ def crash(flow: Flow, db: Database, point: str) -> None:
 @pytest.mark.kills("events")
 @pytest.mark.parametrize("point", [*POINTS, *FILE_POINTS])
 def test_a_kill_loses_and_doubles_nothing_in_a_file(db: Database, flow_of: FlowOf, point: str) -> None:
-    """P-E03: one file, with the bookmark in a file: exactly once, whatever the crash left behind."""
+    """P-E03: one file, with the bookmark in a file: exactly once after each crash."""
     flow = flow_of(more={"segment_bytes": "64KiB", "batch_bytes_max": "64KiB"})
     crash(flow, db, point)
     assert_complete(flow.lines(), 650)
@@ -92,7 +92,7 @@ def test_a_kill_loses_and_doubles_nothing_in_a_file(db: Database, flow_of: FlowO
 def test_a_kill_while_polling_loses_and_doubles_nothing(
     db: Database, flow_of: FlowOf, pooler: Callable[..., str], point: str, pooled: bool
 ) -> None:
-    """P-E09: peeked, delivered, then advanced; whatever lies between, the bookmark decides what comes next."""
+    """P-E09: peeked, delivered, then advanced; after a crash in between, the bookmark decides what comes next."""
     way = {"connection_url": pooler()} if pooled else {}
     flow = flow_of(
         source={"capture": "poll", "poll_step_bytes": "64KiB", **way},
@@ -140,7 +140,7 @@ def test_rotated_files_are_whole_and_exact(db: Database, flow_of: FlowOf, point:
         assert all(transactions.count(lsn) == 10 for lsn in transactions), "a file of half a transaction"
     taken = [e for path in sorted(seen) for e in flow.lines(path.name)]
     for path in sorted(seen)[:-1]:
-        path.unlink()  # whoever reads the files may take them away
+        path.unlink()  # the consumer of the files may remove them
     load(db, 601, 200)
     assert flow.once() == 0, flow.log()
     rest = [

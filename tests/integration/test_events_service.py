@@ -98,7 +98,7 @@ def published(flow: Flow) -> list[int]:
 def test_a_store_that_is_down_when_a_file_is_due_is_tried_again(
     db: Database, flow_of: FlowOf, new_server: Callable[..., EmbeddedPostgres]
 ) -> None:
-    """P-E10: between two batches a failure is one like any other: the flow goes on by itself, every event is there once."""
+    """P-E10: a failure between two batches is no special case: the flow recovers automatically, every event is there once."""
     db.execute(SHOP)
     store = new_server()
     flow = flow_of(
@@ -119,7 +119,7 @@ def test_a_store_that_is_down_when_a_file_is_due_is_tried_again(
     store.start()
     wait_until(lambda: len(published(flow)) == 3, "it is published", 90, log=flow.log)
     insert(db, 4, 5)
-    wait_until(lambda: len(published(flow)) == 5, "it goes on", 90, log=flow.log)
+    wait_until(lambda: len(published(flow)) == 5, "it continues", 90, log=flow.log)
     assert process.end(signal.SIGTERM) == 0
     assert published(flow) == [1, 2, 3, 4, 5]
 
@@ -155,7 +155,7 @@ LOCK = "from pg_stat_activity where application_name = 'aqueduck lock' and datna
 
 
 def test_a_lost_lock_is_taken_again(db: Database, flow_of: FlowOf) -> None:
-    """P-E03: a connection that was cut takes the lock with it; the flow notices, takes it again and goes on from the bookmark."""
+    """P-E03: a connection that was cut takes the lock with it; the flow notices, takes it again and continues from the bookmark."""
     db.execute(SHOP)
     flow = flow_of()
     process = flow.fork()
@@ -166,13 +166,13 @@ def test_a_lost_lock_is_taken_again(db: Database, flow_of: FlowOf) -> None:
     wait_until(lambda: bool(db.query(f"select {LOCK}")), "it has the lock again", 60, log=flow.log)
     assert isinstance(refused(flow), ServiceLockedError)
     insert(db, 4, 5)
-    wait_until(lambda: flow.count() == 5, "it goes on", 60, log=flow.log)
+    wait_until(lambda: flow.count() == 5, "it continues", 60, log=flow.log)
     assert process.end(signal.SIGTERM) == 0
     assert [event["after"]["id"] for event in flow.lines()] == [1, 2, 3, 4, 5]
 
 
 def test_a_lock_that_another_service_took_ends_the_run(db: Database, flow_of: FlowOf) -> None:
-    """P-E03: of two services of one slot the one that lost the lock ends, before it writes into what the other has."""
+    """P-E03: if two services share a slot, the service that lost the lock ends before it writes into the other's files."""
     db.execute(SHOP)
     flow = flow_of()
     process = flow.fork()
@@ -191,7 +191,7 @@ def test_a_lock_that_another_service_took_ends_the_run(db: Database, flow_of: Fl
 def test_a_run_of_a_temporary_slot_ends_with_its_first_failure(
     db: Database, flow_of: FlowOf, receiver: Receiver
 ) -> None:
-    """P-E04: its slot is gone with the failed batch, so the run says so instead of going on behind it."""
+    """P-E04: its slot is gone with the failed batch, so the run reports that instead of skipping the batch."""
     db.execute(SHOP)
     sink = {"type": "http", "config": {"url": receiver.url, "backoff": 0.01, "retries": 1}}
     flow = flow_of(sink=sink, source={"slot_type": "temporary"})

@@ -1,4 +1,4 @@
-"""How an events flow fares: page, probes, metrics and API beside it, and `aqueduck status` with and without it."""
+"""The state of an events flow: in page, probes, metrics and API, and in `aqueduck status` with and without the service."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_failure_is_shown_until_it_is_over_and_noted_for_later(
     wait_until(lambda: group(address)["state"] == "retrying", "the failure is shown", 60)
     error = group(address)["error"]
     assert (error["code"], error["group"]) == ("lake.write", "faucet_slot")
-    wait_until(lambda: group(address)["delivery"]["events"] == 1, "it goes on by itself", 60)
+    wait_until(lambda: group(address)["delivery"]["events"] == 1, "it recovers automatically", 60)
     found = group(address)
     assert (found["state"], found["error"], found["restarts"]) == ("streaming", None, 1)
     assert status(flow)["last_error"].startswith("[lake.write]")

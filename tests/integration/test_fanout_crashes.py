@@ -109,7 +109,7 @@ def test_a_kill_in_a_seed_repeats_it_safely(fan: Fan, point: str) -> None:
 def test_a_destination_catalog_that_was_down_catches_up(
     tmp_path: Path, new_server: Callable[..., EmbeddedPostgres]
 ) -> None:
-    """P-F09: while a destination's server is stopped the others go on; afterwards it gets its own range, once."""
+    """P-F09: while a destination's server is stopped the others continue; afterwards it gets its own range, once."""
     server = new_server(durable=True)
     fan = Fan(tmp_path, {"one": "a", "two": "b"})
     fan.places["two"] = LakePlace(catalog=f"postgres:{server.dsn}", data_path=f"{tmp_path}/two_data/")
@@ -266,7 +266,7 @@ def test_a_running_service_follows_its_source_and_its_file(fan: Fan, service: Se
 def test_a_destination_that_hangs_does_not_hold_the_others(
     tmp_path: Path, new_server: Callable[..., EmbeddedPostgres]
 ) -> None:
-    """P-F09: a server that takes connections and never answers is one failing destination; the others go on after a minute."""
+    """P-F09: a server that takes connections and never answers is one failing destination; the others continue after a minute."""
     server = new_server()
     fan = Fan(tmp_path, {"one": "a", "two": "b"})
     fan.places["two"] = LakePlace(catalog=f"postgres:{server.dsn}", data_path=f"{tmp_path}/two_data/")
@@ -281,10 +281,10 @@ def test_a_destination_that_hangs_does_not_hold_the_others(
         for process in frozen:
             process.suspend()
         fan.change(*HISTORY)
-        wait_until(lambda: fan.rows("one") == fan.source_rows("a"), "one goes on", 240, log=service.log)
+        wait_until(lambda: fan.rows("one") == fan.source_rows("a"), "one continues", 240, log=service.log)
         fan.change("delete from lake.t where id % 3 = 1")
         # The cycle that hangs is ended after a minute, then destinations are asked again.
-        wait_until(lambda: fan.rows("one") == fan.source_rows("a"), "one goes on", 240, log=service.log)
+        wait_until(lambda: fan.rows("one") == fan.source_rows("a"), "one continues", 240, log=service.log)
         _thaw(frozen)
         service.wait_same()
     finally:

@@ -1,4 +1,4 @@
-"""Large transactions through the whole service on Spark: while they go on, killed in the middle, and ten million rows."""
+"""Large transactions through the whole service on Spark: while they are open, killed in the middle, and ten million rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.spark
 
 
 def _little_memory(db: Database) -> None:
-    """From its next connection on, the server streams whatever is larger than 64 kB."""
+    """From its next connection on, the server streams transactions of more than 64 kB."""
     db.execute(f"alter database {db.name} set logical_decoding_work_mem = '64kB'")
 
 
@@ -42,7 +42,7 @@ def test_small_transactions_pass_a_large_one_and_it_arrives_whole(shared: Sync) 
         conn.execute(
             "insert into u select g, 'void' from generate_series(1, 5000) g; delete from t where id < 9000"
         )
-        wait_until(lambda: _staged(shared), "it is staged while it goes on")
+        wait_until(lambda: _staged(shared), "it is staged while it is open")
         db.execute("insert into u values (-1, 'passes')")
         wait_until(lambda: shared.lake("from lake.main.u") == [(-1, "passes")], "the small one is there", 120)
         assert shared.lake("from lake.main.t") == []
@@ -56,7 +56,7 @@ def test_small_transactions_pass_a_large_one_and_it_arrives_whole(shared: Sync) 
 
 @pytest.mark.slow
 def test_a_kill_while_a_large_transaction_goes_on(db: Database, sync_of: Callable[..., Sync]) -> None:
-    """P-S29, promise 1: kill -9 with half of it staged; after a restart it comes once, whether it goes on or is rolled back."""
+    """P-S29, promise 1: kill -9 with half of it staged; after a restart it arrives once if it commits, otherwise not at all."""
     _little_memory(db)
     db.execute("create table t (id int primary key, v text)")
     sync = sync_of("public.t", segment_bytes="256KiB")
@@ -65,7 +65,7 @@ def test_a_kill_while_a_large_transaction_goes_on(db: Database, sync_of: Callabl
         with db.connect() as conn:
             conn.execute("begin")
             conn.execute("insert into t select g, repeat('x', 100) from generate_series(1, 40000) g")
-            wait_until(lambda: _staged(sync), "it is staged while it goes on")
+            wait_until(lambda: _staged(sync), "it is staged while it is open")
             db.execute(f"insert into t values (-{len(sync.processes)}, 'beside')")
             sync.kill(process)
             process = sync.started()

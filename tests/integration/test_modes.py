@@ -99,7 +99,7 @@ def test_every_mode_from_copy_to_column_changes(shared: Sync) -> None:
         db.execute("select aqueduck.resync_table(%s)", (table,))
     wait_until(
         lambda: sync.log().count("copy finished") >= 2 * len(tables),
-        "all are copied again",
+        "all are re-copied",
         180,
         log=sync.log,
     )

@@ -94,7 +94,7 @@ def test_a_parent_is_synced_without_its_children(shared: Sync) -> None:
 
 @pytest.mark.slow
 def test_a_table_that_is_dropped_and_created_anew_waits_for_a_word(shared: Sync) -> None:
-    """P-S13: another table with the same name replaces the lake's rows only when somebody says so; the others go on."""
+    """P-S13: another table with the same name replaces the lake's rows only on request; the others continue."""
     sync, db = shared, shared.db
     db.execute("create table d (id int primary key, v text); insert into d values (1, 'old')")
     db.execute("create table e (id int primary key, v text)")
@@ -102,11 +102,13 @@ def test_a_table_that_is_dropped_and_created_anew_waits_for_a_word(shared: Sync)
     sync.wait_same()
     db.execute("drop table d")
     sync.wait_state("ERRORED", "public.d")
-    db.execute("insert into e values (1, 'goes on')")
-    wait_until(lambda: not sync.differing(("public.e",)), "the other table goes on", 120, log=sync.log)
+    db.execute("insert into e values (1, 'continues')")
+    wait_until(lambda: not sync.differing(("public.e",)), "the other table continues", 120, log=sync.log)
     db.execute("create table d (id bigint primary key, w numeric(5,2)); insert into d values (7, 1.5)")
     error = "select error_message from aqueduck.status() where source = 'public.d'"
-    wait_until(lambda: "[pg.table_recreated]" in str(db.value(error)), "it is told apart", 120, log=sync.log)
+    wait_until(
+        lambda: "[pg.table_recreated]" in str(db.value(error)), "it is distinguished", 120, log=sync.log
+    )
     assert sync.lake_rows("main.d") == [(1, "old")]
     db.execute("select aqueduck.resync_table('public.d')")
     sync.wait_same()
@@ -131,10 +133,12 @@ def test_adding_a_table_again_is_a_word(shared: Sync) -> None:
 
     db.execute("drop table d; create table d (id int primary key, w text); insert into d values (3, 'newer')")
     error = "select error_message from aqueduck.status() where source = 'public.d'"
-    wait_until(lambda: "[pg.table_recreated]" in str(db.value(error)), "it is told apart", 120, log=sync.log)
+    wait_until(
+        lambda: "[pg.table_recreated]" in str(db.value(error)), "it is distinguished", 120, log=sync.log
+    )
     assert sync.lake_rows("main.d") == [(2, "new")]
     db.execute(add)
     sync.wait_same()
     sync.wait_state("STREAMING", "public.d")
-    db.execute("insert into d values (4, 'goes on')")
+    db.execute("insert into d values (4, 'continues')")
     sync.wait_same()

@@ -112,7 +112,7 @@ def is_private(path: Path) -> bool:
 
 
 def spark_settings(events: Path) -> dict[str, Any]:
-    """Authentication is off, so that blocks can be seen, and all that Spark can tell is told."""
+    """Authentication is off, so that blocks can be read, and Spark logs as much as it can."""
     events.mkdir()
     conf = {
         "spark.authenticate": "false",
@@ -143,8 +143,8 @@ def refuse_talk(pid: int, directory: Path, scratch: Path, log: str, given: set[s
     got = list(blocks(pid))
     assert any(b"aqueduck" in block for block in got), "a closure of ours is among them"
     # Spark's own settings are in its closures: only authentication keeps these.
-    told = [block for block in got for text in (PASSWORD, SALT, CELL) if text in block]
-    assert not [block[:200] for block in told]
+    leaked = [block for block in got for text in (PASSWORD, SALT, CELL) if text in block]
+    assert not [block[:200] for block in leaked]
     assert not [command for command in commands(pid) if "-planted" in command]
     assert telling_variables(pid) == given | {"PLANTED_EXECUTOR"}
     shown = pages(pid)

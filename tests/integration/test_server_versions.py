@@ -17,7 +17,7 @@ SETTINGS = {"logical_decoding_work_mem": "64kB"}
 
 @pytest.fixture(scope="module", params=[16, 15])
 def old_server(request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
-    """Servers that stream whatever is larger than 64 kB: the embedded 16, and Debian's 15 where it is installed."""
+    """Servers that stream transactions of more than 64 kB: the embedded 16, and Debian's 15 where it is installed."""
     if request.param == 15:
         server: EmbeddedPostgres = SystemPostgres(system_programs(15), settings=SETTINGS)
     else:
@@ -51,7 +51,7 @@ def test_copy_and_stream_and_transactions_in_progress(old_db: Database, tmp_path
             conn.execute("insert into t select g, 'x' from generate_series(1001, 4000) g")
             conn.execute("savepoint a")
             conn.execute("update t set v = 'void'")
-            wait_until(lambda: flow.stage.unfinished[0] == 1, "the transaction is staged while it goes on")
+            wait_until(lambda: flow.stage.unfinished[0] == 1, "the transaction is staged while it is open")
             conn.execute("rollback to a")
             conn.execute("insert into t select g, 'y' from generate_series(5001, 6000) g")
             conn.execute("commit")
@@ -64,7 +64,7 @@ def test_copy_and_stream_and_transactions_in_progress(old_db: Database, tmp_path
 
 
 def test_columns_change_and_large_transactions_are_cut_off(old_db: Database, tmp_path: Path) -> None:
-    """P-S12, P-S29: DDL between and inside transactions, a truncate, and a restart while one is going on."""
+    """P-S12, P-S29: DDL between and inside transactions, a truncate, and a restart while one is open."""
     old_db.execute("create table t (id int primary key, v text)")
     replica = Replica(old_db, tmp_path, ("t",))
     try:

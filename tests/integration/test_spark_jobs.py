@@ -69,7 +69,7 @@ class Job:
             )  # fmt: skip
 
     def wait_for_fault(self, point: str) -> None:
-        """A process of Spark's dies at the point; the query fails, or Spark tries again by itself."""
+        """One of Spark's processes dies at the point; the query fails, or Spark retries automatically."""
         wait_until(lambda: f"fault point {point}" in self.log.read_text(), f"{point} is passed", seconds=120)
 
     def kill(self) -> None:
@@ -117,7 +117,7 @@ def source(db: Database) -> Database:
 
 
 def test_spark_submit_mirrors_a_table(source: Database, tmp_path: Path) -> None:
-    """The example runs as docs/spark.md says, and goes on from its checkpoint."""
+    """The example runs as docs/spark.md says, and continues from its checkpoint."""
     job = Job(source, tmp_path, "--once")
     assert job.submit() == 0, job.log.read_text()[-3000:]
     source.execute("insert into t select g, g from generate_series(1, 5000) g")

@@ -148,7 +148,7 @@ def keyed(db: Database, tmp_path: Path) -> Iterator[Flow]:
 @given(st.data(), st.booleans())
 @settings(SHARED, max_examples=6)
 def test_rows_are_found_again_by_a_key_of_any_type(keyed: Flow, data: st.DataObject, tasks: bool) -> None:
-    """P-S08: updates, deletes and changes of the key meet their rows in the lake, whatever the key's types are."""
+    """P-S08: updates, deletes and changes of the key find their rows in the lake, for every type of key."""
     with keyed.db.connect() as conn:
         for table, cases in KEYED.items():
             conn.execute(f"truncate {table}".encode())
@@ -190,7 +190,7 @@ def both_ways(db: Database, directory: Path, values: dict[str, list[str]]) -> No
 
 
 def test_types_of_extensions_are_their_text(system_db: Database, tmp_path: Path) -> None:
-    """hstore, citext, ltree, cube and xml arrive as the server writes them, by copy and by stream, also in arrays."""
+    """hstore, citext, ltree, cube and xml arrive as the server writes them, by copy and by stream, including in arrays."""
     for extension in ("hstore", "citext", "ltree", "cube"):
         system_db.execute(f"create extension {extension}")
     values = {

@@ -28,7 +28,7 @@ def verify(sync: Sync) -> tuple[int, list[dict[str, Any]]]:
 
 @pytest.mark.slow
 def test_verify_beside_a_loaded_service_is_clean_and_finds_damage(db: Database, sync_of: Any) -> None:
-    """Copied and streamed rows are compared while both go on; a row taken from the lake is named."""
+    """Copied and streamed rows are compared while both continue; a row taken from the lake is named."""
     db.execute("create table t (id int primary key, v int)")
     db.execute("insert into t select g, 0 from generate_series(1, 10000) g")
     sync: Sync = sync_of("public.t", copy=True)
@@ -61,7 +61,7 @@ def test_verify_beside_a_loaded_service_is_clean_and_finds_damage(db: Database, 
 
 
 def verdict(sync: Sync) -> tuple[str, int]:
-    """As SQL tells it."""
+    """As SQL shows it."""
     [found] = sync.db.query("select verdict, differences from aqueduck.status()")
     return found
 
@@ -74,7 +74,7 @@ def wait_for_the_next_look(sync: Sync) -> None:
 
 @pytest.mark.slow
 def test_a_service_verifies_itself_under_load_and_after_a_crash(db: Database, sync_of: Any) -> None:
-    """P-T01: moving rows are never called different, a row taken from the lake is, also after a kill, until a resync."""
+    """P-T01: moving rows are never called different, a row taken from the lake is, even after a kill, until a resync."""
     db.execute("create table t (id int primary key, v int)")
     db.execute("insert into t select g, 0 from generate_series(1, 10000) g")
     sync: Sync = sync_of("public.t", copy=True)

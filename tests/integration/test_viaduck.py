@@ -1,4 +1,4 @@
-"""The configuration that users of DuckLake fan-out know, as it stands: PostgreSQL catalogs and S3."""
+"""The configuration that users of DuckLake fan-out know, unchanged: PostgreSQL catalogs and S3."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_programs_of_the_same_version_are_at_hand(pg16: EmbeddedPostgres) -> Non
 
 
 def test_a_password_is_asked_for_by_scram(new_server: NewServer) -> None:
-    """With a password, nobody gets in without it."""
+    """With a password, connections without it are refused."""
     server = new_server(password="it's a secret")
     assert query(server, "select rolpassword like 'SCRAM-SHA-256%' from pg_authid where rolname = 'postgres'")
     with pytest.raises(psycopg.OperationalError, match="no password supplied"):
@@ -125,7 +125,7 @@ def test_a_temporary_cluster_leaves_nothing_behind() -> None:
 
 
 def test_a_cluster_of_the_callers_is_kept_and_found_again(tmp_path: Path) -> None:
-    """With data_dir the data outlives the object, also where root has to put it elsewhere."""
+    """With data_dir the data outlives the object, even where root has to put it elsewhere."""
     place = tmp_path / "deep" / "cluster"
     with EmbeddedPostgres(place) as server:
         execute(server, "create table kept ()")
@@ -222,7 +222,7 @@ def test_a_server_ends_with_a_process_that_ends(child: subprocess.Popen[str]) ->
 
 
 def test_ctrl_c_is_not_for_the_server(child: subprocess.Popen[str]) -> None:
-    """The terminal's SIGINT reaches the process group, of which the server is no member."""
+    """The terminal's SIGINT reaches the process group, and the server is not in it."""
     server, _ = started(child)
     os.killpg(child.pid, signal.SIGWINCH)  # harmless, but proves that the group exists
     assert os.getpgid(server.pid) != child.pid
@@ -230,7 +230,7 @@ def test_ctrl_c_is_not_for_the_server(child: subprocess.Popen[str]) -> None:
 
 
 def test_many_threads_may_start_servers() -> None:
-    """A server goes on when the thread that started it has ended."""
+    """A server continues when the thread that started it has ended."""
     server = EmbeddedPostgres()
     starter = threading.Thread(target=server.start)
     starter.start()

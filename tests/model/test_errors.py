@@ -134,7 +134,7 @@ def test_text_without_a_known_code_is_no_error_of_ours(text: str) -> None:
 
 
 def test_only_configuration_errors_exit_with_2() -> None:
-    """Scripts can tell a wrong file from a failure."""
+    """The exit code distinguishes a wrong file from a failure."""
     assert {cls.code for cls in CLASSES if cls.exit_code == 2} == {"config.invalid"}
     assert {cls.exit_code for cls in CLASSES} == {1, 2}
     assert issubclass(ConfigError, AqueduckError)

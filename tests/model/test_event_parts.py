@@ -29,7 +29,7 @@ segments = st.lists(
 
 @given(segments)
 def test_stretches_are_in_order_and_never_overlap(found: list[SegmentRef]) -> None:
-    """P-E01: whatever overlaps is merged together, so that stretches can be written one after the other."""
+    """P-E01: overlapping segments are merged into one stretch, so stretches can be written one after the other."""
     planned = stretches(found)
     assert sorted(s.path for stretch in planned for s in stretch) == sorted(s.path for s in found)
     for before, after in itertools.pairwise(planned):

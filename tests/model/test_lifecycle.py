@@ -89,7 +89,7 @@ def test_a_retry_is_due_at_its_time_and_not_before() -> None:
 
 
 def test_errors_for_a_person_are_never_due() -> None:
-    """What waiting cannot repair waits for somebody."""
+    """An error that waiting cannot repair waits for a person."""
     life = fail(Lifecycle(STREAMING, NOW), TableMissingError("gone"), NOW)
     assert not retry_is_due(life, NOW + timedelta(days=365))
 
@@ -101,6 +101,6 @@ def test_what_is_retried_is_transient_and_nothing_else(error: AqueduckError) -> 
 
 
 def test_room_that_is_missing_is_a_resource() -> None:
-    """Full disks and slot limits are told apart from what is configured wrong."""
+    """Full disks and slot limits are distinguished from wrong configuration."""
     assert {classify(cls("x")) for cls in (StageFullError, SlotLimitError)} == {ErrorClass.RESOURCE}
     assert classify(TableMissingError("x")) is ErrorClass.CONFIGURATION

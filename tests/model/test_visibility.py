@@ -41,7 +41,7 @@ def test_numbers_of_transactions_start_again() -> None:
 
 
 def test_a_position_shows_all_earlier_commits() -> None:
-    """A slot's snapshot shows exactly what was committed before its position, whoever did it."""
+    """A slot's snapshot shows exactly what was committed before its position, by any transaction."""
     assert visibility_of(7) == Visibility(7)
     assert visibility_of(7).shows(6, 123)
     assert not visibility_of(7).shows(7, 123)

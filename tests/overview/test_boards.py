@@ -100,7 +100,7 @@ def test_every_metric_is_on_a_board() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_an_alert_is_about_metrics_that_exist_and_says_what_to_do(rule: dict[str, Any]) -> None:
-    """An alert that wakes somebody has a severity, one line of what, and what next."""
+    """Each alert has a severity, a line that says what is wrong, and the next step."""
     check(rule["expr"])
     assert re.fullmatch(r"Aqueduck[A-Za-z]+", rule["alert"])
     assert rule["labels"]["severity"] in ("critical", "warning", "info")

@@ -99,7 +99,7 @@ def test_what_is_not_known_is_left_out() -> None:
 
 
 def test_observations_add_up() -> None:
-    """What is told twice counts twice, under its own labels."""
+    """Two reports are counted as two, under their own labels."""
     for _ in range(2):
         metrics.count_error("pg.unreachable", flow="sync", group="twice")
         metrics.observe_batch(

@@ -1,4 +1,4 @@
-"""Readiness turns red when something that has work stands still, and only then (P-F13)."""
+"""Readiness turns red when something has work and makes no progress, and only then (P-F13)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_group_that_cannot_reach_its_source_is_stalled_although_nothing_is_kno
 
 
 def test_a_disabled_group_is_not_stalled() -> None:
-    """Somebody wanted it to stand still."""
+    """A person paused it."""
     watch = ProgressWatch(60)
     paused = sync(group(table(queued_changes=5), state="disabled", lag_bytes=1))
     look(watch, 0, paused)
@@ -80,7 +80,7 @@ def test_a_disabled_group_is_not_stalled() -> None:
 
 
 def test_a_copy_that_moves_is_ready_and_one_that_does_not_is_named() -> None:
-    """P-F13 for sync: a long copy is no failure, a copy that stands still is."""
+    """P-F13 for sync: a long copy is no failure, a copy without progress is."""
     watch = ProgressWatch(60)
     for at in range(0, 600, 50):
         assert look(watch, at, sync(group(copying(at)))) == []

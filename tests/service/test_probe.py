@@ -1,4 +1,4 @@
-"""The proof behind what is shown as streaming: somebody reads the slot, and the position moves."""
+"""The proof behind the state STREAMING: a process reads the slot, and the position moves."""
 
 from __future__ import annotations
 

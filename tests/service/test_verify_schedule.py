@@ -1,4 +1,4 @@
-"""The service compares what it wrote with its source by itself, and says what it found everywhere in the same words."""
+"""The service compares the lake with its source automatically, and reports the same result everywhere."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_a_thread_starts_only_where_an_interval_is_set(fan: Fan, serve: Serve) -
 def test_the_thread_looks_when_it_is_due_and_ends_with_the_service(
     fan: Fan, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From its first turn on, by itself; stopping does not wait for an interval."""
+    """Automatically, from its first turn on; stopping does not wait for an interval."""
     monkeypatch.setattr("aqueduck.service.verify_schedule.FIRST_SECONDS", 0.0)
     service = serve(verify={"interval": "1h"})
     verifier = fanout_verifier(service)
@@ -224,7 +224,7 @@ def synced(group: WholeGroup) -> tuple[SyncService, Verifier]:
 
 
 def change_lake(group: WholeGroup, statement: str) -> None:
-    """By somebody else's session."""
+    """By another user's session."""
     with open_lake(group.config.lake) as session:
         session.execute(statement)
 

@@ -29,7 +29,7 @@ class _CutOff(LakeBookmarks):
 def test_a_catalog_that_was_lost_is_found_again(
     tmp_path: Path, new_server: Callable[..., EmbeddedPostgres]
 ) -> None:
-    """P-E03: whatever fails while the catalog is gone may be tried again, and works when it is back: DuckDB connects anew."""
+    """P-E03: calls that fail while the catalog is away may be retried, and work when it is back: DuckDB reconnects."""
     server = new_server()
     config = LakeConfig(catalog=f"postgres:{server.dsn_for('postgres')}", data_path=str(tmp_path / "data"))
     with contextlib.closing(_CutOff(config, "s")) as store:

@@ -132,7 +132,7 @@ def test_files_are_rotated_by_time_also_when_nothing_happens(tmp_path: Path) -> 
 
 
 def test_a_rename_that_a_crash_prevented_is_made_up_for(tmp_path: Path) -> None:
-    """The bookmark says that the file is finished: it appears at the next start, once, also if it was taken away since."""
+    """The bookmark says that the file is finished: it appears at the next start, once, even if it was removed since."""
     path = tmp_path / "changes.jsonl"
     sink = RotatedJsonlSink(path, rotate_bytes=2, rotate_seconds=None)
     sink.recover(None)
@@ -158,7 +158,7 @@ def rotated(path: Path) -> RotatedJsonlSink:
 
 @pytest.mark.parametrize("make", [JsonlSink, rotated])
 def test_an_unwritable_path_is_a_typed_error(tmp_path: Path, make: Callable[[Path], object]) -> None:
-    """Bad input: a directory that cannot be made is told before anything is read."""
+    """Bad input: a directory that cannot be created is reported before anything is read."""
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "changes.jsonl"
     with pytest.raises(SinkPathError, match=r"not a directory|file exists"):

@@ -26,7 +26,7 @@ from tests.tls_proxy import make_certificates
 
 
 class Receiver:
-    """A server that answers as it is told; by default it takes everything."""
+    """A server with scripted answers; by default it accepts everything."""
 
     def __init__(self) -> None:
         self.answers: list[int] = []
@@ -145,7 +145,7 @@ def test_a_receiver_that_stays_down_is_a_typed_error(receiver: Receiver, tmp_pat
 
 
 def test_what_is_refused_is_put_aside(receiver: Receiver, tmp_path: Path) -> None:
-    """P-E10: 4xx: into the dead-letter file with its reason and names, and the rest goes on; without such a file it stops."""
+    """P-E10: 4xx: into the dead-letter file with its reason and names, and the rest continues; without such a file it stops."""
     letters = tmp_path / "dead" / "letters.jsonl"
     receiver.answers = [400, 200]
     sink_of(receiver, batch_size=4, dead_letter_path=str(letters)).write([rows(tmp_path, EVENTS)], 1)

@@ -90,7 +90,7 @@ def test_a_message_an_event_with_its_key_and_name(
 def test_a_kill_doubles_with_the_same_names_and_loses_nothing(
     db: Database, flow_of: Callable[..., Flow], brokers: str, point: str
 ) -> None:
-    """P-E03: at least once, whatever the brokers had before the kill; what comes twice has the same name."""
+    """P-E03: at least once, whatever the brokers had before the kill; a repeated event has the same name."""
     db.execute("create table t (id int primary key); create publication faucet_pub for table t")
     sink = {"type": "kafka", "config": {"brokers": brokers, "topic": "changes", "timeout": 60}}
     flow = flow_of(sink=sink)

@@ -136,7 +136,7 @@ def load(db: Database, first: int, last: int) -> None:
 
 @pytest.mark.slow
 def test_a_connection_that_breaks_loses_and_doubles_nothing(db: Database, flow_of: FlowOf) -> None:
-    """P-E03, hazard 3: the sink's session is ended while events flow; the flow goes on by itself."""
+    """P-E03, hazard 3: the sink's session is ended while events flow; the flow recovers automatically."""
     flow = flow_of(sink=sink_of("postgres"), more={"flush_interval_ms": 10})
     db.execute(SHOP)
     service = flow.service()
@@ -284,7 +284,7 @@ def test_a_table_that_cannot_take_events_is_refused(db: Database, flow_of: FlowO
 
 
 def test_a_table_of_events_in_partitions_does_not_feed_on_itself(db: Database, flow_of: FlowOf) -> None:
-    """P-E03: a publication names partitions one by one; rows in them are no events, also in one that is attached later."""
+    """P-E03: a publication names partitions one by one; rows in them are no events, even in a partition that is attached later."""
     columns = ", ".join(f"{c.name} {c.postgres}" for c in EVENT_COLUMNS)
     db.execute(SHOP)
     db.execute(

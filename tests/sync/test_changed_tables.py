@@ -77,7 +77,7 @@ def test_another_identity_on_the_way(db: Database, tmp_path: Path, change: str, 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", ["drop constraint t_pkey", "drop column id"])
 def test_a_key_that_is_dropped(db: Database, tmp_path: Path, change: str) -> None:
-    """P-S02: PostgreSQL itself refuses updates from then on; equal rows are kept, and a new key goes on without a copy."""
+    """P-S02: PostgreSQL itself refuses updates from then on; equal rows are kept, and with a new key the table continues without a copy."""
     db.execute(SETUP)
     with whole_group(db, tmp_path, {"t": {}, "other": {}}) as group:
         db.execute(f"alter table t {change}; drop index t_k; insert into other values (1)")
@@ -111,7 +111,7 @@ def test_a_key_that_is_dropped(db: Database, tmp_path: Path, change: str) -> Non
 def test_a_full_table_that_loses_its_key_while_it_is_followed(
     request: pytest.FixtureRequest, tmp_path: Path, how: dict[str, str]
 ) -> None:
-    """P-S08: rows that share what was the key are told apart by all of their cells, and by a new key again, without a copy."""
+    """P-S08: rows with the same former key are distinguished by all of their cells, and later by a new key, without a copy."""
     db: Database = request.getfixturevalue("system_db" if "plugin" in how else "db")
     db.execute(
         "create table t (id int primary key, v text); alter table t replica identity full; insert into t values (7, 'x')"
@@ -159,7 +159,7 @@ def test_parked_changes_of_several_captures_are_replayed_in_order(db: Database, 
 def test_a_key_is_lost_that_is_needed(
     db: Database, tmp_path: Path, options: dict[str, str], tasks: bool
 ) -> None:
-    """Promise 5: the table stops with a reason and the next step, the other one goes on; with a key and a copy it is right again."""
+    """Promise 5: the table stops with a reason and the next step, the other table continues; with a key and a copy it is right again."""
     db.execute(SETUP + "; drop index t_k; alter table t replica identity full")
     with whole_group(db, tmp_path, {"t": options, "other": {}}) as group:
         db.execute("alter table t drop constraint t_pkey; insert into other values (1)")
@@ -226,7 +226,7 @@ def in_the_middle(group: WholeGroup, statement: str) -> Iterator[list[int]]:
 def test_columns_change_in_the_middle_of_a_copy(
     db: Database, tmp_path: Path, change: str, tasks: bool
 ) -> None:
-    """P-S04, P-S12: whatever came before and after it, source and lake agree in the end."""
+    """P-S04, P-S12: source and lake agree in the end, whatever came before and after."""
     db.execute(SETUP)
     db.execute("insert into t select g, 100 + g, 'v' || g, 'short' from generate_series(21, 4000) g")
     with whole_group(db, tmp_path, {"t": {}, "other": {}}, group={"copy_chunk_bytes": 32_768}) as group:
@@ -274,7 +274,7 @@ def test_another_name_in_the_middle_of_a_copy(db: Database, tmp_path: Path, swap
 
 
 def test_a_type_that_cannot_be_followed_stops_by_policy(db: Database, tmp_path: Path) -> None:
-    """P-S12, promise 5: `on_type_change: stop` names the way out; the lake keeps what it had, the other table goes on."""
+    """P-S12, promise 5: `on_type_change: stop` names the way out; the lake keeps what it had, the other table continues."""
     db.execute(SETUP)
     with whole_group(db, tmp_path, {"t": {}, "other": {}}, group={"on_type_change": "stop"}) as group:
         rows = group.read("from lake.main.t order by id")
@@ -294,7 +294,7 @@ def test_a_type_that_cannot_be_followed_stops_by_policy(db: Database, tmp_path: 
 
 @pytest.mark.parametrize("policy", ["resync", pytest.param("stop", marks=pytest.mark.slow)])
 def test_a_table_that_is_created_anew_while_nothing_runs(db: Database, tmp_path: Path, policy: str) -> None:
-    """P-S13: `on_recreate` says whether the new rows replace the old ones by themselves."""
+    """P-S13: `on_recreate` says whether the new rows replace the old ones automatically."""
     db.execute(SETUP)
     tables: dict[str, Any] = {"t": {}, "other": {}}
     with whole_group(db, tmp_path, tables, group={"on_recreate": policy}) as group:

@@ -174,7 +174,7 @@ def test_the_grants_for_the_registry_are_printed_and_enough(
 def test_a_role_that_may_not_create_the_registry_gets_the_statement(
     shop: Database, role: str, tmp_path: Path
 ) -> None:
-    """P-S24: one statement of an administrator, and the role installs it by itself."""
+    """P-S24: after one statement of an administrator, the role can install it."""
     config = config_for(shop.dsn_for(role), tmp_path, "orders")
     before = registry_check(config)
     assert before.fix == f'create schema aqueduck authorization "{role}"'
@@ -186,7 +186,7 @@ def test_a_role_that_may_not_create_the_registry_gets_the_statement(
 
 
 def test_membership_in_the_owner_is_enough(shop: Database, role: str, tmp_path: Path) -> None:
-    """P-S24: a table of an ordinary role stays with it; nobody is made a member of a superuser."""
+    """P-S24: a table of an ordinary role stays with it; no role is made a member of a superuser."""
     owner = f"{shop.name} owner"
     shop.execute(f'create role "{owner}"; alter table orders owner to "{owner}"')
     config = config_for(shop.dsn_for(role), tmp_path, "orders")
@@ -306,7 +306,7 @@ def test_a_replication_connection_is_really_tried(new_server: NewServer, tmp_pat
 
 
 def test_who_polls_needs_no_replication_connection(new_server: NewServer, tmp_path: Path) -> None:
-    """P-E09: no walsender, no superuser: the attribute REPLICATION is enough, and its absence is told."""
+    """P-E09: no walsender, no superuser: the attribute REPLICATION is enough, and its absence is reported."""
     server = new_server(settings={"max_wal_senders": 0, "max_replication_slots": 4})
     with psycopg.connect(server.dsn, autocommit=True) as admin:
         admin.execute("create role poller login; grant create on database postgres to poller")
@@ -320,7 +320,7 @@ def test_who_polls_needs_no_replication_connection(new_server: NewServer, tmp_pa
 def test_a_stream_through_a_pooler_is_refused(
     db: Database, tmp_path: Path, pooler: Callable[..., str]
 ) -> None:
-    """P-E09: the way out is told; polling through it is fine."""
+    """P-E09: the message names the way out; polling through it is fine."""
     found = failures(config_for(pooler(), tmp_path))["pooler"]
     assert "capture: poll" in (found.fix or "")
     assert failures(config_for(pooler(), tmp_path, capture="poll")) == {}
@@ -333,7 +333,7 @@ def test_a_stream_through_a_pooler_is_refused(
 def test_a_data_path_that_cannot_be_written_is_reported(
     pg: EmbeddedPostgres, tmp_path: Path, path: str
 ) -> None:
-    """The path is tried for real, so root is told as well."""
+    """The path is really tried, so root sees the error as well."""
     (tmp_path / "file").touch()
     failed = failures(config_for(pg.dsn, tmp_path, data_path=path))
     assert isinstance(failed["data path"].error, DataPathError)
@@ -422,7 +422,7 @@ def test_a_catalog_of_another_version_says_which(pg: EmbeddedPostgres, tmp_path:
 
 
 def test_another_data_path_is_told_the_one_of_the_lake(pg: EmbeddedPostgres, tmp_path: Path) -> None:
-    """What to put back stands in the message."""
+    """The message names what to put back."""
     open_lake(config_for(pg.dsn, tmp_path, data_path="first").lake).close()
     fix = failures(config_for(pg.dsn, tmp_path, data_path="second"))["catalog"].fix
     assert fix is not None

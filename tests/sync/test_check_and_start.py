@@ -66,7 +66,7 @@ SOURCE = {
         " select pg_create_logical_replication_slot('aqueduck_test', 'pgoutput')",
         "pg.slot_lost",
     ),
-    "the slot is somebody else's": (
+    "the slot is another user's": (
         "select pg_drop_replication_slot('aqueduck_test');"
         " select pg_create_physical_replication_slot('aqueduck_test')",
         "pg.slot_conflict",

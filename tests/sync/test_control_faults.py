@@ -2,7 +2,7 @@
 A fault matrix over the control plane: a connection is lost at each of its calls, while tables and groups come and go.
 
 A round takes one table through everything that people can want of it.  At each step one connection, or all, is cut at one kind of
-statement, before it or before its answer.  After each step all is as it is wanted, and what nobody touched was never taken out.
+statement, before it or before its answer.  After each step the desired state holds, and no table was taken out that should have stayed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BASE = {"test": {"customers", "invoices"}, "other": {"orders"}}
 
 @dataclass(frozen=True)
 class Step:
-    """What somebody wants, and where the table `extra` is afterwards."""
+    """The request, and where the table `extra` is afterwards."""
 
     name: str
     statement: str

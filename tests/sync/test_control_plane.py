@@ -1,4 +1,4 @@
-"""The control plane is lost and comes back, in every way: what is wanted goes on, and nothing is removed that nobody removed."""
+"""The control plane is lost and restored in several ways: groups continue, and nothing is removed without a request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_tables(db: Database, *names: str) -> None:
 def test_a_restart_of_the_server_keeps_tables_that_were_added_by_sql(
     new_server: Callable[..., EmbeddedPostgres], tmp_path: Path, mode: StopMode
 ) -> None:
-    """P-T02, hazard 14: while the registry is out of reach nobody knows what is wanted, and nothing is removed."""
+    """P-T02, hazard 14: while the registry is out of reach, the desired state is unknown, and nothing is removed."""
     server = new_server(version=18)
     db = _new_database(server)
     make_tables(db, "customers", "invoices")
@@ -86,7 +86,7 @@ LOSSES = {
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_registry_that_is_gone_wants_nothing_else(db: Database, tmp_path: Path, loss: str) -> None:
-    """P-T02: dropped while the service runs, it is not made anew: everything goes on as it was wanted last, and that is seen."""
+    """P-T02: a registry dropped while the service runs is not re-created: everything continues in the last desired state, visibly."""
     lose, restore = LOSSES[loss]
     with two_tables(db, tmp_path) as service:
         db.execute(lose)
@@ -102,7 +102,7 @@ def test_a_registry_that_is_gone_wants_nothing_else(db: Database, tmp_path: Path
 
 
 def test_a_registry_without_a_row_removes_nothing(db: Database, tmp_path: Path) -> None:
-    """P-T02: restored from an older backup, it lacks a table: the table goes on, the picture says so, and adding it again is enough."""
+    """P-T02: a registry restored from an older backup lacks a table: the table continues, status says so, and adding it again is enough."""
     with two_tables(db, tmp_path) as service:
         db.execute("delete from aqueduck.table_mappings where source_table = 'invoices'")
         wait_until(
@@ -150,7 +150,7 @@ LOCKS = "select pid from pg_stat_activity where datname = current_database() and
 def test_a_lock_that_was_lost_is_taken_again(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P-T01: without it another service could have the group, and status said that nobody runs it."""
+    """P-T01: without it another service could take the group, and status said that no service runs it."""
     monkeypatch.setattr("aqueduck.sync.service.WATCH_SECONDS", 0.2)
     with two_tables(db, tmp_path) as service:
         before = db.value(LOCKS)

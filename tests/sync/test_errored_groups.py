@@ -1,4 +1,4 @@
-"""P-S19: a group that cannot go on stands where it is and is seen, while the others go on."""
+"""P-S19: a group that cannot continue stops with a visible error, while the others continue."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_service_with_nothing_left_to_run_ends(db: Database, config: SyncConfi
 
 
 def test_a_group_of_another_service_is_refused(db: Database, config: SyncConfig) -> None:
-    """That one is no errored group: the first service has it, and writes how it fares."""
+    """It is no errored group: the first service has it, and writes its state."""
     with service_of(config) as first, service_of(config) as second:
         first.prepare()
         with pytest.raises(ServiceLockedError):
@@ -101,7 +101,7 @@ def test_a_group_of_another_service_is_refused(db: Database, config: SyncConfig)
 
 
 def drop_slot(db: Database, group: str) -> None:
-    """Somebody ends its reader and drops it, before the reader is back."""
+    """End its reader and drop the slot, before the reader is back."""
 
     def dropped() -> bool:
         with contextlib.suppress(psycopg.errors.ObjectInUse):
@@ -118,7 +118,7 @@ def drop_slot(db: Database, group: str) -> None:
 def errored(
     db: Database, config: SyncConfig, without_spark: None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[LocalService]:
-    """A service that runs `one`; `two` has no slot, and its next try by itself is an hour away."""
+    """A service that runs `one`; `two` has no slot, and its next automatic retry is an hour away."""
     monkeypatch.setattr("aqueduck.sync.service.ERRORED_SECONDS", 3600.0)
     list(prepare(config))
     drop_slot(db, "two")
@@ -147,7 +147,7 @@ def test_an_errored_group_is_tried_again_when_somebody_acts(db: Database, errore
 def test_an_errored_group_can_be_given_up(
     db: Database, config: SyncConfig, errored: LocalService, wanted: str
 ) -> None:
-    """The service goes on without it, and its lock is free for others."""
+    """The service continues without it, and its lock is free for others."""
     db.execute(f"select aqueduck.{wanted}")
     wait_until(lambda: not errored.service.errored, "it is given up")
     assert set(errored.service.running) == {"one"}
@@ -189,7 +189,7 @@ def test_an_error_that_needs_a_person_ends_only_its_group(db: Database, config: 
         db.execute("insert into two values (2)")
         running.wait_same("two")
         drop_slot(db, "two")
-        wait_until(lambda: isinstance(running.error, SlotLostError), "nothing is left to go on")
+        wait_until(lambda: isinstance(running.error, SlotLostError), "nothing is left to continue")
 
 
 def test_a_table_that_was_removed_with_its_target_and_added_before_a_start(

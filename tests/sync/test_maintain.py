@@ -113,7 +113,7 @@ def test_the_command_works_by_itself_where_no_service_runs(db: Database, tmp_pat
 def test_a_service_that_does_not_answer_is_an_error(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a service has the groups nobody else touches its tables."""
+    """While a service has the groups, no other process touches its tables."""
     db.execute("create table public.t (id int primary key, v text)")
     monkeypatch.setattr(maintenance_sync, "ANSWER_SECONDS", 0.2)
     with small_service(db, tmp_path, "public.t") as service:
@@ -215,7 +215,7 @@ def test_destinations_are_maintained_and_stay_right(fan: Fan) -> None:
 
 
 def test_the_service_and_the_command_exclude_each_other(fan: Fan) -> None:
-    """The one that runs has the instance's lock."""
+    """The running service has the instance's lock."""
     config = config_of(fan)
     with only_instance(config), pytest.raises(ServiceLockedError):
         maintain_fanout(config, {})

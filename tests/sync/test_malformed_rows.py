@@ -23,7 +23,7 @@ __all__ = ["config"]
 
 
 @pytest.mark.parametrize(
-    ("statement", "told"),
+    ("statement", "reported"),
     [
         ("""update aqueduck.sync_groups set settings = '{"flush_interval_ms": "soon"}'""", "flush_interval_ms"),
         ("""update aqueduck.sync_groups set settings = '{"flush_interval_ms": -1}'""", "flush_interval_ms"),
@@ -51,7 +51,7 @@ __all__ = ["config"]
     ids=["text", "negative", "infinity", "null", "no-target", "deep", "long"],
 )  # fmt: skip
 def test_a_malformed_row_errors_its_group_alone(
-    db: Database, config: SyncConfig, statement: str, told: str
+    db: Database, config: SyncConfig, statement: str, reported: str
 ) -> None:
     """At a start: the other group runs, the error names the key without its value, and the repair is enough."""
     list(prepare(config))
@@ -65,7 +65,7 @@ def test_a_malformed_row_errors_its_group_alone(
         assert set(service.prepared) == {"one"}
         error = service.errored["two"].error
         assert isinstance(error, ConfigError)
-        assert told in error.message
+        assert reported in error.message
         assert "soon" not in str(error)
         service.reconciler.observe()
         shown = dict(db.query("select name, error_code from aqueduck.groups()"))
@@ -81,7 +81,7 @@ def test_a_malformed_row_errors_its_group_alone(
 
 @pytest.mark.usefixtures("without_spark")
 def test_a_malformed_row_of_a_running_group_is_shown_at_once(db: Database, tmp_path: Path) -> None:
-    """P-T01: its tables go on as they were; SQL, the page and the metrics show the group's error until the row is repaired."""
+    """P-T01: its tables continue as they were; SQL, the page and the metrics show the group's error until the row is repaired."""
     db.execute("create table t (id int primary key); create table u (id int primary key)")
     file = local_config(db, tmp_path, {"one": ["public.t"], "two": ["public.u"]})
     with local_service(db, file) as service:
@@ -92,18 +92,18 @@ def test_a_malformed_row_of_a_running_group_is_shown_at_once(db: Database, tmp_p
             flow = overviews.overview().flows[0]
             return {g.name: (g.state, g.error.code if g.error else None) for g in flow.groups}
 
-        def told() -> dict[str, str | None]:
+        def reported() -> dict[str, str | None]:
             return dict(db.query("select name, error_code from aqueduck.groups()"))
 
         db.execute("update aqueduck.table_mappings set target_table = '' where source_table = 'u'")
-        wait_until(lambda: told() == {"one": None, "two": "config.invalid"}, "SQL says so", 8)
+        wait_until(lambda: reported() == {"one": None, "two": "config.invalid"}, "SQL says so", 8)
         assert shown() == {"one": ("streaming", None), "two": ("streaming", "config.invalid")}
         said = scrape(overviews.overview(), ready=True)[0].decode()
         assert re.search(r'aqueduck_errors_total\{code="config.invalid",flow="\w+",group="two"\} [1-9]', said)
         db.execute("insert into t values (1); insert into u values (1)")
         service.wait_same("t", "u")
         db.execute("update aqueduck.table_mappings set target_table = 'u' where source_table = 'u'")
-        wait_until(lambda: told() == {"one": None, "two": None}, "it is over", 8)
+        wait_until(lambda: reported() == {"one": None, "two": None}, "it is over", 8)
         assert shown() == {"one": ("streaming", None), "two": ("streaming", None)}
 
 

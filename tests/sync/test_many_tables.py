@@ -1,4 +1,4 @@
-"""A database with very many tables of which few are synced: nothing that we do looks at the others."""
+"""A database with very many tables and few that are synced: nothing that we do reads the others."""
 
 from __future__ import annotations
 

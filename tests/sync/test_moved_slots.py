@@ -36,7 +36,7 @@ def free(group: WholeGroup) -> None:
 def test_a_slot_that_was_made_again_while_the_connection_was_gone(
     db: Database, tmp_path: Path, tables: dict[str, dict[str, str]], how: str
 ) -> None:
-    """P-S30, hazard 10: a query that is started again went on from the new slot, and what lay between was lost in silence."""
+    """P-S30, hazard 10: a restarted query would continue from the new slot, and the changes in between would be lost silently."""
     with whole_group(db, tmp_path, tables, group={"capture": how}) as group:
         db.execute("update t set v = 5")
         group.apply()

@@ -94,7 +94,7 @@ def test_a_standby_that_lacks_what_the_lake_has_is_refused_although_it_has_passe
 
 
 def test_a_standby_that_has_everything_goes_on(group: WholeGroup, twins: Twins) -> None:
-    """P-T05: with its slot carried along, and the lake not ahead of it, nothing is copied again; then its timeline is ours."""
+    """P-T05: with its slot carried along, and the lake not ahead of it, nothing is re-copied; then its timeline is ours."""
     copies = group.copies
     group.capture.stop()
     twins.fail_over(promote=True)
@@ -163,7 +163,7 @@ def test_a_backup_without_a_timeline_of_its_own_is_told_by_the_slot(group: Whole
 
 
 def watched(group: WholeGroup) -> bool:
-    """Look as the service does every few seconds; whether it has noted where the slot stands by now."""
+    """Look as the service does every few seconds; whether it has recorded the slot's present position."""
     group.watch.look(group.runner)
     noted = read_slot(group.runner.directory / "slot")
     now = group.db.value(
@@ -173,7 +173,7 @@ def watched(group: WholeGroup) -> bool:
 
 
 def test_a_server_that_crashed_is_still_ours(group: WholeGroup, twins: Twins) -> None:
-    """P-T05, P-S30: after a crash the slot stands where it stood when we last looked, or later."""
+    """P-T05, P-S30: after a crash the slot is where it was when we last looked, or later."""
     twins.db.execute("checkpoint; insert into t values (2, 'here to stay')")
     group.apply()
     wait_until(lambda: watched(group), "the slot's place is noted")
@@ -295,7 +295,7 @@ def test_a_checkpoint_knows_the_past_of_its_server(
 
 
 class Pair(Database):
-    """A database on a primary, then on the standby that takes over: whichever takes writes."""
+    """A database on a primary, then on the standby that takes over: the server that accepts writes."""
 
     ports: tuple[int, ...] = ()
 

@@ -1,4 +1,4 @@
-"""What Aqueduck did not make, it neither takes, empties nor drops, unless somebody says so (`adopt`)."""
+"""Aqueduck does not use, empty or drop objects that it did not create, unless a person allows it (`adopt`)."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _tables(config: SyncConfig) -> list[tuple[str, int]]:
 
 @pytest.fixture
 def kept(config: SyncConfig) -> str:
-    """A table of somebody in the lake, with a row."""
+    """A table of another user in the lake, with a row."""
     with open_lake(config.lake) as lake:
         lake.execute("create table lake.main.kept as select 1 as id")
     return "main.kept"
@@ -192,7 +192,7 @@ def test_a_table_that_is_adopted_is_a_target(
 def test_the_schema_of_our_own_tables_is_reserved(
     db: Database, config: SyncConfig, operator: str, tmp_path: Path
 ) -> None:
-    """Not by SQL, not by the file, and not by a row that somebody wrote into the registry."""
+    """Not by SQL, not by the file, and not by a row that was written into the registry by hand."""
     with pytest.raises(Exception, match="Aqueduck's own"):
         _ask(db, operator, "select aqueduck.add_table('public.two', 'Aqueduck.tables', 'mine')")
     with pytest.raises(ConfigError, match="reserved"):

@@ -61,7 +61,7 @@ def test_a_table_that_cannot_be_prepared_does_not_stop_the_others(db: Database, 
 
 @pytest.mark.usefixtures("ready")
 def test_tables_that_left_the_group_are_forgotten(db: Database, tmp_path: Path) -> None:
-    """A table that was taken out while nothing ran, and comes back later, is copied again: its changes were not followed."""
+    """A table that was removed while nothing ran and returns later is re-copied: its changes were not followed."""
     config = config_of(db, tmp_path, ["a", "b"])
     oids = {t.schema.name: oid for oid, t in prepared(config).tables.items()}
     with open_lake(config.lake) as lake, lake.transaction():
@@ -111,7 +111,7 @@ def test_a_slot_that_does_not_fit_the_lake_is_found_before_anything_is_written(
     assert snapshots(config) == before
     again = prepared(config_of(db, tmp_path, ["a", "b"], on_slot_loss="resync"))
     assert again.tables.keys() == first.tables.keys()
-    assert not journal.exists(), "a copy that goes on would miss what was parked before"
+    assert not journal.exists(), "a copy that continues would miss changes that were parked before"
     with open_lake(config.lake) as lake:
         now = read_position(lake, "g")
         states = read_states(lake, "g")

@@ -25,7 +25,7 @@ ROWS = "insert into public.t select n, n % 10 from generate_series(1, 1000) n"
 
 @pytest.fixture
 def reader(db: Database) -> Iterator[str]:
-    """A role that may replicate and read; the table `t` of another has 1000 rows, of which a policy shows it 100."""
+    """A role that may replicate and read; the table `t` of another role has 1000 rows, and a policy shows 100 of them."""
     name = f"{db.name} reader"
     quoted = identifier(name)
     db.execute(
@@ -97,7 +97,7 @@ def test_a_policy_of_a_partition_counts(db: Database, reader: str, tmp_path: Pat
 
 
 def test_a_policy_that_comes_later_stops_copies_and_verify(db: Database, reader: str, tmp_path: Path) -> None:
-    """P-T09, hazard 16: row-level security that is enabled while a service runs: the stream goes on, the next read of the table fails."""
+    """P-T09, hazard 16: row-level security that is enabled while a service runs: the stream continues, the next read of the table fails."""
     with whole_group(db, tmp_path, {"public.t": {}}, user=reader) as group:
         [result] = group.verify()
         assert (result.verdict, result.source_rows) == ("identical", 1000)
@@ -127,7 +127,7 @@ def test_a_spark_read_refuses_it_before_any_task(db: Database, reader: str) -> N
 
 
 def test_sessions_of_ours_are_refused_by_the_server(db: Database, reader: str) -> None:
-    """P-T09, hazard 16: where nobody looked first, PostgreSQL itself refuses."""
+    """P-T09, hazard 16: without our check, PostgreSQL itself refuses."""
     protect(db)
     with connect(db.dsn_for(reader)) as conn, pytest.raises(psycopg.errors.InsufficientPrivilege):
         conn.execute("select * from public.t")

@@ -1,4 +1,4 @@
-"""What 0.1.0 left in a lake and in a state directory is taken over: nothing is copied again, and nothing is lost."""
+"""A lake and a state directory of 0.1.0 are taken over: nothing is re-copied, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def as_0_1_left_it(group: WholeGroup) -> None:
 
 
 def test_a_group_continues_from_the_state_of_0_1(db: Database, tmp_path: Path) -> None:
-    """The lake's position, the states of the tables and what was parked are read as they are; no table is copied again."""
+    """The lake's position, the states of the tables and parked changes are read as they are; no table is re-copied."""
     db.execute(
         "create table t (id int primary key, v text); create table u (id int primary key, v text);"
         " insert into t select g, 'copied' from generate_series(1, 50) g; insert into u values (1, 'copied')"

@@ -99,7 +99,7 @@ class Asker:
         return [f"{who}: {found}" for who, (found, right) in said.items() if found != right]
 
     def agree(self, wanted: Told) -> None:
-        left: list[str] = ["nobody was asked"]
+        left: list[str] = ["no source was asked"]
 
         def same() -> bool:
             self.service.alive()

@@ -1,4 +1,4 @@
-"""Tables that their group's own publication did not send for a while: nobody has their changes, so they are copied again."""
+"""Tables that their group's own publication did not send for a while: their changes are lost, so they are re-copied."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_publication_that_was_changed_while_nobody_ran(db: Database, tmp_path:
 
 
 def test_a_table_that_a_start_refused(db: Database, tmp_path: Path) -> None:
-    """P-S02, P-S17: without a key it was taken out of the publication; with one again, it went on with a gap."""
+    """P-S02, P-S17: without a key it was taken out of the publication; with a new key, it continued with a gap."""
     db.execute(SETUP)
     with whole_group(db, tmp_path, TABLES) as group:
         db.execute("alter table t drop constraint t_pkey")

@@ -33,7 +33,7 @@ def check(group: WholeGroup, rows: int) -> None:
 def test_lists_and_filters_of_a_publication_apply_to_the_copy(
     any_db: Database, tmp_path: Path, tasks: bool
 ) -> None:
-    """P-S12: the lake has the listed columns of the rows that pass, also when rows move in and out; the publication stays."""
+    """P-S12: the lake has the listed columns of the rows that pass, even when rows move in and out; the publication stays."""
     db = any_db
     db.execute(TABLE)
     db.execute("create publication theirs for table t (id, b, c) where (id > 3)")
@@ -282,7 +282,7 @@ def test_generated_columns_are_not_in_the_lake_and_identity_columns_are(
 
 @pytest.mark.slow
 def test_stored_generated_columns_come_if_a_publication_sends_them(db: Database, tmp_path: Path) -> None:
-    """P-S12: PostgreSQL 18 can; the copy computes what the stream brings. Virtual ones are sent by nobody."""
+    """P-S12: PostgreSQL 18 can; the copy computes what the stream brings. Virtual columns are never sent."""
     table_of_every_kind(db)
     db.execute("create publication theirs for table t with (publish_generated_columns = stored)")
     with whole_group(db, tmp_path, {"t": {"where": "total > 2"}}, group=GROUP) as group:
@@ -298,7 +298,7 @@ def test_stored_generated_columns_come_if_a_publication_sends_them(db: Database,
 
 @pytest.mark.slow
 def test_a_listed_generated_column_comes_too(db: Database, tmp_path: Path) -> None:
-    """P-S12: a column list may name it, whatever the publication's default."""
+    """P-S12: a column list may name it, for any default of the publication."""
     table_of_every_kind(db)
     db.execute("create publication theirs for table t (id, total)")
     with whole_group(db, tmp_path, {"t": {}}, group=GROUP) as group:

@@ -1,4 +1,4 @@
-"""`aqueduck verify` finds what differs and nothing else, also while source and lake move."""
+"""`aqueduck verify` finds every difference and no other, even while source and lake move."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_one_difference_is_enough(items: SmallService) -> None:
     assert result.source_rows == result.lake_rows
 
 
-def test_null_and_empty_text_are_told_apart(db: Database, start: Start) -> None:
+def test_null_and_empty_text_are_reported_apart(db: Database, start: Start) -> None:
     """P-S06: NULL in the one and '' in the other is a difference."""
     db.execute("create table t (id int primary key, a text, b text)")
     service = start("public.t")
@@ -172,10 +172,10 @@ def test_empty_and_partitioned_tables_are_compared(db: Database, start: Start) -
 def test_large_tables_are_read_in_chunks(items: SmallService, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of a table add up to the same as the whole, and their progress ends at 1."""
     monkeypatch.setattr(verify_reads, "CHUNK_BYTES", 8192)
-    told: list[tuple[str, str, float]] = []
-    [result] = verify(items, progress=lambda *what: told.append(what))
+    reported: list[tuple[str, str, float]] = []
+    [result] = verify(items, progress=lambda *what: reported.append(what))
     assert (result.verdict, result.source_rows) == ("identical", 1000)
-    shares = [share for table, doing, share in told if (table, doing) == ("public.items", "compares")]
+    shares = [share for table, doing, share in reported if (table, doing) == ("public.items", "compares")]
     assert len(shares) > 5
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
@@ -238,7 +238,7 @@ def test_a_row_that_came_and_went_within_one_batch_is_no_difference(
 
 
 def test_a_missing_row_is_found_while_others_move(db: Database, items: SmallService) -> None:
-    """A difference among rows that stand still is proven although the table is busy."""
+    """A difference among unchanged rows is proven although the table is busy."""
     items.change_lake("delete from lake.main.items where id = 500")
 
     def move() -> None:

@@ -70,7 +70,7 @@ def in_the_middle(group: WholeGroup, act: Callable[[], None], *, before: bool = 
 
 
 def settle(group: WholeGroup) -> None:
-    """Copies that are due, also those that only become due by another one's end."""
+    """Copies that are due, including those that only become due by another one's end."""
     for _ in range(5):
         group.copy()
 
@@ -103,7 +103,7 @@ def test_a_table_that_is_removed_and_added_while_it_is_copied(group: WholeGroup,
     group.db.execute("delete from t where id > 50")
     group.runner.resync(oid)
     settle(group)
-    assert rows(group) == 100, "the target that nobody wants any more is as it was"
+    assert rows(group) == 100, "the target that is no longer wanted is unchanged"
     assert rows(group, "other") == 50
     assert group.runner.states[oid].ready
     assert group.runner.states[oid].mode.name == "history"
@@ -229,7 +229,7 @@ def test_changes_that_were_parked_of_a_ready_table_are_applied_at_the_next_start
 def test_a_batch_that_fails_after_a_table_was_isolated_isolates_nobody(
     group: WholeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory and lake agree on who is ready, or changes are parked that nobody looks for."""
+    """Memory and lake agree on which tables are ready; otherwise parked changes would be forgotten."""
     oid = oid_of(group)
     group.lake.execute("alter table lake.main.t rename column v to w")
     group.lake.memory.targets.clear()
@@ -254,7 +254,7 @@ def test_a_batch_that_fails_after_a_table_was_isolated_isolates_nobody(
 def test_what_a_commit_without_an_answer_parked_is_replayed(
     group: WholeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody knows that it is there, but that it may be."""
+    """The driver knows only that it may exist."""
     oid = oid_of(group)
     group.runner.set_enabled(oid, False)
     group.db.execute("delete from t where id = 7; insert into t values (1000, 'parked')")
@@ -314,7 +314,7 @@ def test_a_replay_that_needs_a_copy_gets_one(group: WholeGroup) -> None:
     group.runner.set_enabled(oid, True)
     wait_until(lambda: not group.runner.copier.busy, "the replay ends")
     failed = group.runner.copier.schedule.failures[oid]
-    assert failed.retry_at is not None, "by itself, after a pause"
+    assert failed.retry_at is not None, "automatically, after a pause"
     group.runner.copier.retry_now(oid)
     settle(group)
     assert group.copies == 2
@@ -388,7 +388,7 @@ def test_names_that_are_swapped_keep_their_counts(group: WholeGroup, db: Databas
 
 
 def test_a_copy_that_waits_for_its_snapshot_can_be_given_up(db: Database) -> None:
-    """The server waits for a transaction that is open; a service that is told to stop does not."""
+    """The server waits for an open transaction; a service that is stopped does not."""
     given_up = threading.Event()
     threading.Timer(0.5, given_up.set).start()
     with psycopg.connect(db.dsn) as open_one:

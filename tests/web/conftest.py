@@ -84,7 +84,7 @@ class Client:
 
 @pytest.fixture
 def server_of() -> Iterator[Callable[..., Client]]:
-    """Starts servers for one test; takes the keys of `server`, and a free port unless told otherwise."""
+    """Starts servers for one test; takes the keys of `server`, and a free port by default."""
     with ExitStack() as stack:
 
         def make(stage: Stage | None = None, *, env: dict[str, str] | None = None, **keys: Any) -> Client:

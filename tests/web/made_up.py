@@ -181,7 +181,7 @@ class Stage:
 
 
 def many_destinations(count: int, tick: int = 0) -> FlowOverview:
-    """A fan-out with `count` lakes, of which some move at each tick."""
+    """A fan-out with `count` lakes; some of them move at each tick."""
     rows = []
     for i in range(count):
         busy = (i * 7 + tick) % 11 == 0

@@ -210,7 +210,7 @@ def test_a_source_that_cannot_be_reached_keeps_its_password(server_of: Callable[
 
 
 def test_every_answer_forbids_what_a_browser_should_not_do(client: Client) -> None:
-    """No sniffing, no frames, no foreign scripts, also for errors."""
+    """No sniffing, no frames, no foreign scripts: in errors, too."""
     for path in ("/", "/api/v1/status", "/nowhere", "/metrics"):
         headers = client.get(path).headers
         assert headers["x-content-type-options"] == "nosniff"

@@ -17,7 +17,7 @@ CHANGE = ("POST", "/api/v1/groups/shop/disable")
 
 
 def test_without_a_token_nothing_can_be_changed(server_of: Callable[..., Client]) -> None:
-    """A server without a token is for reading, whatever is sent."""
+    """A server without a token is for reading, even if a token is sent."""
     client = server_of()
     for token in (None, "", "anything"):
         answer = client.ask(*CHANGE, token=token)
@@ -45,7 +45,7 @@ def test_the_right_token_may_change(client: Client) -> None:
 
 
 def test_on_loopback_reading_needs_no_token_but_no_wrong_one_either(client: Client) -> None:
-    """A token that is sent has to be right: so the page can tell whether it was typed well."""
+    """A token that is sent must be right, so the page can check what was typed."""
     assert client.get("/api/v1/status").status == 200
     assert client.get("/api/v1/status", token=TOKEN).status == 200
     assert client.get("/api/v1/status", token="wrong").status == 401
@@ -130,7 +130,7 @@ def test_a_certificate_that_cannot_be_read_is_a_clear_error(tmp_path: Path) -> N
 
 
 def certificate(directory: Path) -> tuple[Path, Path]:
-    """A certificate for localhost that nobody trusts."""
+    """A certificate for localhost that no client trusts."""
     from datetime import UTC, datetime, timedelta
 
     from cryptography import x509

@@ -172,7 +172,7 @@ def test_a_listener_is_sent_no_more_than_it_can_read(
 
 
 def test_readyz_turns_red_and_green_again(server_of: Callable[..., Client]) -> None:
-    """P-F13: 503 with the group, its tables and the reason while a group with work stands still."""
+    """P-F13: 503 with the group, its tables and the reason while a group with work makes no progress."""
     stage = Stage(overview(sync(group(table(queued_changes=3), lag_bytes=9))))
     client = server_of(stage, stall_seconds=1)
     wait_until(lambda: client.get("/readyz").status == 503, "readyz turns red", 30)

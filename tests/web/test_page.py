@@ -185,7 +185,7 @@ def test_a_stalled_flow_is_the_first_thing_one_reads(
 
 
 def test_a_server_that_is_gone_is_announced_and_found_again(open_page: Callable[..., Any]) -> None:
-    """A banner says so and how old the picture is; when the server is back, the page goes on by itself."""
+    """A banner says that the server is away and how old the picture is; when it is back, the page recovers automatically."""
     stage = Stage(overview(sync(group(table()))))
     with ExitStack() as first:
         address = first.enter_context(serve(ServerConfig(port=0), stage, stage, interval=0.1))
@@ -227,7 +227,7 @@ def test_two_thousand_destinations_stay_fast(client: Client, open_page: Callable
 def test_a_fan_out_shows_its_seed_its_reads_and_a_source_out_of_reach(
     client: Client, open_page: Callable[..., Any]
 ) -> None:
-    """P-F17, P-F18: what a fan-out does now, what it counted, each destination's lag and next try, and why it cannot go on."""
+    """P-F17, P-F18: what a fan-out does now, what it counted, each destination's lag and next try, and why it cannot continue."""
     counts = FanoutCounts(cycles=310, reads=310, rows_read=1_234_567, unrouted_rows=42)
     seed = SeedOverview(destinations=1, rows=310, rows_total=1000, share=0.31)
     live = destination("acme", position=90, lag_snapshots=2, lag_seconds=3.0, rows_replicated=4321)
@@ -331,7 +331,7 @@ def test_elsewhere_the_page_asks_for_the_token_first(
 def test_it_fits_a_phone_in_light_and_dark(
     client: Client, open_page: Callable[..., Any], scheme: str
 ) -> None:
-    """Nothing is wider than a phone, and text stands out from its ground in both schemes."""
+    """Nothing is wider than a phone, and text contrasts with its background in both schemes."""
     client.stage.now = overview(*client.stage.now.flows, many_destinations(50), lake=client.stage.now.lake)
     page = open_page(client.address, viewport=PHONE, color_scheme=scheme)
     playwright.expect(row_of(page, "tenant-0005").first).to_be_visible()

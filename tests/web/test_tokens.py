@@ -46,7 +46,7 @@ def test_tokens_for_reading_alone_permit_no_change(server_of: ServerOf) -> None:
 def test_a_token_in_a_file_is_replaced_and_revoked_without_a_restart(
     server_of: ServerOf, tmp_path: Path
 ) -> None:
-    """The file is read again when it changes; while it is away, or weak, its token is nobody's."""
+    """The file is read again when it changes; while it is missing, or its token is weak, no token is accepted."""
     file = tmp_path / "token"
     file.write_text("the-first-token-of-all\n")
     client = server_of(token_file=str(file))
@@ -62,7 +62,7 @@ def test_a_token_in_a_file_is_replaced_and_revoked_without_a_restart(
 
 @pytest.mark.parametrize("value", ["", "short", "with spaces in the token", "change-me-as-well"])
 def test_weak_tokens_and_those_of_examples_are_refused(value: str, tmp_path: Path) -> None:
-    """Nobody runs with the token that stands in an example; the value is not repeated."""
+    """The tokens of the examples are refused; the message does not repeat the value."""
     file = tmp_path / "token"
     file.write_text(value)
     for config in (ServerConfig(token_env="T"), ServerConfig(token_file=str(file))):

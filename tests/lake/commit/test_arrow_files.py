@@ -77,7 +77,7 @@ def test_what_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
 def test_values_that_come_again_get_a_dictionary(
     tmp_path: Path, values: list[object], dictionary: bool
 ) -> None:
-    """In whatever order they come: in turns, in runs, or only one of them."""
+    """In any order: in turns, in runs, or only one of them."""
     batch = pa.RecordBatch.from_arrays([pa.array(values)], names=["n0"])
     if batch.schema.field(0).type == pa.null():
         batch = pa.RecordBatch.from_arrays([pa.array(values, pa.int32())], names=["n0"])

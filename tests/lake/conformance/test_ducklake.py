@@ -103,7 +103,7 @@ def test_a_range_needs_lake_snapshots_that_exist(files: Lake) -> None:
 
 
 def test_an_update_is_a_deletion_and_an_insertion_of_one_row_id(files: Lake) -> None:
-    """The row id outlives updates, also of every column."""
+    """The row id outlives updates, even of every column."""
     files.run("insert into lake.t values (1, 0)")
     at = files.run("update lake.t set id = 9, v = 9 where id = 1")
     assert files.changed("deletions", at, at, "rowid, id, v") == [(0, 1, 0)]
@@ -225,7 +225,7 @@ def test_files_of_several_lake_snapshots_are_marked(tmp_path: Path, how: str) ->
 
 
 def test_a_lake_snapshot_says_what_it_did(files: Lake) -> None:
-    """The words by which we tell changes from upkeep."""
+    """The words by which we distinguish changes from upkeep."""
     assert files.done(files.run("insert into lake.t values (1, 0), (2, 0)")) == "inserted_into_table:1"
     assert files.done(files.run("delete from lake.t where id = 1")) == "deleted_from_table:1"
     files.run("insert into lake.t values (3, 0)")
@@ -308,7 +308,7 @@ def test_expired_lake_snapshots_leave_the_catalog(files: Lake) -> None:
 
 
 def test_changes_of_a_partitioned_table_are_complete(files: Lake) -> None:
-    """A commit writes a file for each partition; a range has them all, also after a merge."""
+    """A commit writes a file for each partition; a range has them all, even after a merge."""
     files.run("alter table lake.t set partitioned by (v)")
     first = files.run("insert into lake.t values (1, 1), (2, 2)")
     files.run("insert into lake.t values (3, 1), (4, 2)", MERGE)
@@ -320,7 +320,7 @@ def test_changes_of_a_partitioned_table_are_complete(files: Lake) -> None:
 
 
 def test_added_files_are_refused_on_a_partitioned_table(files: Lake, tmp_path: Path) -> None:
-    """Unless their rows tell the partition; the copy of a partitioned target has to know."""
+    """Unless their rows contain the partition; the copy of a partitioned target needs it."""
     files.run("alter table lake.t set partitioned by (v)")
     files.con.execute(f"copy (select 1 as id, 1 as v union all select 2, 2) to '{tmp_path}/x.parquet'")
     with pytest.raises(duckdb.Error):

@@ -68,7 +68,7 @@ def test_insert_and_two_updates_leave_one_row(fan: Fan) -> None:
 
 
 def test_a_key_change_leaves_no_old_row(fan: Fan) -> None:
-    """P-F02, hazard 6: the old key is deleted, also when two keys change places."""
+    """P-F02, hazard 6: the old key is deleted, even when two keys change places."""
     same_after(fan, "insert into lake.t values (1, 'a', 1), (2, 'a', 2)")
     same_after(fan, "update lake.t set id = 9 where id = 1")
     same_after(fan, "update lake.t set id = 11 - id where id in (2, 9)")
@@ -76,7 +76,7 @@ def test_a_key_change_leaves_no_old_row(fan: Fan) -> None:
 
 
 def test_a_tenant_move_leaves_nothing_with_the_old_tenant(fan: Fan) -> None:
-    """P-F02, hazard 6: an update of the routing field is a delete here and an insert there; also to nobody and back."""
+    """P-F02, hazard 6: an update of the routing field is a delete here and an insert there; also to an unknown value and back."""
     same_after(fan, "insert into lake.t values (1, 'a', 1), (2, 'b', 2), (3, 'x', 3)")
     same_after(fan, "update lake.t set c = 'b' where id = 1")
     assert fan.reports[-1].moves == 1
@@ -147,7 +147,7 @@ def test_rows_are_found_by_bytes(tmp_path: Path) -> None:
 
 
 def test_append_only_mode_never_doubles(tmp_path: Path) -> None:
-    """P-F01: without keys rows are appended once, whatever the poll points; updates and deletes are left out."""
+    """P-F01: without keys rows are appended once, for any poll points; updates and deletes are left out."""
     fan = Fan(tmp_path, {"one": "a"}, keys=())
     fan.change(TABLE, "insert into lake.t values (1, 'a', 1)")
     fan.poll()
@@ -221,7 +221,7 @@ def test_rows_of_nobody_are_counted(fan: Fan) -> None:
 
 
 def test_what_a_cycle_did_is_counted_as_it_was(fan: Fan) -> None:
-    """P-F17: rows deleted, upserted, replaced, overridden and not found, also of rows that came and went within the cycle."""
+    """P-F17: rows deleted, upserted, replaced, overridden and not found, including rows that came and went within the cycle."""
 
     def counted(*statements: str) -> dict[str, int]:
         return {kind: count for kind, count in same_after(fan, *statements)[0].rows.items() if count}
@@ -313,7 +313,7 @@ def test_reserved_columns_are_refused(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["rowid", pytest.param("snapshot_id", marks=pytest.mark.slow)])
 def test_what_was_changed_under_a_reserved_name_is_not_read(fan: Fan, name: str) -> None:
-    """P-F15: renaming the column, as the error says, leaves changes that the feed tells wrong; they lead to a new seed."""
+    """P-F15: renaming the column, as the error says, leaves changes that the feed reports wrongly; they lead to a new seed."""
     same_after(fan, "insert into lake.t values (1, 'a', 1)")
     fan.change(f"alter table lake.t add column {name} int")
     with pytest.raises(ReservedColumnError, match=name):
@@ -380,7 +380,7 @@ def test_one_failing_destination_leaves_the_others_alone(fan: Fan) -> None:
 
 
 def test_a_destination_that_holds_other_rows_keeps_them(fan: Fan) -> None:
-    """A seed replaces the rows of its own routing value; what somebody else put into the table stays."""
+    """A seed replaces the rows of its own routing value; rows that another user put into the table stay."""
     with connect(fan.place("one"), "data_inlining_row_limit 0") as con:
         con.execute("create table lake.t (id int, c varchar, v int)")
         con.execute("insert into lake.t values (1, 'a', 999), (100, 'mine', 1)")

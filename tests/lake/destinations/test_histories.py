@@ -28,7 +28,7 @@ def text(value: object) -> str:
 def insert(row: tuple[int, str | None, int | None]) -> str:
     number, tenant, v = row
     key = "null" if number == 0 else str(number)
-    # Keys are unique in the source, also the one that is NULL.
+    # Keys are unique in the source, including the key NULL.
     return (
         f"insert into lake.t (id, c, v) select {key}, {text(tenant)}, {text(v)}"
         f" where not exists (select 1 from lake.t where id is not distinct from {key})"

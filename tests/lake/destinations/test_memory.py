@@ -36,7 +36,7 @@ print(before, peak, report.rows, len(progress))
 
 @pytest.mark.slow
 def test_a_seed_larger_than_memory_stays_within_it(tmp_path: Path) -> None:
-    """P-F10: rows wait on disk; memory is the engine's limit and what one writer holds, whatever the table's size."""
+    """P-F10: rows wait on disk; memory is the engine's limit and what one writer holds, for any size of the table."""
     from tests.fanout_lakes import Fan
 
     fan = Fan(tmp_path, {"one": "a", "two": "b"})

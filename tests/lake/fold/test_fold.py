@@ -238,7 +238,7 @@ def test_buckets_are_a_partition_of_the_rows(kernel: duckdb.DuckDBPyConnection, 
 
 
 def test_a_fold_leaves_nothing_in_its_connection(kernel: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
-    """Temporary tables and streams are gone afterwards, also after an error."""
+    """Temporary tables and streams are gone afterwards, even after an error."""
     history = [Change(OP_UPDATE, row(A, big=None), unchanged=(0,)), Change(OP_DELETE, old_key=B)]
     with folded(kernel, stage(tmp_path, history), TABLE):
         pass

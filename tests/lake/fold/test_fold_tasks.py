@@ -54,7 +54,7 @@ def state(*, ready: bool = True, copy_position: int = 0) -> TableState:
 def test_a_task_that_writes_nothing_says_why(
     tmp_path: Path, given: FoldTask, place: str | None, skips: dict[int, int | None], reason: LeftToDriver
 ) -> None:
-    """The driver is told why it has to fold, in a word that it counts."""
+    """A task reports why the driver has to fold, in a word that is counted."""
     tables, notes = tmp_path / "tables.json", tmp_path / "skips.json"
     write_tables(tables, [(TABLE, place)])
     write_skips(notes, skips)

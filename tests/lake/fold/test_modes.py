@@ -280,7 +280,7 @@ def check(
 def test_a_mode_keeps_what_its_model_keeps(
     session: LakeSession, tmp_path: Path, mode: str, history: list[list[Event]], tasks: list[bool]
 ) -> None:
-    """P-S08, P-S10, P-S11, P-S16: every mode, whatever the batches, from segments or from files of tasks."""
+    """P-S08, P-S10, P-S11, P-S16: every mode, for any batches, from segments or from files of tasks."""
     check(session, tmp_path, mode, history, tasks)
 
 

@@ -24,7 +24,7 @@ def test_a_group_without_a_position_has_none(lake: Lake) -> None:
 
 
 def test_a_position_reads_back_as_written(lake: Lake) -> None:
-    """Position, commit time to the microsecond, cluster and timeline survive, also the largest LSN of 63 bits."""
+    """Position, commit time to the microsecond, cluster and timeline survive, including the largest LSN of 63 bits."""
     for position in (HERE, replace(HERE, position=(1 << 63) - 1, commit_time_us=None, timeline=9)):
         with lake.session.transaction():
             write_position(lake.session, position)

@@ -50,7 +50,7 @@ def test_a_lake_is_made_and_found_again(lake_config: LakeConfig) -> None:
 
 
 def test_nothing_is_ever_downloaded(lake: Lake) -> None:
-    """Extensions come from wheels; DuckDB may neither install nor load others by itself."""
+    """Extensions come from wheels; DuckDB may neither install nor load others on its own."""
     settings = dict(
         lake.session.query("select name, value from duckdb_settings() where name like 'auto%extensions'")[0]
     )
@@ -58,7 +58,7 @@ def test_nothing_is_ever_downloaded(lake: Lake) -> None:
 
 
 def test_a_failed_transaction_leaves_nothing(lake: Lake) -> None:
-    """An error inside `transaction` takes everything in it back, and the session goes on."""
+    """An error inside `transaction` rolls everything in it back, and the session continues."""
     lake.session.execute("create table lake.main.t (x integer)")
     with pytest.raises(LakeError), lake.session.transaction():  # noqa: PT012 - the transaction is what fails
         lake.session.execute("insert into lake.main.t values (1)")
@@ -106,7 +106,7 @@ def test_readers_do_not_block_commits(lake: Lake) -> None:
 
 
 def test_a_session_can_be_opened_again(lake: Lake) -> None:
-    """`reopen` gives a working connection, also in the middle of a transaction and after `close`."""
+    """`reopen` gives a working connection, including in the middle of a transaction and after `close`."""
     lake.session.execute("create table lake.main.t (x integer)")
     lake.session.execute("begin")
     lake.session.execute("insert into lake.main.t values (1)")

@@ -32,7 +32,7 @@ EVENTS = TableName("log", "events")
 
 @pytest.fixture(params=[c if c == "sqlite" else pytest.param(c, marks=pytest.mark.slow) for c in CATALOGS])
 def encrypted(request: pytest.FixtureRequest, tmp_path: Path) -> LakeConfig:
-    """A lake with a table, made by somebody with the option ENCRYPTED."""
+    """A lake with a table, created by another program with the option ENCRYPTED."""
     cfg = LakeConfig(catalog=catalog_of(request.param, tmp_path, request), data_path=f"{tmp_path}/data/")
     with connect(LakePlace(catalog=cfg.catalog, data_path=cfg.data_path), "encrypted") as con:
         con.execute("create table lake.t as select i::int as id from range(5000) r(i)")
@@ -134,7 +134,7 @@ def is_encrypted(file: Path) -> bool:
 
 
 def test_a_fan_out_reads_and_fills_encrypted_lakes(fan: Fan) -> None:
-    """P-T09, P-L02: an encrypted source is read, an encrypted destination gets encrypted files only, also from upkeep."""
+    """P-T09, P-L02: an encrypted source is read, an encrypted destination gets encrypted files only, including those of upkeep."""
     assert all(r.ok for r in run_fanout_checks(config(fan), env={}))
     list(init_fanout(config(fan), env={}))
     fan.poll()

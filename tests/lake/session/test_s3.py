@@ -74,7 +74,7 @@ def test_a_large_file_goes_up_in_parts(fan: Fan, s3: S3) -> None:
 
 
 def test_lost_credentials_are_an_error_without_secrets(fan: Fan, s3: S3) -> None:
-    """P-F09: a destination that S3 refuses fails by itself; its error is ours and shows no key."""
+    """P-F09: a destination that S3 refuses fails alone; its error is ours and shows no key."""
     fan.poll()
     wrong = tuple((k, "geheim" if "secret" in k or "key" in k else v) for k, v in fan.place("two").properties)
     good = fan.places["two"]

@@ -1,4 +1,4 @@
-"""A lake table, or its changes, as several parts: together they are all of it, whatever it is made of."""
+"""A lake table, or its changes, read in several parts: together they are complete, for every kind of file."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_changes_are_read_by_the_names_of_their_time(pool: LakePool, place: Lake
 
 
 def test_changes_of_a_table_with_a_column_called_filename(pool: LakePool, place: LakePlace) -> None:
-    """P-F15: inserts can be told; updates and deletes are refused by name, because DuckLake's own column is hidden."""
+    """P-F15: inserts can be read; updates and deletes are refused by name, because DuckLake's own column is hidden."""
     change(pool, place, "create table lake.t (id int, filename int)")
     now = change(pool, place, "insert into lake.t values (1, 7), (2, 7)")
     with pool.use(place, read_only=True) as lake:

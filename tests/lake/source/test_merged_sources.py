@@ -103,7 +103,7 @@ def test_rows_that_leave_a_file_in_two_steps_are_told_once(fan: Fan) -> None:
 
 
 def test_batches_are_limited_by_the_rows_of_each_lake_snapshot(fan: Fan) -> None:
-    """P-T03: how many changes a lake snapshot has is counted where they happened, also those of merged files."""
+    """P-T03: how many changes a lake snapshot has is counted where they happened, including those of merged files."""
     start = fan.latest()
     fan.change("delete from lake.t where id in (12, 105)", "delete from lake.t where id = 13")
     with fan.pool.use(fan.place("source"), read_only=True) as lake:
@@ -134,7 +134,7 @@ def test_a_plan_that_is_split_or_overtaken_by_a_merge_dates_removals(fan: Fan, p
 
 @pytest.mark.parametrize("seed", range(4))
 def test_append_only_destinations_never_double_updates(tmp_path: Path, seed: int) -> None:
-    """P-F01, P-T03: without keys an update adds nothing, also if its file was merged before it was read."""
+    """P-F01, P-T03: without keys an update adds nothing, even if its file was merged before it was read."""
     dice, numbers = random.Random(seed), itertools.count()
     fan = Fan(tmp_path, {"one": "a"}, keys=(), inline=dice.choice((0, 0, 5)))
     fan.change("create table lake.t (id int, c varchar, v int)")

@@ -42,7 +42,7 @@ def steps(old: TableSchema, new: TableSchema) -> list[str]:
         ([ID, col("a", number=2)], [ID, col("b", number=2)], ["rename a→b"]),
         ([ID, col("a", number=2)], [ID, col("b", number=3)], ["drop a", "add b"]),
         ([ID, col("a", number=2)], [ID, col("a", number=3)], ["drop a", "add a"]),
-        # The catalog does not know the name any more: the place tells.
+        # The catalog no longer knows the name: the order of the columns identifies it.
         ([ID, col("a", number=2), col("c", number=3)], [ID, col("b"), col("c", number=3)], ["rename a→b"]),
         (
             [ID, col("a", number=2), col("c", number=3)],

@@ -297,7 +297,7 @@ def test_without_a_retention_nothing_expires(lake: Lake) -> None:
 
 
 def test_orphans_are_removed_by_age_and_name_only(lake: Lake) -> None:
-    """A file that is young, wanted, known or somebody else's stays."""
+    """A file stays if it is young, wanted, known or another program's."""
     session = lake.session
     session.execute("create table lake.main.t (id bigint, v varchar, n bigint)")
     session.execute("insert into lake.main.t select i, 'a', i from range(2000) r(i)")
@@ -322,7 +322,7 @@ def test_orphans_are_removed_by_age_and_name_only(lake: Lake) -> None:
 
 
 def test_the_time_of_a_run_is_limited(lake: Lake) -> None:
-    """A run that has no time left says so, and the next one goes on with the tables that it left out."""
+    """A run that has no time left says so, and the next one continues with the tables that it left out."""
     session = lake.session
     names = [TableName("main", name) for name in ("t", "u", "w")]
     for name in names:
@@ -336,7 +336,7 @@ def test_the_time_of_a_run_is_limited(lake: Lake) -> None:
 
 
 def test_a_session_that_is_read_is_not_opened_anew(lake: Lake) -> None:
-    """A rewrite waits for the next run while somebody reads through the session."""
+    """A rewrite waits for the next run while the session is being read."""
     session = lake.session
     session.execute("create table lake.main.t (id bigint, v varchar, n bigint)")
     session.execute("insert into lake.main.t select i, 'a', i from range(2000) r(i)")
@@ -372,7 +372,7 @@ def test_a_step_that_loses_a_race_gives_way(lake: Lake) -> None:
 
 
 def test_one_table_that_fails_does_not_keep_the_others(lake: Lake) -> None:
-    """Its error is reported, and the run goes on."""
+    """Its error is reported, and the run continues."""
     session = lake.session
     session.execute("create table lake.main.t (id bigint)")
     session.execute("insert into lake.main.t select i from range(2000) r(i)")

@@ -42,7 +42,7 @@ def test_files_of_a_dead_batch_are_removed_and_not_adopted(lake: Lake, directory
 
 
 def test_other_peoples_files_are_never_touched(lake: Lake, directory: Path) -> None:
-    """Files of other groups, of DuckLake and of anybody else stay, whatever the catalog says."""
+    """Files of other groups, of DuckLake and of other programs stay, whatever the catalog says."""
     names = ["aqueduck-shop_2-r-1-0.parquet", "aqueduck-shop.parquet", "ducklake-dead.parquet", "notes.txt"]
     files = [put(lake, directory, name) for name in names]
     elsewhere = put(lake, lake.data_path / "elsewhere", file_name("shop", "run1", 1, 0))

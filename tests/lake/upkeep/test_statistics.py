@@ -1,4 +1,4 @@
-"""Readers who filter find every row, whatever the files of a table's first transaction have: DuckLake's statistics stay right."""
+"""Readers who filter find every row, for any files of a table's first transaction: DuckLake's statistics stay right."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def missed(con: duckdb.DuckDBPyConnection, table: str) -> list[tuple[str, Any]]:
 def test_filters_find_rows_of_a_copy_whose_first_part_is_null(
     db: Database, tmp_path: Path, late: str
 ) -> None:
-    """P-F01: also where the process died between the copy commit and what it does to the statistics."""
+    """P-F01: even if the process died between the copy commit and its work on the statistics."""
     db.execute("create table t (id int primary key, v int, w text)")
     db.execute(
         "insert into t select i, case when i > 500 then i % 3 + 7 end, repeat('x', 40) from generate_series(1, 600) i"

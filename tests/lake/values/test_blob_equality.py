@@ -1,4 +1,4 @@
-"""Rows are found by a BLOB, whatever a file's Bloom filter says."""
+"""Rows are found by a BLOB, even if a file's Bloom filter excludes it."""
 
 from __future__ import annotations
 

@@ -101,11 +101,11 @@ def test_the_change_feed_shows_old_rows_with_the_fields_of_now(fan: Fan, changes
 
 
 def test_a_state_without_fields_is_that_of_the_same_column() -> None:
-    """A state of an earlier version does not tell the fields of a column; it leads to no new table."""
-    told = SourceColumn(1, "st", "STRUCT(a INTEGER)", None, (SourceColumn(2, "a", "int32"),))
-    assert evolution([SourceColumn(1, "st", "STRUCT(a INTEGER)")], [told]) == []
+    """A state of an earlier version lacks the fields of a column; it leads to no new table."""
+    stored = SourceColumn(1, "st", "STRUCT(a INTEGER)", None, (SourceColumn(2, "a", "int32"),))
+    assert evolution([SourceColumn(1, "st", "STRUCT(a INTEGER)")], [stored]) == []
     replaced = SourceColumn(1, "st", "STRUCT(a INTEGER)", None, (SourceColumn(3, "a", "int32"),))
-    assert evolution([told], [replaced]) is None
+    assert evolution([stored], [replaced]) is None
 
 
 def test_a_state_tells_fields_and_reads_them_again() -> None:

@@ -170,7 +170,7 @@ def test_keys_of_every_type_are_found_again(small: Fan) -> None:
 
 @pytest.mark.parametrize("kind", ["DOUBLE", "DATE", "INTERVAL", "UUID", "TIMESTAMP_NS", "DECIMAL(38,38)"])
 def test_rows_are_routed_by_values_of_many_types(tmp_path: Path, kind: str) -> None:
-    """P-F02: the routing value of a destination is the text of a value, whatever its type."""
+    """P-F02: the routing value of a destination is the text of a value, for every type."""
     values = [f"({value})::{kind}" for value in KEPT[kind][:2]]
     [texts] = duckdb.execute(f"select {', '.join(f'{value}::varchar' for value in values)}").fetchall()
     fan = Fan(tmp_path, {"zero": texts[0], "one": texts[1]}, routing_field="v")
@@ -183,7 +183,7 @@ def test_rows_are_routed_by_values_of_many_types(tmp_path: Path, kind: str) -> N
 
 
 def test_a_column_of_a_nested_type_that_comes_later_is_kept(fan: Fan) -> None:
-    """P-F02: rows that DuckLake would inline wrongly are written to files, also after the table was made."""
+    """P-F02: rows that DuckLake would inline wrongly are written to files, even after the table was made."""
     make(fan, {"v": "INTEGER"})
     insert(fan, 1, "a", ["1"])
     assert [a.error for a in fan.poll()] == [None, None]

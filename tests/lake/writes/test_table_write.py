@@ -119,7 +119,7 @@ def test_a_batch_is_written_once(writes: Writes) -> None:
 
 @pytest.fixture
 def stored(s3: S3, tmp_path: Path) -> Iterator[Writes]:
-    """A lake in an object store that only the options of the write tell of."""
+    """A lake in an object store that only the options of the write name."""
     path = f"s3://{s3.make_bucket('spark')}/data/"
     place = LakePlace(catalog=f"sqlite:{tmp_path}/s3.sqlite", data_path=path, properties=s3.resolved)
     found = Writes(place)

@@ -1,4 +1,4 @@
-"""Numbers of columns that are told by names: what is not sure is never guessed."""
+"""Column numbers found by names: an ambiguous match is never guessed."""
 
 from __future__ import annotations
 

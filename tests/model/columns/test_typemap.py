@@ -319,7 +319,7 @@ def test_the_document_has_the_table_of_the_code() -> None:
 
 
 def test_a_list_is_one_cast_away(engine: duckdb.DuckDBPyConnection) -> None:
-    """What docs/types.md tells people to write gives the elements back as they were."""
+    """The expressions in docs/types.md return the elements as they were."""
     array = cast_sql(Column("x", 1009, -1), "x")
     query = f"select cast({array} as varchar[]) from (select ?::varchar as x)"
     assert engine.execute(query, [r'{a,"b \"c\"",NULL,"NULL"}']).fetchone() == (["a", 'b "c"', None, "NULL"],)

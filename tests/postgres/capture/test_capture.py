@@ -133,7 +133,7 @@ def test_an_idle_table_pins_no_wal(db: Database, start: Callable[..., Running]) 
     noted = read_confirmation(run.settings.confirmed_path)
     assert noted is not None
     assert noted.position >= run.confirmed()
-    assert noted.durable == run.settings.position, "the lake stood still"
+    assert noted.durable == run.settings.position, "the lake did not move"
 
 
 def test_a_server_that_asks_does_not_take_back_what_was_noted(
@@ -157,8 +157,8 @@ def test_a_server_that_asks_does_not_take_back_what_was_noted(
     again.start()
     try:
         wait_until(lambda: again.seen >= target, "the capture has seen it")
-        told = "select flush_lsn from pg_stat_replication where pid = (select active_pid from pg_replication_slots where slot_name = 's')"
-        wait_until(lambda: db.value(told) is not None, "the first status has arrived")
+        sent = "select flush_lsn from pg_stat_replication where pid = (select active_pid from pg_replication_slots where slot_name = 's')"
+        wait_until(lambda: db.value(sent) is not None, "the first status has arrived")
         noted = read_confirmation(run.settings.confirmed_path)
         assert noted is not None
         assert noted.position >= run.confirmed() >= target > run.settings.position
@@ -286,7 +286,7 @@ def test_a_slot_that_somebody_else_reads_is_an_error_after_some_tries(
 def test_a_slot_that_is_let_go_is_taken(
     db: Database, start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P-S31: whoever starts while the last reader still has the slot waits for it, a little longer each time."""
+    """P-S31: a service that starts while the last reader still has the slot waits for it, a little longer each time."""
     refused: list[float] = []
 
     def opened(*arguments: Any, **keywords: Any) -> Any:

@@ -34,7 +34,7 @@ TABLE = EncodedTable(7, "public", "t", "d", (("id", True, 23, -1), ("v", False, 
 
 
 class Script:
-    """A stream that says what it is told, then ends."""
+    """A stream with scripted messages, which then ends."""
 
     ended = False
 
@@ -145,7 +145,7 @@ def test_a_transaction_that_is_read_while_it_goes_on_gives_the_same_events(
         conn.execute("insert into t select g, repeat('x', 100) from generate_series(1, 1999) g")
         conn.execute("savepoint a")
         conn.execute("insert into t select g, repeat('void', 25) from generate_series(2000, 4000) g")
-        wait_until(lambda: watched.stage.unfinished[0] == 1, "it is staged while it goes on")
+        wait_until(lambda: watched.stage.unfinished[0] == 1, "it is staged while it is open")
         conn.execute("rollback to a")
         conn.execute("insert into nothing default values")
         db.execute("insert into t values (9001, 'between')")
@@ -211,7 +211,7 @@ def keys(watched: Watched) -> list[tuple[str, str]]:
 def test_a_table_that_joins_with_a_full_identity_has_its_key(
     db: Database, watch: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P-E10: the stream does not tell the key of such a table; the catalog is asked, once for all that joined together."""
+    """P-E10: the stream does not contain the key of such a table; the catalog is asked, once for all that joined together."""
     looks: list[Sequence[int]] = []
 
     def counted(
@@ -235,14 +235,14 @@ def test_a_table_that_joins_with_a_full_identity_has_its_key(
 def test_a_table_of_a_transaction_that_goes_on_has_its_key(
     db: Database, watch: Callable[..., Watched]
 ) -> None:
-    """P-E08, P-E10: while it goes on nobody else sees the table; its key is found when it commits, also for what follows."""
+    """P-E08, P-E10: other sessions see the table only after the commit; then its key is found, for what follows, too."""
     db.execute(f"alter database {db.name} set logical_decoding_work_mem = '64kB'")
     watched = watch(db, segment_bytes=32 << 10)
     with db.connect() as conn:
         conn.execute("begin")
         conn.execute(FULL.format("t").encode())
         conn.execute("insert into t select repeat('x', 100), 1, g from generate_series(1, 3000) g")
-        wait_until(lambda: watched.stage.unfinished[0] == 1, "it is staged while it goes on")
+        wait_until(lambda: watched.stage.unfinished[0] == 1, "it is staged while it is open")
         conn.execute("commit")
     db.execute("insert into t values ('later', 2, 2)")
     wanted = [*((1, a) for a in range(1, 3001)), (2, 2)]

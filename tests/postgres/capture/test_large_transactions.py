@@ -31,7 +31,7 @@ def small_memory() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture
 def big_db(small_memory: EmbeddedPostgres) -> Iterator[Database]:
-    """A database on a server that streams whatever is larger than 64 kB."""
+    """A database on a server that streams transactions of more than 64 kB."""
     database = _new_database(small_memory)
     yield database
     database.drop()
@@ -117,7 +117,7 @@ def test_the_setting_turns_it_off(big_db: Database, watch: Callable[..., Replica
 def test_ddl_inside_large_transactions_and_their_savepoints(
     big_db: Database, watch: Callable[..., Replica]
 ) -> None:
-    """P-S12: columns that come and go inside a streamed transaction, also in a part that is rolled back, and types it makes."""
+    """P-S12: columns that come and go inside a streamed transaction, even in a part that is rolled back, and types that it creates."""
     big_db.execute("create table t (id int primary key, v text)")
     watched = watch(big_db)
     with big_db.connect() as conn:
@@ -180,7 +180,7 @@ def test_a_transaction_that_the_server_cannot_stream_is_read_whole(
 def test_prepared_transactions_arrive_when_they_are_committed(
     big_db: Database, watch: Callable[..., Replica], restart: bool
 ) -> None:
-    """Two-phase commits, large and small: what is rolled back never shows, what is committed shows then, also after a restart."""
+    """Two-phase commits, large and small: what is rolled back never shows, what is committed shows then, even after a restart."""
     big_db.execute("create table t (id int primary key, v text)")
     watched = watch(big_db)
     sizes = {"small": 10, "large": 3000, "small_void": 10, "large_void": 3000}

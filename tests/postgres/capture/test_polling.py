@@ -122,7 +122,7 @@ def segments(watched: Watched) -> list[SegmentRef]:
 def test_steps_do_not_make_versions_of_columns_and_ddl_between_them_does(
     db: Database, watch: Callable[..., Watched]
 ) -> None:
-    """P-S12: each step describes all relations anew; that counts only where the table changed, also if it looks the same."""
+    """P-S12: each step describes all relations anew; that matters only if the table changed, even if it looks the same."""
     make_tables(db)
     watched = watch(db, settings=READERS["poll"])
     for n in range(6):  # the first ones may count, until the catalog was looked at

@@ -66,7 +66,7 @@ def test_a_transaction_that_is_cut_off_leaves_nothing(stage: Stage, tmp_path: Pa
 
 
 def test_rows_around_a_truncate_stay_on_their_side(stage: Stage) -> None:
-    """P-S11: in order, also when the transaction before it is still in memory."""
+    """P-S11: in order, even when the transaction before it is still in memory."""
     stage.add(inserted(1))
     stage.add(Commit(10, 0, 1))
     stage.add(inserted(2))

@@ -1,4 +1,4 @@
-"""What the catalog tells of dropped tables and of partitions that come and go."""
+"""What the catalog shows of dropped tables and of partitions that come and go."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_rows_alone_and_created_partitions_are_no_news(db: Database) -> None:
 
 
 def test_a_subtree_that_is_attached_may_bring_rows(db: Database) -> None:
-    """Its leaves were created as partitions, but of a table that stood alone."""
+    """Its leaves were created as partitions, but of a separate table."""
     db.execute(SETUP)
     news, names = news_after(
         db, "create table more (id int not null, kind text not null) partition by list (kind)",

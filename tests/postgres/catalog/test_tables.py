@@ -166,7 +166,7 @@ def test_a_table_without_a_key_is_refused_with_the_ways_out(
 
 
 def test_a_deferrable_primary_key_is_refused_with_the_ways_out(any_db: Database, conn: Connection) -> None:
-    """P-S02: it is named as the reason, and nobody is told to add a second primary key."""
+    """P-S02: it is named as the reason, and the hint does not ask for a second primary key."""
     any_db.execute("create table t (a int primary key deferrable)")
     with pytest.raises(NoKeyError, match=r"primary key of public\.t is deferrable") as caught:
         describe_table(conn, "t")
@@ -199,7 +199,7 @@ def test_a_unique_index_that_would_do_is_named(any_db: Database, conn: Connectio
     "source", ["nowhere", "nowhere.t", "T", '"public.t"', "a.b.c", "", "t; drop table t"]
 )
 def test_a_missing_table_says_that_it_does_not_exist(any_db: Database, conn: Connection, source: str) -> None:
-    """P-S02: names fold as in SQL, and whatever is no name is not executed."""
+    """P-S02: names fold as in SQL, and other text is not executed."""
     any_db.execute('create table t (id int primary key); create table "T" (id int primary key)')
     if source == "T":
         assert describe_table(conn, source).name == "t"

@@ -41,7 +41,7 @@ def made_job(db: Database, directory: Path, column: str) -> Iterator[CopyJob]:
 def test_every_row_comes_once(
     db: Database, tmp_path: Path, column: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P-S05: whoever reads it.  DuckDB's memory is the whole task's: it casts one chunk at a time."""
+    """P-S05: for each reader.  DuckDB's memory is the whole task's: it casts one chunk at a time."""
     engines = most = 0
 
     @contextmanager

@@ -90,7 +90,7 @@ def test_rows_after_the_last_commit_come_after_it() -> None:
 
 
 def test_a_transaction_may_span_buffers() -> None:
-    """Rows of a transaction that began in an earlier buffer keep its position and go on counting."""
+    """Rows of a transaction that began in an earlier buffer keep its position and continue counting."""
     decoder = new_decoder()
     decode(
         decoder, encode.begin(100, 5, 7), encode.relation(ORDERS), encode.insert(ORDERS.oid, ["1", "a", None])

@@ -186,7 +186,7 @@ def test_each_streamed_transaction_has_its_own_view_of_the_relations(tmp_path: P
 
 
 def test_a_later_description_outlives_an_earlier_streamed_one(tmp_path: Path) -> None:
-    """What the server told last about a relation holds, also when an older streamed transaction commits after it."""
+    """What the server told last about a relation holds, even when an older streamed transaction commits after it."""
     staged = Staged(tmp_path / "stage")
     narrow = EncodedTable(T.oid, "public", "t", "d", T.columns[:1])
     staged.take(
@@ -413,7 +413,7 @@ def test_streamed_histories_come_out_as_their_commits(
 
 
 def test_commits_of_streamed_transactions_are_counted(tmp_path: Path) -> None:
-    """Status counts transactions, also those that came in blocks."""
+    """Status counts transactions, including those that came in blocks."""
     staged = Staged(tmp_path / "stage")
     staged.take(
         block(700, (700, encode.relation(T)), first=True), encode.stream_commit(700, 200, 210, TIME),

@@ -84,7 +84,7 @@ def test_odd_names_types_and_values_are_those_of_pgoutput(
 def test_random_histories_are_those_of_pgoutput(
     system_db: Database, watch: Callable[..., Watched], seed: int
 ) -> None:
-    """P-E09, P-S12: event by event, also with large values that stay, and columns that come and go."""
+    """P-E09, P-S12: event by event, including with large values that stay, and columns that come and go."""
     db = system_db
     make_tables(db)
     streamed = watch(db, slot="streamed")
@@ -192,7 +192,7 @@ def test_the_parts_of_lines_are_found_whatever_they_hold() -> None:
 
 
 def test_tables_are_told_apart_by_every_byte(tmp_path: Path) -> None:
-    """The attack: tables were told apart by a hash of 64 bits, for which a collision is found within seconds."""
+    """The attack: tables were distinguished by a hash of 64 bits, for which a collision is found within seconds."""
     names = ["t1", "t2", '"T1"', '"t1 "']
     oids = {name.strip('"'): oid for oid, name in enumerate(names, 1)}
 

@@ -424,17 +424,17 @@ def slot(**changes: Any) -> SlotInfo:
     position=st.integers(0, 1 << 62),
     noted=st.none()
     | st.builds(Confirmation, *[st.integers(0, 1 << 62)] * 2, st.sampled_from(["this", "other"])),
-    stands=st.integers(0, 1 << 62),
+    confirmed=st.integers(0, 1 << 62),
     trusted=st.booleans(),
 )
 def test_a_slot_may_stand_at_what_we_confirmed_and_no_further(
-    position: int, noted: Confirmation | None, stands: int, trusted: bool
+    position: int, noted: Confirmation | None, confirmed: int, trusted: bool
 ) -> None:
     """P-S30: behind us it replays, up to what we confirmed for this lake it is ours, beyond that changes are lost."""
 
     def check() -> None:
         check_slot(
-            slot(confirmed_flush_lsn=stands),
+            slot(confirmed_flush_lsn=confirmed),
             name="aq",
             database="d",
             position=position,
@@ -445,8 +445,8 @@ def test_a_slot_may_stand_at_what_we_confirmed_and_no_further(
 
     ours = None if noted is None or noted.lake != "this" else noted
     went_back = ours is not None and ours.durable > position
-    covered = ours is not None and ours.durable <= position and stands <= ours.position
-    if stands <= position or (not went_back and (covered or trusted)):
+    covered = ours is not None and ours.durable <= position and confirmed <= ours.position
+    if confirmed <= position or (not went_back and (covered or trusted)):
         check()
     else:
         with pytest.raises(SlotLostError, match="older backup" if went_back else "re-created") as caught:

@@ -30,7 +30,7 @@ Connection = psycopg.Connection[Any]
 
 
 def test_a_file_is_written_into_the_registry_once(any_db: Database, conn: Connection) -> None:
-    """The same file again changes nothing and wakes nobody."""
+    """The same file again changes nothing and sends no notice."""
     config = config_of(
         {"name": "g", "names": ["a"], "flush_interval_ms": 200, "slot_name": "s", "publication": "p"},
         {"name": "h", "tables": [{"source": "b", "target": "Shop.B", "copy": False}]},
@@ -163,7 +163,7 @@ def test_two_lakes_share_a_database(conn: Connection) -> None:
 
 
 def test_a_group_is_never_taken_from_another_lake(conn: Connection) -> None:
-    """The slot stands where the other lake is: changes would be lost."""
+    """The slot is at the position of the other lake: changes would be lost."""
     reconcile_file(conn, config_of({"name": "g", "names": ["a"]}))
     moved = config_of({"name": "g", "names": ["a"]}, data_path="/moved")
     with pytest.raises(ConfigError, match="fills another lake, /lake") as caught:

@@ -111,7 +111,7 @@ def test_a_service_keeps_its_groups_over_lost_connections(
 
 @pytest.fixture
 def mallory(any_db: Database) -> Iterator[str]:
-    """A role that may connect, and nothing else; whatever was locked by it is free afterwards."""
+    """A role that may only connect; all of its locks are released afterwards."""
     any_db.execute("create role mallory login")
     yield "mallory"
     any_db.execute("drop owned by mallory; drop role mallory")

@@ -170,7 +170,7 @@ def squatter(any_db: Database, user: str) -> str:
 
 
 def test_a_schema_that_was_made_first_runs_nothing(any_db: Database, squatter: str) -> None:
-    """The attack: whoever may create schemas had her functions run as the service, or as the superuser at `aqueduck init`."""
+    """The attack: a role that may create schemas had its functions run as the service, or as the superuser at `aqueduck init`."""
     any_db.execute("drop role if exists victim; create role victim login")
     try:
         for dsn in (any_db.dsn, any_db.dsn_for("victim")):
@@ -223,7 +223,7 @@ def test_a_service_can_use_a_registry_of_somebody_else(any_db: Database, conn: C
 
 
 def test_only_the_owner_upgrades(any_db: Database, conn: Connection, user: str) -> None:
-    """P-S24: a role that may use the registry is told who may upgrade it."""
+    """P-S24: the error of a role that may use the registry names who may upgrade it."""
     run_all(any_db, manage_grants(user))
     any_db.execute("update aqueduck.schema_version set functions_hash = 'old'")
     with (

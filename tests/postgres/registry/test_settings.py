@@ -94,7 +94,7 @@ def test_a_setting_has_its_levels(conn: Connection) -> None:
 
 
 def test_a_refusal_keeps_its_hint_however_the_server_tells_of_it(conn: Connection) -> None:
-    """P-S26: also where the registry's schema is on the search path, and so is not named in the error's context."""
+    """P-S26: even if the registry's schema is on the search path, and so is not named in the error's context."""
     conn.execute("set search_path = aqueduck, public")
     with pytest.raises(ConfigError) as caught:
         call(conn, "set_setting", name="flush_interval", value="5")

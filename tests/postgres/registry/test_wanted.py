@@ -171,7 +171,7 @@ def test_system_tables_are_refused(conn: Connection, source: str) -> None:
 
 
 def test_a_target_takes_one_table_only(conn: Connection) -> None:
-    """Two tables would overwrite each other; DuckDB does not tell names apart by case."""
+    """Two tables would overwrite each other; DuckDB's names ignore case."""
     call(conn, "add_table", source="a", target="main.Orders")
     assert "already filled from public.a" in refused(conn, "add_table", source="b", target="orders").message
 
@@ -237,7 +237,7 @@ def test_adding_a_table_that_was_created_again_is_consent(any_db: Database, conn
     assert row.observed.source_oid == describe_table(conn, "a").oid
     assert not row.resync_wanted
     call(conn, "add_table", **arguments)
-    assert not table(conn).resync_wanted, "nobody has said yet that the lake has other rows"
+    assert not table(conn).resync_wanted, "it is not known yet that the lake has other rows"
     error = TableRecreatedError("it is another one")
     failed = fail(Lifecycle(SyncState.PENDING, datetime.now(UTC)), error, datetime.now(UTC))
     write_observed(conn, [row.observed.after(failed)])

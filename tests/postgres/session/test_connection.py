@@ -60,7 +60,7 @@ def shown(error: BaseException) -> str:
 
 
 def test_keyword_and_uri_strings_both_connect(scram: EmbeddedPostgres) -> None:
-    """P-S23: libpq's two forms of connection string work, also with a password that needs escaping."""
+    """P-S23: libpq's two forms of connection string work, including with a password that needs escaping."""
     quoted = "s3cr3t%20pass%27word%40%2F%3A"
     for dsn in (scram.dsn, f"postgresql://postgres:{quoted}@127.0.0.1:{scram.port}/postgres"):
         with connect(dsn) as conn:
@@ -81,7 +81,7 @@ def test_the_string_wins_over_our_defaults(pg: EmbeddedPostgres) -> None:
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1", "KLINGON"])
 def test_texts_are_read_in_utf8_whatever_the_string_says(pg: EmbeddedPostgres, encoding: str) -> None:
-    """Values and names go on as they are read: in another encoding they would be other ones."""
+    """Values and names are passed on as they are read: in another encoding they would differ."""
     with connect(f"{pg.dsn} client_encoding={encoding}") as conn:
         assert conn.execute("select 'ä', current_setting('client_encoding')").fetchone() == ("ä", "UTF8")
 
@@ -135,13 +135,13 @@ def test_a_missing_password_is_an_authentication_error(scram: EmbeddedPostgres, 
 
 
 def test_an_unknown_role_is_an_authentication_error(pg: EmbeddedPostgres) -> None:
-    """A role that does not exist is a refused login, also where passwords are not asked for."""
+    """A role that does not exist is a refused login, even where passwords are not asked for."""
     with pytest.raises(AuthenticationError, match='role "stranger" does not exist'):
         connect(pg.dsn_for("postgres", "stranger"))
 
 
 def test_an_unreachable_server_is_tried_again() -> None:
-    """Nobody listening is an error that the service retries by itself, with the address in it."""
+    """A refused connection is an error that the service retries automatically, with the address in it."""
     port = free_port()
     with pytest.raises(SourceUnreachableError, match=f"127.0.0.1:{port}: Connection refused") as caught:
         connect(f"host=127.0.0.1 port={port} user=a")
@@ -234,7 +234,7 @@ def test_tls_modes_are_passed_through(tls: tuple[str, str, bool]) -> None:
 
 
 def test_tls_works_in_a_uri(tls: tuple[str, str, bool]) -> None:
-    """P-S23: TLS parameters may stand in a URI."""
+    """P-S23: TLS parameters may be in a URI."""
     dsn, authority, _ = tls
     port = psycopg.conninfo.conninfo_to_dict(dsn)["port"]
     uri = f"postgresql://postgres:s3cr3t%20pass%27word%40%2F%3A@127.0.0.1:{port}/postgres"
@@ -356,7 +356,7 @@ def test_a_lost_connection_is_tried_again(db: Database) -> None:
 
 
 def test_a_snapshot_that_went_with_its_connection_is_tried_again(any_db: Database) -> None:
-    """P-T02: a copy whose snapshot is gone has lost a connection, whatever the server calls it."""
+    """P-T02: a copy whose snapshot is gone has lost a connection, for each error that the server may report."""
     snapshot = export_snapshot(any_db.dsn)
     any_db.execute(
         "select pg_terminate_backend(pid, 5000) from pg_stat_activity"

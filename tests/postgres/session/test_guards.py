@@ -1,5 +1,5 @@
 """
-No connection of ours runs what somebody put into the way, and none reads less of a table than there is.
+No connection of ours runs functions that another role planted, and none reads only a part of a table.
 
 Each test is an attack, by a role that may do no more than create in the schema `public`.
 """
@@ -96,7 +96,7 @@ def test_every_function_of_the_registry_has_its_own_search_path(any_db: Database
 
 
 def test_a_role_that_is_called_like_the_registry_gets_the_same_refusals(db: Database) -> None:
-    """With "$user" in the search path, the registry's functions are known by other names; refusals are told by SQLSTATE."""
+    """With "$user" in the search path, the registry's functions are known by other names; refusals are recognized by SQLSTATE."""
     db.execute("create role aqueduck login")
     try:
         db.execute("create schema aqueduck authorization aqueduck")
@@ -134,7 +134,7 @@ def test_no_session_has_another_search_path(db: Database, role: str) -> None:
 
 
 def test_a_catalog_in_postgresql_finds_no_functions_of_others(db: Database, tmp_path: Path) -> None:
-    """DuckDB connects to the lake's catalog by itself, and looks there for a table of secrets by its bare name."""
+    """DuckDB connects to the lake's catalog on its own, and looks there for a table of secrets by its bare name."""
     lake = open_lake(LakeConfig(catalog=f"postgres:{db.dsn}", data_path=str(tmp_path)))
     try:
         asked = "from postgres_query('__ducklake_metadata_lake', 'select current_setting(''search_path'')')"
@@ -146,7 +146,7 @@ def test_a_catalog_in_postgresql_finds_no_functions_of_others(db: Database, tmp_
 
 
 class Pooler:
-    """A pooler, as far as a client sees one: it refuses `options`, and tells a process number of its own."""
+    """A pooler, as far as a client sees one: it refuses `options`, and reports a process number of its own."""
 
     def __init__(self, port: int) -> None:
         self._server = port
@@ -169,8 +169,8 @@ class Pooler:
                 length = struct.unpack("!I", client.recv(4, socket.MSG_WAITALL))[0]
                 startup = client.recv(length - 4, socket.MSG_WAITALL)
             if b"\0options\0" in startup:
-                told = b"SFATAL\0C08P01\0Munsupported startup parameter: options\0\0"
-                client.sendall(b"E" + struct.pack("!I", len(told) + 4) + told)
+                refusal = b"SFATAL\0C08P01\0Munsupported startup parameter: options\0\0"
+                client.sendall(b"E" + struct.pack("!I", len(refusal) + 4) + refusal)
                 return
             with socket.create_connection(("127.0.0.1", self._server)) as server:
                 server.sendall(struct.pack("!I", length) + startup)

@@ -1,4 +1,4 @@
-"""Connections that die without a word: both ends notice within 30 s, whatever the connection is for."""
+"""Connections that die silently: both ends notice within 30 s, for each kind of connection."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_both_ends_of_every_connection_have_a_bound(db: Database) -> None:
 
 
 def test_both_ends_of_a_lakes_catalog_have_a_bound(db: Database, tmp_path: Path) -> None:
-    """P-T06: DuckDB connects to a catalog in PostgreSQL by itself; what a vanished service held there is free as well."""
+    """P-T06: DuckDB connects to a catalog in PostgreSQL on its own; what a vanished service held there is free as well."""
     catalog = f"postgres:{db.dsn} options='-c tcp_keepalives_idle=66'"
     lake = open_lake(LakeConfig(catalog=catalog, data_path=str(tmp_path)))
     try:
@@ -73,7 +73,7 @@ def test_both_ends_of_a_lakes_catalog_have_a_bound(db: Database, tmp_path: Path)
 
 
 def test_what_the_connection_string_says_wins(db: Database) -> None:
-    """P-T06: also for settings of the server's end."""
+    """P-T06: the same for settings of the server's end."""
     dsn = f"{db.dsn} keepalives_idle=77 tcp_user_timeout=9000 options='-c tcp_keepalives_idle=66 -c work_mem=5MB'"
     with connect(dsn) as conn:
         assert conn.info.get_parameters()["keepalives_idle"] == "77"
@@ -95,11 +95,11 @@ def test_a_transaction_that_the_caller_opens_is_his_own(db: Database) -> None:
         assert conn.execute("show tcp_keepalives_idle").fetchone() == ("10",)
 
 
-# -- silence, though the system of somebody in between still answers
+# -- silence, although a system in between still answers
 
 
 def test_silence_is_asked_about_before_it_is_an_end() -> None:
-    """P-T06: the second half begins with the question, so nobody who slept is cut off."""
+    """P-T06: the second half begins with the question, so a peer that slept is not cut off."""
     now = 0.0
     silence = Silence(30.0, lambda: now)
     now = 14.9
@@ -118,7 +118,7 @@ def test_silence_is_asked_about_before_it_is_an_end() -> None:
 
 @pytest.mark.parametrize("how", ["stream", "poll"])
 def test_a_capture_notices_that_nothing_comes(db: Database, watch: Callable[..., Watched], how: str) -> None:
-    """P-T06, hazard 17: packets of one direction are dropped by somebody who acknowledges them."""
+    """P-T06, hazard 17: packets of one direction are dropped by a system that acknowledges them."""
     db.execute("create table t (id int primary key)")
     with silent_proxy(db.server.port) as proxy:
         options = {"silence_timeout_seconds": 1.0, "capture": how}

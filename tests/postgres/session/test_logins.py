@@ -1,4 +1,4 @@
-"""A server that is not the one that knows the password gets none, on any connection of ours."""
+"""A server that does not know the password receives none, on any connection of ours."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_an_impostor_gets_no_password_of_a_source(
 
 
 def test_an_impostor_gets_no_password_of_a_lake(impostor: Impostor) -> None:
-    """DuckDB has a libpq of its own, which is told the same."""
+    """DuckDB has a libpq of its own, which gets the same settings."""
     catalog = f"postgres:{impostor.dsn} password=geheim"
     with pytest.raises(CatalogUnreachableError, match="form that could be intercepted") as caught:
         open_lake(LakeConfig(catalog=catalog, data_path="/nowhere/"), read_only=True)

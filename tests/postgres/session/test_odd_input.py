@@ -1,4 +1,4 @@
-"""Input that somebody chose to break something is refused as bad input, or means exactly what it says."""
+"""Input that was made to break something is refused as bad input, or means exactly what it says."""
 
 from __future__ import annotations
 
@@ -95,5 +95,5 @@ def test_rows_in_clear_on_a_network_are_noted(address: str) -> None:
     ("encrypted", "address"), [(True, "10.1.2.3"), (False, ""), (False, "127.0.0.1"), (False, "::1")]
 )
 def test_protected_and_local_connections_are_no_matter(encrypted: bool, address: str) -> None:
-    """Nothing to do where nobody else hears it."""
+    """No hint where no other machine can connect."""
     assert encryption(encrypted=encrypted, address=address).fix is None

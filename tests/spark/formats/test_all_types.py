@@ -1,4 +1,4 @@
-"""Every type goes out to Spark and comes back as itself, or is refused by column; in one session, as somebody else starts it."""
+"""Every type goes out to Spark and comes back as itself, or is refused by column; in one session, started as users do."""
 
 from __future__ import annotations
 

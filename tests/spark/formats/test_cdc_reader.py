@@ -140,7 +140,7 @@ def test_changes_of_all_tables_have_one_shape(orders: Database, drive: Drive, wa
 
 @pytest.mark.slow
 def test_a_slot_of_test_decoding_gives_the_same_rows(system_db: Database, tmp_path: Path) -> None:
-    """P-E09: its lines become rows like those of pgoutput, batch by batch, also of batches that are read again."""
+    """P-E09: its lines become rows like those of pgoutput, batch by batch, including batches that are read again."""
     db = system_db
     db.execute("create table items (id int primary key, name text); create publication p for table items")
     options = {"dsn": db.dsn, "publication": "p", "max_rows_per_trigger": "5", "create": "true"}
@@ -251,7 +251,7 @@ def test_limits_cut_batches_at_transactions(orders: Database, drive: Drive) -> N
 
 
 def test_all_available_ignores_the_limits(orders: Database, drive: Drive) -> None:
-    """The trigger `once` asks for everything, whatever the options say."""
+    """The trigger `once` asks for everything, regardless of the options."""
     for i in range(6):
         orders.execute("insert into items values (%s, 'x')", (i,))
     driver = drive(max_rows_per_trigger="2", table="items")
@@ -440,7 +440,7 @@ def test_missing_rights_are_named(orders: Database, drive: Drive, role: str) -> 
 
 
 def test_a_checkpoint_never_skips_over_a_gap(orders: Database, drive: Drive) -> None:
-    """Hazard 10: a slot that is gone, re-created, or of another cluster stops the query that goes on."""
+    """Hazard 10: a slot that is gone, re-created, or of another cluster stops a restarted query."""
     driver = drive()
     start = driver.reader.initialOffset()
     orders.execute("insert into items values (1, 'a')")

@@ -1,4 +1,4 @@
-"""Offsets of the stream `ducklake_changes`, without Spark: they tell one history of a lake from another."""
+"""Offsets of the stream `ducklake_changes`, without Spark: they distinguish one history of a lake from another."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_lake_that_was_put_back_ends_the_stream(fan: Fan, restarted: bool, wri
 
 
 def test_an_offset_of_an_earlier_version_is_adopted(fan: Fan) -> None:
-    """It has no stamp; the stream goes on from it, and the next offset has one. An idle lake makes no new offset."""
+    """It has no stamp; the stream continues from it, and the next offset has one. An idle lake makes no new offset."""
     stream = Stream(fan)
     assert stream.batch() == [1]
     known: dict[str, Any] = json.loads(stream.offset)

@@ -47,7 +47,7 @@ def test_credentials_come_from_the_variables_that_options_name(
 def test_a_variable_that_is_not_set_is_named_and_a_value_is_not(
     place: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bad input: what stands there may be the secret itself."""
+    """Bad input: the value may be the secret itself."""
     monkeypatch.setenv("KEY_OF_TEST", "the key")
     monkeypatch.delenv("SECRET_OF_TEST", raising=False)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""The formats in a Spark of one's own: what docs/spark.md shows runs as it stands, and errors keep their names."""
+"""The formats in a user's own Spark: the examples of docs/spark.md run unchanged, and errors keep their names."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_tables_are_read_and_written_in_every_mode(
 
 @pytest.mark.spark
 def test_errors_keep_their_codes_across_spark(shop: Database, spark: SparkSession, tmp_path: Path) -> None:
-    """Bad input: whatever part of Spark an error comes through, its code, its text and its fix are there."""
+    """Bad input: an error keeps its code, text and fix on every way through Spark."""
     lake = {"catalog": f"sqlite:{tmp_path}/lake.sqlite", "data_path": f"{tmp_path}/lake/", "table": "o"}
     cdc = spark.readStream.format("postgres_cdc").option("dsn", shop.dsn)
 
@@ -237,7 +237,7 @@ def test_plans_show_no_connection_string(spark: SparkSession, tmp_path: Path) ->
     stream = (
         spark.readStream.format("postgres_cdc").options(dsn=dsn, slot="slot_shown", publication="p").load()
     )
-    told = stream._jdf.queryExecution().toString()
+    plan = stream._jdf.queryExecution().toString()
     lake = {"catalog": f"sqlite:{tmp_path}/catalog-planted.sqlite", "data_path": f"{tmp_path}/lake/"}
     spark.conf.set("spark.sql.ui.explainMode", "extended")
     store = spark._jsparkSession.sharedState().statusStore()
@@ -245,7 +245,7 @@ def test_plans_show_no_connection_string(spark: SparkSession, tmp_path: Path) ->
         rows = spark.range(1).write.format("ducklake").options(**lake, table="table_shown").mode(mode)
         rows.options(s3_access_key_id="key-planted", s3_session_token="token-planted").save()
         plans = store.executionsList()
-        told += "".join(plans.apply(i).physicalPlanDescription() for i in range(plans.size()))
+        plan += "".join(plans.apply(i).physicalPlanDescription() for i in range(plans.size()))
     spark.conf.unset("spark.sql.ui.explainMode")
-    assert all(text in told for text in ("slot_shown", "AppendData", "OverwriteByExpression", "table_shown"))
-    assert "-planted" not in told
+    assert all(text in plan for text in ("slot_shown", "AppendData", "OverwriteByExpression", "table_shown"))
+    assert "-planted" not in plan

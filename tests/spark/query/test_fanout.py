@@ -156,7 +156,7 @@ def test_a_served_fan_out_shows_what_happens(fan: Fan, spark: SparkSession) -> N
 
 
 def test_a_table_of_destinations_is_followed(fan: Fan, spark: SparkSession) -> None:
-    """Rows of a lake table are destinations: they come, go, and a wrong one hurts nobody."""
+    """Rows of a lake table are destinations: they come and go, and a wrong one does not affect the others."""
     fan.change(
         "create table lake.tenants (id varchar, routing_value varchar, catalog varchar, data_path varchar, note int)"
     )
@@ -190,7 +190,7 @@ def test_a_table_of_destinations_is_followed(fan: Fan, spark: SparkSession) -> N
 
 
 def test_a_failing_destination_is_isolated_and_returns(fan: Fan, spark: SparkSession) -> None:
-    """P-F09: the others go on, the error is in the state, and it catches up from its own cursor once it can."""
+    """P-F09: the others continue, the error is in the state, and it catches up from its own cursor once it can."""
     service = service_of(fan, spark)
     service.prepare()
     catch_up(service)

@@ -1,4 +1,4 @@
-"""Spark answers nobody but its own processes, and tells nobody what it was started with."""
+"""Spark answers only its own processes, and does not reveal how it was started."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def attacked(authenticate):
     spark = build_session("local[1]", {**conf, **authenticate}, "test", driver_memory="512m")
     kept = spark.sparkContext.broadcast("broadcast-planted")
     spark.sparkContext.parallelize([1], 1).map(lambda _: kept.value).collect()
-    told, refused = [], 0
+    answered, refused = [], 0
     for port in sorted(listening_ports(os.getpid())):
         try:
-            told.append(fetch_block(port, f"broadcast_{kept._jbroadcast.id()}_piece0"))
+            answered.append(fetch_block(port, f"broadcast_{kept._jbroadcast.id()}_piece0"))
         except RefusedError:
             refused += 1
-    return spark, told, refused
+    return spark, answered, refused
 
-spark, told, refused = attacked({"spark.authenticate": "false"})
-print("open:", len(told))
+spark, answered, refused = attacked({"spark.authenticate": "false"})
+print("open:", len(answered))
 spark.stop()
-spark, told, refused = attacked({})
-print("told:", len(told), "refused:", refused > 1)
+spark, answered, refused = attacked({})
+print("answered:", len(answered), "refused:", refused > 1)
 command_lines = []
 for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
     with contextlib.suppress(psutil.Error):  # a worker that has just ended has none
@@ -63,7 +63,7 @@ def test_a_stranger_gets_no_block(tmp_path: Path) -> None:
     _, *lines, sockets = found.stdout.splitlines()  # first comes the reminder
     assert lines == [
         "open: 1",
-        "told: 0 refused: True",
+        "answered: 0 refused: True",
         "on a command line: False True",
         "0o700 True",
     ], found.stdout + found.stderr
@@ -88,7 +88,7 @@ def test_what_travels_between_hosts_is_encrypted(master: str, encrypted: str | N
 
 
 def test_a_standalone_cluster_authenticates_with_its_secret(tmp_path: Path) -> None:
-    """It is read from a file, and never stands where Spark's launcher shows it."""
+    """It is read from a file, and is never where Spark's launcher shows it."""
     secret = tmp_path / "secret"
     secret.write_text("cluster-planted\n")
     settings = session_settings("spark://h:7077", {"spark.authenticate.secret.file": str(secret)}, "2g")

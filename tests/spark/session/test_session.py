@@ -159,7 +159,7 @@ def test_a_worker_whose_spark_is_gone_ends_without_a_traceback(monkeypatch: pyte
 def test_a_worker_that_plans_is_quiet_as_well(
     monkeypatch: pytest.MonkeyPatch, name: str, quiet: bool
 ) -> None:
-    """Its daemon is Spark's own, and calls what `worker` is there; nobody else's `worker` is touched."""
+    """Its daemon is Spark's own, and calls our `worker`; the `worker` of others is not touched."""
     main = ModuleType("__main__")
     main.__spec__ = ModuleSpec(name, None)
     main.worker = other = object()  # type: ignore[attr-defined]

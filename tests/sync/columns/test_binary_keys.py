@@ -21,7 +21,7 @@ def test_a_row_is_found_by_a_key_of_bytes(db: Database, tmp_path: Path) -> None:
 
         db.execute("update t set v = v + 100 where id = 7")  # one key: DuckDB filters the files by it
         is_same()
-        # Files that DuckLake writes by itself have Bloom filters.
+        # Files that DuckLake writes on its own have Bloom filters.
         group.lake.execute("call ducklake_rewrite_data_files('lake', 't', delete_threshold => 0)")
         group.lake.execute("call ducklake_flush_inlined_data('lake')")
         group.lake.execute("call ducklake_merge_adjacent_files('lake')")

@@ -1,4 +1,4 @@
-"""Columns that come, go and change their names between rows, while nobody looks: the lake ends with the source's columns and rows."""
+"""Columns are added, dropped and renamed between rows, unobserved: the lake ends with the source's columns and rows."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def check(group: WholeGroup, history: object) -> None:
     "story", [s if s in IN_SHORT else pytest.param(s, marks=pytest.mark.slow) for s in STORIES]
 )
 def test_names_that_are_used_again(db: Database, tmp_path: Path, story: str, tasks: bool) -> None:
-    """P-S12, hazard 5: all at once, as after a stop; what is not clear is copied again."""
+    """P-S12, hazard 5: all at once, as after a stop; an ambiguous table is re-copied."""
     words, copies = STORIES[story]
     table = Table(db)
     with whole_group(db, tmp_path, {"t": {}}) as group:
@@ -215,7 +215,7 @@ def play(db: Database, directory: Path, seed: int, *, batches: int) -> None:
                     [oid] = group.runner.tables
                     copier.retry_now(oid)
             copier.jobs.run = usual
-            table.insert("so that the stream tells of the columns")
+            table.insert("so that the stream describes the columns")
             group.apply(tasks=tasks)
             check(group, history)
             copier.jobs.run = disturbed

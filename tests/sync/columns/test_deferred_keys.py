@@ -63,4 +63,4 @@ def test_keys_are_swapped_within_a_transaction(db: Database, tmp_path: Path, kin
             rows = "select id, k, v, md5(doc) from {} order by id"
             assert group.read(rows.format("lake.main.t")) == db.query(rows.format("t")), statements
         assert [c.verdict for c in group.verify()] == ["identical"]
-        assert group.copies == 1, "nothing was copied again"
+        assert group.copies == 1, "nothing was re-copied"

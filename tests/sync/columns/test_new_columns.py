@@ -1,4 +1,4 @@
-"""Columns that come with values in the rows that are there, which the stream does not bring: the table is copied again."""
+"""New columns with values in existing rows, which the stream does not bring: the table is re-copied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns that get another type while their table is followed: wider ones arrive in order, and what may change values is copied again."""
+"""Columns whose type changes while their table is followed: wider types arrive in order; other changes lead to a new copy."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ CASES: dict[str, Case] = {
         {"mask": {"c": "hash"}},
         "alter table t alter c type text using c::text; insert into t values (10, 'a', 'b', 'c')",
         ["id", "a", "b", "c"],
-        2,  # its text may be another one, and with it the hashes of rows that nobody touched
+        2,  # its text may differ, and with it the hashes of untouched rows
     ),
     "drop_and_add_again_of_a_masked_column": (
         {"mask": {"a": "hash"}},
@@ -110,7 +110,7 @@ CASES: dict[str, Case] = {
         "alter table t drop b; alter table t add b text; alter table t drop c; alter table t add c int;"
         " insert into t values (10, 'a', 'b', 5)",
         ["id", "c"],
-        2,  # rows that nobody touched pass or do not pass by another column now
+        2,  # untouched rows pass or do not pass by another column now
     ),
 }
 
@@ -144,7 +144,7 @@ def test_options_follow_their_columns(db: Database, tmp_path: Path, case: str, t
 
 @pytest.mark.slow
 def test_a_masked_column_that_was_renamed_twice_stays_masked(db: Database, tmp_path: Path) -> None:
-    """P-S12: the catalog does not know the name in between; that no column went tells which one it is."""
+    """P-S12: the catalog does not know the name in between; it is identified because no column was dropped."""
     db.execute(TABLE)
     with whole_group(db, tmp_path, {"t": {"mask": {"a": "hash"}}}, salt_env="TEST_SALT") as group:
         group.capture.stop()

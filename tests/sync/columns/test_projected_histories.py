@@ -74,7 +74,7 @@ class History:
         self.db.execute(statements[what], values)
 
     def batch(self) -> None:
-        """Some transactions, some of which have several changes or end in nothing."""
+        """Some transactions; a few have several changes or are rolled back."""
         for _ in range(self.dice.randrange(1, 8)):
             self.db.execute("begin")
             for _ in range(self.dice.randrange(1, 12)):
@@ -112,7 +112,7 @@ def check(group: WholeGroup) -> None:
 def test_the_lake_is_the_projected_source_after_every_batch(
     db: Database, tmp_path: Path, identity: str
 ) -> None:
-    """P-S08, P-S10, P-S12: whatever happens to rows in and around the filter, the lake has those that pass, masked."""
+    """P-S08, P-S10, P-S12: after any history of rows in and around the filter, the lake has the rows that pass, masked."""
     play(db, tmp_path, 1, identity, 8)
 
 

@@ -206,7 +206,7 @@ def check_toasted(group: WholeGroup) -> None:
 def test_rows_that_enter_the_filter_have_their_large_values(
     db: Database, tmp_path: Path, identity: str, tasks: bool
 ) -> None:
-    """P-S10: with a full identity the stream brings them, otherwise the table is copied again; the lake is right either way."""
+    """P-S10: with a full identity the stream brings them, otherwise the table is re-copied; the lake is right either way."""
     toasted(db, identity=identity)
     db.execute(f"insert into t select g, {BIG}, 'x', g % 2 = 0 from generate_series(1, 4) g")
     with whole_group(db, tmp_path, {"t": {"where": "live"}}) as group:
@@ -255,7 +255,7 @@ def test_a_filter_that_reads_an_unsent_value_copies_the_table_again(db: Database
 
 @pytest.mark.slow
 def test_a_mask_of_an_unsent_value_stays_what_it_was(db: Database, tmp_path: Path) -> None:
-    """P-S10: a hash is kept with the row, within a batch and across batches, also when columns before it are left out."""
+    """P-S10: a hash is kept with the row, within a batch and across batches, even when columns before it are left out."""
     toasted(db, identity="default")
     db.execute(f"insert into t select g, {BIG}, 'x', true from generate_series(1, 3) g")
     options = {"exclude": ["tag"], "mask": {"body": "hash"}}
@@ -356,7 +356,7 @@ def test_columns_called_like_our_own_can_be_chosen_and_filtered(db: Database, tm
 
 @pytest.mark.parametrize("by", ["us", pytest.param("user", marks=pytest.mark.slow)])
 def test_a_table_is_removed_and_added_with_other_options(db: Database, tmp_path: Path, by: str) -> None:
-    """P-S12: while the capture goes on, changes come with the new options at once; the copy for them is the only one."""
+    """P-S12: while the capture continues, changes come with the new options at once; the copy for them is the only one."""
     db.execute(PEOPLE + "; create table other (id int primary key); create publication p for all tables")
     theirs = {"publication": "p", "publication_by": "user"} if by == "user" else {}
     with whole_group(db, tmp_path, {"people": {"exclude": ["notes"]}, "other": {}}, group=theirs) as group:

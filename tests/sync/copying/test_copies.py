@@ -1,5 +1,5 @@
 """
-Copies that are interrupted and go on under another snapshot, while the table changes all the time.
+Copies that are interrupted and continue under another snapshot, while the table changes all the time.
 
 Everything is real but Spark: chunks are copied by the code that its tasks run, in this process, so that many
 histories can be tried.  The whole way with Spark and kill -9 is in `tests/integration`.
@@ -347,7 +347,7 @@ def test_a_table_dropped_in_the_middle_waits_for_a_person(world: World) -> None:
 
 
 def test_a_journal_without_its_files_is_not_trusted(world: World) -> None:
-    """Somebody emptied the data path meanwhile: those chunks are copied again."""
+    """The data path was emptied meanwhile: those chunks are re-copied."""
     count = 0
 
     def once(job: CopyJob, number: int) -> ChunkFile:

@@ -143,7 +143,7 @@ def test_with_a_limit_of_0_the_catalog_holds_nothing(db: Database, tmp_path: Pat
 def test_a_column_with_a_name_of_ducklakes_own_keeps_its_table_out_of_the_catalog(
     db: Database, tmp_path: Path
 ) -> None:
-    """Also one that comes later, when rows are inlined already, whatever the limit."""
+    """Also a column that comes later, when rows are inlined already, for any limit."""
     with followed(db, tmp_path) as flow:
         group = flow.group
         db.execute("insert into t values (1, 'a'), (2, 'b')")
@@ -172,7 +172,7 @@ def test_of_several_sources_of_a_target_the_lowest_limit_counts(db: Database, tm
 
 
 def test_a_transaction_that_fails_leaves_no_limit_behind(db: Database, tmp_path: Path) -> None:
-    """Our own tables are inlined as the file says, whatever happened to a table's rows."""
+    """Our own tables are inlined as the file says, regardless of a table's rows."""
     with followed(db, tmp_path) as flow:
         lake = flow.group.lake
         flow.set(0, source="t")
@@ -185,7 +185,7 @@ def test_a_transaction_that_fails_leaves_no_limit_behind(db: Database, tmp_path:
         with pytest.raises(LakeError):
             fail()
         with lake.transaction():
-            [[told]] = lake.execute(
+            [[limit]] = lake.execute(
                 "select value from duckdb_settings() where name = 'ducklake_default_data_inlining_row_limit'"
             )
-        assert (told, lake.inline_rows) == ("5", 5)
+        assert (limit, lake.inline_rows) == ("5", 5)

@@ -48,7 +48,7 @@ def before_reads(monkeypatch: pytest.MonkeyPatch) -> BeforeReads:
 def test_a_table_appears_with_its_rows(
     db: Database, tmp_path: Path, mode: str, before_reads: BeforeReads
 ) -> None:
-    """Also when its first copy is interrupted: nobody takes an empty table for the source's."""
+    """Even if its first copy is interrupted: no reader takes an empty table for the source's."""
     db.execute("create table other (id int primary key)")
     db.execute("create table t (id int primary key, v text); insert into t values (1, 'a'), (2, 'b')")
     with whole_group(db, tmp_path, {"public.other": {}}) as group:

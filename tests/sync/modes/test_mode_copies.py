@@ -127,7 +127,7 @@ def test_a_truncate_before_the_copy_does_not_reach_its_rows(world: World) -> Non
 
 
 def test_a_column_with_another_type_is_set_aside(db: Database, tmp_path: Path) -> None:
-    """P-S12: what a log has of a column stays under another name, and the rows are copied again beside it."""
+    """P-S12: what a log has of a column stays under another name, and the rows are re-copied beside it."""
     with closing(World(db, tmp_path, TableMode("append"))) as world:
         db.execute("delete from t where id > 5")
         db.execute("vacuum full t")

@@ -35,7 +35,7 @@ def salt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def product() -> list[tuple[str, str, str, bool]]:
-    """Mode, layout, options, shared: whatever is allowed."""
+    """All allowed combinations of mode, layout, options and sharing."""
     found = itertools.product(MODES, LAYOUTS, OPTIONS, (False, True))
     return [
         (mode, layout, options, shared)
@@ -141,7 +141,7 @@ def check_log(group: WholeGroup, table: SourceTable, shown: Shown, wanted: dict[
     for (*cells, _, unchanged), (what, row) in zip(found, expected, strict=True):
         for name, cell, value in zip(shown.names, cells, row or [None] * len(cells), strict=True):
             if value is MISSING and (cell is not None or f'"{name}"' in str(unchanged)):
-                continue  # told from elsewhere, or said to be unknown
+                continue  # read from elsewhere, or marked as unknown
             assert cell == value, (table.name, wanted, what, name)
 
 
@@ -177,7 +177,7 @@ def play(
                 group.restart(world.tables)
         differing = {c.table: c for c in group.verify() if c.verdict != "identical"}
         assert not differing, [(world.tables[name.partition(".")[2]], c) for name, c in differing.items()]
-        assert group.copies == copies, "nothing was copied again"
+        assert group.copies == copies, "nothing was re-copied"
     if capture == "stream" and batches > 2:
         streamed = "select stream_txns from pg_stat_replication_slots where slot_name = 'aqueduck_test'"
         assert db.value(streamed) > 0, "some transactions came before they had ended"

@@ -68,7 +68,7 @@ def test_a_table_without_a_key_is_logged(db: Database, tmp_path: Path) -> None:
 def test_long_and_short_transactions_are_logged_in_the_order_of_their_commits(
     db: Database, tmp_path: Path
 ) -> None:
-    """Hazard 2: what a long transaction did before short ones committed comes after them, once, whatever a batch holds."""
+    """Hazard 2: changes of a long transaction come after short ones that committed earlier, once, for any batches."""
     db.execute("create table log (id int primary key, v text)")
     with small_service(db, tmp_path, {"source": "public.log", "mode": "append"}) as service:
         with db.connect() as long, db.connect() as longer:
@@ -171,7 +171,7 @@ def test_sources_share_a_target(db: Database, tmp_path: Path) -> None:
 
 
 def test_a_shared_target_needs_columns_that_fit(db: Database, tmp_path: Path) -> None:
-    """P-S15: the second source is refused where its columns do not fit those of the first; the first goes on."""
+    """P-S15: the second source is refused where its columns do not fit those of the first; the first continues."""
     db.execute("create table one (id int primary key, v int); create table two (id int primary key, v text)")
     tables = [
         {"source": f"public.{name}", "target": "main.both", "source_column": "src"} for name in ("one", "two")

@@ -1,4 +1,4 @@
-"""The memory of a group's tables, by itself."""
+"""What a group knows of its tables, tested alone."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_reader_keeps_the_tables_that_it_has_got(book: TableBook) -> None:
     assert (dict(tables), dict(states)) == ({1: TABLE}, {1: READY})
     assert (dict(book.tables), dict(book.states), book.status.tables) == ({}, {}, {})
     assert book.take_left() == {1}
-    assert book.take_left() == set(), "it is told once"
+    assert book.take_left() == set(), "it is reported once"
 
 
 def test_a_written_state_is_in_the_lake_and_in_the_tasks_note(book: TableBook) -> None:
@@ -95,7 +95,7 @@ def test_work_for_an_earlier_state_does_not_count(book: TableBook) -> None:
 
 
 def test_what_is_parked_is_counted_until_the_table_is_ready(book: TableBook) -> None:
-    """`may_have_parked` holds from before the commit on, as nobody knows whether a lost commit happened."""
+    """`may_have_parked` holds from before the commit on, because it is unknown whether a lost commit happened."""
     assert not book.may_have_parked(1)
     book.begin_parking([segment(3)])
     assert book.may_have_parked(1)
@@ -111,7 +111,7 @@ def test_what_is_parked_is_counted_until_the_table_is_ready(book: TableBook) -> 
 
 
 def test_a_disabled_table_stays_so_when_its_copy_comes_in(book: TableBook) -> None:
-    """What a disabled table gets is parked, whatever it was before."""
+    """Changes of a disabled table are parked, whatever its state was before."""
     with book.commit_lock:
         book.disable(1)
         assert TableDisabledError.code in str(book.states[1].error)

@@ -50,7 +50,7 @@ def test_a_group_that_is_not_proven_is_not_shown_as_streaming(db: Database, tmp_
 def test_a_table_that_a_publication_of_others_drops_is_errored_and_comes_back(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P-T01, P-S30: nobody sends its changes, so it does not stream; once it is sent again, it is copied."""
+    """P-T01, P-S30: its changes are not sent, so it does not stream; once they are sent again, it is re-copied."""
     monkeypatch.setattr("aqueduck.sync.service.WATCH_SECONDS", 0.1)
     db.execute("create table t (id int primary key, v int); create table u (id int primary key)")
     db.execute("insert into t values (1, 1); create publication ours for table t, u")

@@ -122,7 +122,7 @@ def test_a_target_that_keeps_more_gets_the_columns_too(group: WholeGroup) -> Non
 
 
 def test_a_change_from_before_the_start_is_found(db: Database, group: WholeGroup) -> None:
-    """P-S12: made while the service was stopped, of a table that nobody writes to."""
+    """P-S12: a change made while the service was stopped, to a table without writes."""
     group.stop()
     db.execute("alter table t add column c int default 7")
     group.start({"public.t": {}, "public.u": {}})

@@ -100,7 +100,7 @@ CASES: dict[str, Case] = {
         {"columns": ["id", "a"], "where": "c > 1"},
         "alter table t alter c type bigint",
         ["id", "a"],
-        2,  # rows that nobody touched may pass or not pass now
+        2,  # untouched rows may pass or not pass now
     ),
     "the last one again": ({"exclude": ["a"]}, "alter table t drop c; alter table t add c int", ["id", "b", "c"], 1),
 }  # fmt: skip
@@ -228,7 +228,7 @@ def test_what_a_publication_of_the_users_sends_of_a_quiet_table_reaches_the_lake
 
 
 def test_a_transaction_older_than_the_publications_list_comes_first(any_db: Database, tmp_path: Path) -> None:
-    """P-S12: changing a publication waits for nobody, so the lake waits for the rows that still have the old columns."""
+    """P-S12: changing a publication does not wait, so the lake waits for the rows that still have the old columns."""
     db = any_db
     db.execute(TABLE)
     db.execute("create publication theirs for table t (id, a, b), u")

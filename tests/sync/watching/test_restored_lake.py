@@ -42,7 +42,7 @@ def restore(directory: Path, backup: Path) -> None:
 
 
 def let_the_slot_follow(group: WholeGroup) -> None:
-    """Traffic of a table that nobody syncs moves the slot beyond the lake, and the note with it."""
+    """Traffic of a table that is not synced moves the slot beyond the lake, and the recorded confirmation with it."""
     group.db.execute("insert into other select generate_series(1, 500)")
     target = group.runner.status.position + 1
 

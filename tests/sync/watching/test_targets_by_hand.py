@@ -33,7 +33,7 @@ def tables(db: Database) -> Database:
 
 
 def by_hand(directory: Path, *statements: str) -> None:
-    """Somebody else changes the lake, through a connection of their own."""
+    """Another user changes the lake, through a connection of their own."""
     config = LakeConfig(catalog=f"sqlite:{directory}/lake.sqlite", data_path=f"{directory}/data")
     with open_lake(config) as lake:
         for statement in statements:
@@ -111,7 +111,7 @@ HANDS = {
 def test_a_target_in_other_hands_is_named_at_the_next_write(
     tables: Database, tmp_path: Path, hand: str, tasks: bool
 ) -> None:
-    """P-L03, P-T04: its table is errored by a code with its changes parked, whatever the size of the batch; others go on."""
+    """P-L03, P-T04: its table is errored with a code, with its changes parked, for any size of the batch; others continue."""
     statements, code = HANDS[hand]
     with whole_group(tables, tmp_path, TWO) as group:
         tables.execute("insert into t values (3, 'c')")
@@ -150,7 +150,7 @@ UNDONE = {
 def test_a_quiet_table_is_named_within_a_look_and_goes_on_when_it_is_right_again(
     tables: Database, tmp_path: Path, hand: str
 ) -> None:
-    """P-L03, P-T01: nothing has to be written to find it, and nobody has to ask for what was parked when it is undone."""
+    """P-L03, P-T01: it is found without a write, and parked changes are replayed without a request when it is undone."""
     statements, code = HANDS[hand]
     watch = TargetWatch()
     with whole_group(tables, tmp_path, TWO) as group:
@@ -221,7 +221,7 @@ def test_a_table_in_the_targets_place_is_never_written_or_dropped(tables: Databa
 def test_a_target_that_changed_while_nobody_ran_is_named_at_the_start(
     tables: Database, tmp_path: Path, hand: str
 ) -> None:
-    """P-L03: also of a table that nothing is written to; until then `verify` says so."""
+    """P-L03: even if nothing is written to the table; until then `verify` reports it."""
     statements, code = HANDS[hand]
     with whole_group(tables, tmp_path, TWO) as group:
         group.capture.stop()
@@ -241,7 +241,7 @@ def test_a_target_that_changed_while_nobody_ran_is_named_at_the_start(
 
 @pytest.fixture
 def during(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    """Have somebody change the lake while a copy reads."""
+    """Have another connection change the lake while a copy reads."""
     run = CopyJob.run
 
     def set_up(*statements: str) -> None:
@@ -284,7 +284,7 @@ def test_a_target_that_is_dropped_during_its_copy_is_made_by_it(
 def test_a_table_that_takes_the_name_during_the_first_copy_is_left_alone(
     tables: Database, tmp_path: Path, during: Callable[..., None], statements: tuple[str, ...], code: str
 ) -> None:
-    """P-T11: what somebody made while the table was copied is not emptied."""
+    """P-T11: a table that another user created while the source was copied is not emptied."""
     during(*statements)
     with pytest.raises(TargetReplacedError), whole_group(tables, tmp_path, {"public.t": {}}):
         pass

@@ -66,7 +66,7 @@ def rewrite_and_truncate(db: Database, directory: Path, mode: str, rewrites: tup
 
 
 def test_a_rewritten_partition_of_a_log_is_no_truncated_one(db: Database, tmp_path: Path) -> None:
-    """P-S14, P-S16: VACUUM FULL and CLUSTER have nothing copied again; a truncate of one partition does, whatever came after it."""
+    """P-S14, P-S16: VACUUM FULL and CLUSTER cause no copy; a truncate of one partition does, whatever came after it."""
     rewrite_and_truncate(db, tmp_path, "append", REWRITES[1:2])
 
 
@@ -79,7 +79,7 @@ def test_every_kind_of_rewrite(any_db: Database, tmp_path: Path, mode: str) -> N
 
 @pytest.mark.slow
 def test_a_partition_that_was_away_for_a_while(db: Database, tmp_path: Path) -> None:
-    """P-S14: rows that changed while it was detached are in no stream; the table is copied again, also if none is left."""
+    """P-S14: rows that changed while it was detached are in no stream; the table is re-copied, even if none is left."""
     db.execute(SETUP)
     watch = SourceWatch()
     with whole_group(db, tmp_path, {"p": {}}) as group:
@@ -115,7 +115,7 @@ def test_rows_of_a_transaction_that_was_open_do_not_hide_a_truncate(db: Database
 
 @pytest.mark.slow
 def test_a_truncate_of_the_whole_table_is_in_the_stream(db: Database, tmp_path: Path) -> None:
-    """P-S11, P-S14: it changes every partition, and is not copied again; the next one of a single partition is."""
+    """P-S11, P-S14: it changes every partition, and is not re-copied; the next one of a single partition is."""
     db.execute(SETUP)
     watch = SourceWatch()
     with whole_group(db, tmp_path, {"p": {}}) as group:
