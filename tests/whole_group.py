@@ -45,8 +45,10 @@ class WholeGroup:
         salt_env: str | None = None,
         user: str = "postgres",
         inline_rows: int = 5,
+        catalog: str | None = None,
     ) -> None:
         self.db, self.name = db, name
+        self._catalog = catalog or f"sqlite:{directory}/lake.sqlite"
         self._dsn = db.dsn_for(user)
         self.directory = directory
         self._group, self._salt_env = dict(group or {}), salt_env
@@ -96,7 +98,7 @@ class WholeGroup:
         values = {
             "source": {"dsn": self._dsn},
             "lake": {
-                "catalog": f"sqlite:{self.directory}/lake.sqlite",
+                "catalog": self._catalog,
                 "data_path": f"{self.directory}/data",
                 "inline_rows": self._inline_rows,
             },

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +19,14 @@ Kind = Literal["rows", "truncate"]
 def segment(
     ord_: int, *, oid: int = 1, version: int = 0, kind: Kind = "rows", size: int = MIB, **counts: int
 ) -> SegmentRef:
-    values = {"inserts": 1, "updates": 0, "deletes": 0, "key_changes": 0, "unchanged": 0, **counts}
+    values: dict[str, Any] = {
+        "inserts": 1,
+        "updates": 0,
+        "deletes": 0,
+        "key_changes": 0,
+        "unchanged": 0,
+        **counts,
+    }
     return SegmentRef(
         oid,
         version,

@@ -51,6 +51,8 @@ class SegmentRef:
     commit_ts: int = 0
     xid: int = 0
     seq: int = 0
+    key: str | None = None
+    """The key of the file, if it is a sealed copy: see `lake.ledger.parking`."""
 
     def to_dict(self) -> dict[str, Any]:
         """The reference as plain values, for JSON and Spark rows."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from aqueduck.config.sync import LakeConfig
 from aqueduck.lake.session.catalog import LakeSession, catalog_file, open_lake
-from aqueduck.lake.session.encryption import refuse_encrypted
+from aqueduck.lake.session.encryption import prepare_encryption
 from aqueduck.model.errors import (
     AqueduckError,
     CatalogUnreachableError,
@@ -131,7 +131,8 @@ def _open(lake: LakeConfig) -> None:
     SQLite may leave its empty -wal and -shm files beside a catalog that was read.
     """
     with open_lake(lake, read_only=True) as session:
-        refuse_encrypted(session.con, session.metadata)
+        if session.encrypted:
+            prepare_encryption(session.con)
 
 
 def file_catalog_problem(path: Path) -> str | None:

@@ -1,31 +1,30 @@
-"""Encrypted lakes: refused where we would write files, used where DuckLake writes them all."""
+"""Encrypted lakes: every file in them is encrypted, whoever wrote it."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from aqueduck.config.events import parse_events
 from aqueduck.config.lake_place import LakePlace
 from aqueduck.config.sync import LakeConfig
-from aqueduck.events.check import run_event_checks
 from aqueduck.fanout.check import init_fanout, run_fanout_checks
 from aqueduck.fanout.maintain import maintain_fanout
 from aqueduck.lake.session.catalog import open_lake
 from aqueduck.lake.session.pool import LakePool
+from aqueduck.lake.writes.table_write import commit_parts, write_part
 from aqueduck.lake.writes.write_target import WriteOrder, open_target
 from aqueduck.model.errors import EncryptedLakeError
 from aqueduck.model.schema import TableName
 from aqueduck.service.check_lake import check_catalog
-from aqueduck.sinks.bookmark_lake import LakeBookmarks
 from aqueduck.sinks.lake_table import LakeEvents
+from aqueduck.sync.maintain import maintain_sync
 from tests.fanout_lakes import Fan, config, connect
 from tests.fix_lake import CATALOGS, catalog_of
+from tests.fix_postgres import Database
+from tests.whole_group import WholeGroup, whole_group
 
 EVENTS = TableName("log", "events")
 
@@ -44,72 +43,130 @@ def entries(directory: Path) -> set[str]:
     return {str(p) for p in directory.rglob("*") if not p.name.endswith(("-wal", "-shm"))}
 
 
+def is_encrypted(file: Path) -> bool:
+    return file.read_bytes()[-4:] == b"PARE"
+
+
+def lake_files(directory: str) -> list[Path]:
+    return [path for path in Path(directory).rglob("*") if path.is_file()]
+
+
 @pytest.mark.parametrize(
     "enter",
-    [
-        open_lake,
-        lambda cfg: LakeEvents(cfg, EVENTS, "slot"),
-        lambda cfg: LakeBookmarks(cfg, "slot"),
-        check_catalog,
-    ],
-    ids=["sync", "events sink", "events state", "check"],
+    [open_lake, lambda cfg: LakeEvents(cfg, EVENTS, "slot"), check_catalog],
+    ids=["sync", "events sink", "check"],
 )
-def test_an_encrypted_lake_is_refused_before_anything_is_written(
-    encrypted: LakeConfig, tmp_path: Path, enter: Callable[[LakeConfig], object]
+def test_without_the_extension_an_encrypted_lake_is_refused_before_anything_is_written(
+    encrypted: LakeConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    enter: Callable[[LakeConfig], object],
 ) -> None:
-    """P-T09, P-L02: every way in that would write files says `lake.encrypted` and leaves the lake as it was; reading works."""
+    """DuckDB would refuse to encrypt at the first file; every way in says `lake.encrypted` instead, and reading works."""
+    monkeypatch.setattr("aqueduck.lake.session.encryption.can_encrypt", lambda: False)
     before = entries(tmp_path)
-    with pytest.raises(EncryptedLakeError, match="ENCRYPTED"):
+    with pytest.raises(EncryptedLakeError, match="httpfs"):
         enter(encrypted)
     assert entries(tmp_path) == before
     with open_lake(encrypted, read_only=True) as lake:
         assert lake.query("select count(*), sum(id) from lake.t")[0] == [(5000, 12_497_500)]
-        schemas = (
-            "select count(*) from duckdb_schemas() where database_name = 'lake' and schema_name = 'aqueduck'"
+
+
+MODES = ("upsert", "append", "history", "soft_delete")
+
+
+@pytest.mark.parametrize(
+    "catalog", [c if c == "sqlite" else pytest.param(c, marks=pytest.mark.slow) for c in CATALOGS]
+)
+def test_a_sync_into_an_encrypted_lake_leaves_nothing_readable_in_it(
+    db: Database, tmp_path: Path, request: pytest.FixtureRequest, catalog: str
+) -> None:
+    """Copies, batches of tasks and of the driver, deletes, parked changes and upkeep: source rows = lake rows, all files encrypted."""
+    place = LakePlace(catalog=catalog_of(catalog, tmp_path, request), data_path=f"{tmp_path}/data/")
+    connect(place, "encrypted").close()
+    for mode in MODES:
+        db.execute(
+            f"create table {mode} (id int primary key, v text, doc text);"
+            f" alter table {mode} alter doc set storage external;"
+            f" insert into {mode} select g, 'legible' || g, repeat('legible ', 400) from generate_series(1, 500) g"
         )
-        assert lake.query(schemas)[0] == [(0,)]
+    tables = {mode: {"mode": mode} for mode in MODES}
+    with whole_group(db, tmp_path, tables, catalog=place.catalog) as group:
+        for mode in MODES:
+            db.execute(
+                f"insert into {mode} select g, 'legible' || g, 'legible' from generate_series(501, 3000) g"
+            )
+            db.execute(
+                f"update {mode} set v = 'legible again' where id % 3 = 0; delete from {mode} where id % 7 = 0"
+            )
+            db.execute(f"update {mode} set id = id + 10000 where id % 11 = 0")
+        group.apply(tasks=True)
+        assert agree(group)
+        for mode in MODES:
+            db.execute(
+                f"update {mode} set v = 'legible once more' where id between 20 and 60; delete from {mode} where id = 5"
+            )
+        group.apply()
+
+        group.read("alter table lake.main.upsert rename to elsewhere")
+        db.execute("insert into upsert select g, 'legible', 'legible' from generate_series(20001, 21000) g")
+        group.apply_only(tasks=True)
+        parked = [file for file in lake_files(place.data_path) if "parked" in file.parts]
+        assert parked
+        assert all(map(is_encrypted, parked))
+        group.read("alter table lake.main.elsewhere rename to upsert")
+        group.runner.copier.retry_now(
+            next(s.oid for s in group.runner.states.values() if s.source == "public.upsert")
+        )
+        group.copy()
+        assert agree(group)
+        assert not any(file.exists() for file in parked)
+
+        group.stop()
+        maintain_sync(group.config)
+        group.start(tables)
+        assert agree(group)
+        scratch = [
+            p
+            for p in Path(group.config.state_dir).rglob("*")
+            if p.suffix == ".parquet" or "unsealed" in p.parts
+        ]
+        assert scratch == []
+    files = lake_files(place.data_path)
+    assert len(files) > len(MODES)
+    assert all(map(is_encrypted, files))
+    assert not any(b"legible" in file.read_bytes() for file in files)
 
 
-def test_a_spark_write_into_an_encrypted_lake_is_refused(encrypted: LakeConfig, tmp_path: Path) -> None:
-    """P-T09, P-L02: the writer of `format("ducklake")` says so before a task runs and before it makes the table."""
-    pool = LakePool(max_open=1, threads=1)
+def agree(group: WholeGroup) -> bool:
+    return {c.table: c.verdict for c in group.verify()} == {f"public.{mode}": "identical" for mode in MODES}
+
+
+@pytest.mark.parametrize(
+    "order",
+    [WriteOrder(EVENTS, "append"), WriteOrder(EVENTS, "overwrite"), WriteOrder(EVENTS, "upsert", ("id",))],
+)
+def test_a_spark_write_into_an_encrypted_lake_is_encrypted(
+    encrypted: LakeConfig, tmp_path: Path, order: WriteOrder
+) -> None:
+    """The parts of tasks, too, before the commit and if there is none."""
+    pool = LakePool(max_open=2, threads=1)
     place = LakePlace(catalog=encrypted.catalog, data_path=encrypted.data_path)
-    order = WriteOrder(TableName("main", "new"), "append")
-    before = entries(tmp_path)
-    with pytest.raises(EncryptedLakeError):
-        open_target(pool, place, order, pa.schema([("id", pa.int32())]))
+    rows = pa.table({"id": pa.array(range(3000), pa.int32()), "v": pa.array(["legible"] * 3000)})
+    target = open_target(pool, place, order, rows.schema)
+    parts = [write_part(place, target, iter(rows.slice(n * 1500, 1500).to_batches()), None) for n in range(2)]
+    written = [part for part in parts if part is not None]
+    assert [is_encrypted(Path(part.path)) for part in written] == [True, True]
+    assert commit_parts(pool, place, order, target, written, None)
+    assert not any(Path(part.path).exists() for part in written)
     pool.close()
-    assert entries(tmp_path) == before
     with open_lake(encrypted, read_only=True) as lake:
-        names = "select table_name from duckdb_tables() where database_name = 'lake'"
-        assert lake.query(names)[0] == [("t",)]
-
-
-def test_check_of_an_events_flow_refuses_an_encrypted_sink(tmp_path: Path) -> None:
-    """P-T09, P-L02, P-T07: `check` says what `run` will say."""
-    with connect(LakePlace(catalog=f"sqlite:{tmp_path}/l.sqlite", data_path=f"{tmp_path}/l/"), "encrypted"):
-        pass
-    values = {
-        "source": {
-            "type": "postgres-cdc",
-            "config": {
-                "connection_url": "host=127.0.0.1 port=1",
-                "slot_name": "events",
-                "publication_name": "events",
-            },
-        },
-        "sink": {
-            "type": "ducklake",
-            "config": {
-                "catalog": f"sqlite:{tmp_path}/l.sqlite",
-                "data_path": f"{tmp_path}/l",
-                "table": "log.e",
-            },
-        },
-    }
-    found = run_event_checks(parse_events(json.dumps(values), base_dir=tmp_path, env=dict(os.environ)))
-    codes = {r.name: r.error.code for r in found if r.error is not None}
-    assert codes["sink"] == "lake.encrypted"
+        assert lake.query("select count(*), count(distinct id), min(v) from lake.log.events")[0] == [
+            (3000, 3000, "legible")
+        ]
+    files = lake_files(encrypted.data_path)
+    assert all(map(is_encrypted, files))
+    assert not any(b"legible" in file.read_bytes() for file in files)
 
 
 # -- where DuckLake writes everything itself
@@ -127,10 +184,6 @@ def fan(tmp_path: Path) -> Iterator[Fan]:
     )
     yield fan
     fan.close()
-
-
-def is_encrypted(file: Path) -> bool:
-    return file.read_bytes()[-4:] == b"PARE"
 
 
 def test_a_fan_out_reads_and_fills_encrypted_lakes(fan: Fan) -> None:

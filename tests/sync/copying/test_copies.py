@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
+from aqueduck.config.lake_place import LakePlace
 from aqueduck.config.sync import LakeConfig
 from aqueduck.lab.embedded import EmbeddedPostgres
 from aqueduck.lake.commit.commit import BatchPlan, commit_batch
 from aqueduck.lake.commit.copy_files import ChunkFile
 from aqueduck.lake.fold.fold_tasks import FoldedTasks, plan_batch, segments_to_park
-from aqueduck.lake.ledger.parking import copy_to_parking, ensure_parking
+from aqueduck.lake.ledger.parking import copy_to_parking, ensure_parking, sealing
 from aqueduck.lake.ledger.progress import Position, write_position
 from aqueduck.lake.ledger.table_states import TableState, ensure_table_states, write_state
 from aqueduck.lake.session.catalog import open_lake
@@ -42,6 +43,7 @@ from aqueduck.sync.status import GroupStatus
 from aqueduck.sync.tables.column_versions import ColumnVersions
 from aqueduck.sync.tables.prepare_tables import PreparedTable
 from aqueduck.sync.tables.table_book import TableBook
+from tests.fanout_lakes import connect
 from tests.fix_postgres import Database, wait_until
 
 PAGE = 8192
@@ -58,6 +60,7 @@ class World:
         *,
         by_sql: bool = False,
         dsn: str | None = None,
+        encrypted: bool = False,
     ) -> None:
         self.db = db
         self.mode = mode
@@ -73,6 +76,10 @@ class World:
             self.position = create_slot(conn, "copies")
             self.schema = describe_table(conn, "public.t")
         self.config = LakeConfig(catalog=f"sqlite:{directory}/lake.sqlite", data_path=f"{directory}/data")
+        if encrypted:
+            connect(
+                LakePlace(catalog=self.config.catalog, data_path=f"{directory}/data/"), "encrypted"
+            ).close()
         self.lake = open_lake(self.config)
         ensure_table_states(self.lake)
         ensure_parking(self.lake)
@@ -132,7 +139,11 @@ class World:
                 for task in plan_fold_tasks(segments, keep_truncated=keep_truncated, direct_bytes_max=1 << 40)
             ]
             parked = copy_to_parking(
-                self.config.data_path, "g", str(cuts[-1].position), segments_to_park(tasks, self.states)
+                self.config.data_path,
+                "g",
+                str(cuts[-1].position),
+                segments_to_park(tasks, self.states),
+                seal=sealing(self.lake),
             )
             self.book.begin_parking(parked)
             end = Position("g", cuts[-1].position, cuts[-1].time_us, "s", 1)
@@ -202,13 +213,18 @@ def change(db: Database, dice: random.Random) -> None:
     db.execute(statement)
 
 
-@pytest.mark.parametrize("by", ["stream", "sql", pytest.param("pooler", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("by", ["stream", "sql", "encrypted", pytest.param("pooler", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 12))])
 def test_a_copy_goes_on_where_it_was_interrupted(
     db: Database, make_world: Callable[..., World], pooler: Callable[..., str], by: str, seed: int
 ) -> None:
     """P-S05, P-S22, P-E09: chunks of several snapshots, with changes all the time, become exactly the source's rows."""
-    world = make_world(db, by_sql=by != "stream", dsn=pooler() if by == "pooler" else None)
+    world = make_world(
+        db,
+        by_sql=by in ("sql", "pooler"),
+        dsn=pooler() if by == "pooler" else None,
+        encrypted=by == "encrypted",
+    )
     dice = random.Random(seed)
     copied: list[int] = []
     stops = [dice.randint(1, 15)]

@@ -95,7 +95,10 @@ class FoldTaskWriter:
     run_id: str
     data_path: str
     scratch: str
-    """The directory for keys and patches, on storage that workers and driver share; emptied at each start."""
+    """
+    The directory for keys and patches, on storage that workers and driver share; emptied at each start.  For an encrypted
+    lake, it is also the tables' directory.
+    """
     tables_file: str
     """The driver's state file with the directory of each table's files."""
     skips_file: str
@@ -217,11 +220,14 @@ def skips_of(states: Iterable[TableState], position: int) -> dict[int, int | Non
     return {oid: skip for oid, skip in skips.items() if skip != 0}
 
 
-def remove_scratch(tasks: FoldedTasks) -> None:
-    """Remove the keys and patches that tasks wrote for a commit, after the commit."""
+def remove_scratch(tasks: FoldedTasks, scratch: str) -> None:
+    """Remove what tasks wrote for a commit to `scratch`, after the commit: keys and patches, and rows for an encrypted lake."""
     for _, files in tasks:
-        for path in (files.deletes, files.patches, files.ends) if isinstance(files, FoldedFiles) else ():
-            if path is not None:
+        written = (
+            (files.deletes, files.patches, files.ends, files.data) if isinstance(files, FoldedFiles) else ()
+        )
+        for path in written:
+            if path is not None and path.startswith(join(scratch, "")):
                 discard_file(path)
 
 

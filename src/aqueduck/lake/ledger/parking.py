@@ -3,19 +3,23 @@ Parked changes: segments of tables that are not ready, kept in the lake until th
 
 The files are written below the lake's data path first.  Their references go into `aqueduck.parked` in the
 transaction that moves the group's position.  Replaying them is an ordinary fold.  A file without a
-reference is an orphan and is removed at the next start.
+reference is an orphan and is removed at the next start.  In an encrypted lake, each file is encrypted with a key of
+its own, which its reference has, and is decrypted to local scratch for the time of a replay.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from aqueduck.lake.session.catalog import OWN_SCHEMA, LakeSession
+from aqueduck.lake.session.encryption import seal_file, unseal_file
 from aqueduck.lake.session.engine import is_remote
 from aqueduck.lake.session.sql import LAKE, qualified
 from aqueduck.lake.session.storage import (
@@ -27,6 +31,7 @@ from aqueduck.lake.session.storage import (
     remove_file,
 )
 from aqueduck.model.changes import SegmentRef
+from aqueduck.state_files.private_files import private_directory
 
 __all__ = [
     "copy_to_parking",
@@ -38,6 +43,8 @@ __all__ = [
     "record_parked",
     "remove_parked_files",
     "remove_parking_orphans",
+    "sealing",
+    "unsealed",
 ]
 
 TABLE = qualified(LAKE, OWN_SCHEMA, "parked")
@@ -55,23 +62,58 @@ def parking_directory(data_path: str, group: str) -> str:
     return join(data_path, f"{OWN_SCHEMA}/parked/{group}")
 
 
+Seal = Callable[[str, str], str]
+"""Writes an encrypted copy of the file at the first path to the second one; returns its key."""
+
+
+def sealing(session: LakeSession) -> Seal | None:
+    """How files are parked in this lake: encrypted, or as they are."""
+    return functools.partial(seal_file, session) if session.encrypted else None
+
+
 def copy_to_parking(
-    data_path: str, group: str, run_id: str, segments: Iterable[SegmentRef]
+    data_path: str, group: str, run_id: str, segments: Iterable[SegmentRef], *, seal: Seal | None = None
 ) -> list[SegmentRef]:
     """Copy staged segments durably, before the transaction that records the copies."""
     directory = parking_directory(data_path, group)
     make_directory(directory)
     kept = []
     for segment in segments:
-        path = ""
+        path, key = "", None
         if segment.kind == "rows":
             path = join(directory, f"{run_id}-{segment.table_oid}-{segment.first_ord}.arrow")
-            if is_remote(path):
+            if seal is not None:
+                key = seal(segment.path, path)
+            elif is_remote(path):
                 copy_file(segment.path, path)
             else:
                 shutil.copyfile(segment.path, path)
-        kept.append(replace(segment, path=path))
+        kept.append(replace(segment, path=path, key=key))
     return kept
+
+
+@contextlib.contextmanager
+def unsealed(
+    session: LakeSession, parked: Mapping[int, Sequence[SegmentRef]], scratch: Path
+) -> Iterator[Mapping[int, Sequence[SegmentRef]]]:
+    """The parked segments with files that can be read; the decrypted ones exist in `scratch` for the time of the block."""
+    shutil.rmtree(scratch, ignore_errors=True)  # a process that was killed leaves them
+    if not any(segment.key for found in parked.values() for segment in found):
+        yield parked
+        return
+    try:
+        private_directory(scratch)
+        yield {oid: [_unsealed(session, s, scratch) for s in found] for oid, found in parked.items()}
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _unsealed(session: LakeSession, segment: SegmentRef, scratch: Path) -> SegmentRef:
+    if segment.key is None:
+        return segment
+    file = scratch / Path(segment.path).name
+    unseal_file(session, segment.path, segment.key, file)
+    return replace(segment, path=str(file))
 
 
 def record_parked(session: LakeSession, group: str, position: int, segments: Sequence[SegmentRef]) -> None:

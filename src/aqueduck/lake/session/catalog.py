@@ -20,7 +20,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from aqueduck.config.sync import LakeConfig
-from aqueduck.lake.session.encryption import refuse_encrypted
+from aqueduck.lake.session.encryption import is_encrypted, prepare_encryption
 from aqueduck.lake.session.engine import (
     is_remote,
     load_extension,
@@ -106,6 +106,8 @@ class LakeSession:
     """The limits for inlined rows of those targets whose limit differs from the configuration."""
     inline_rows: int = field(default=0, init=False, repr=False)
     """The limit for inlined rows that is in force now; see `inlining`."""
+    encrypted: bool = field(default=False, init=False)
+    """Whether DuckLake encrypts the files of this lake."""
     added: set[tuple[TableName, str]] = field(default_factory=set, init=False, repr=False)
     """The columns that the last transaction has added so far, with their names in lower case; see `evolve`."""
     _con: duckdb.DuckDBPyConnection | None = field(default=None, repr=False)
@@ -215,7 +217,7 @@ class LakeSession:
 def open_lake(
     cfg: LakeConfig, *, threads: int | None = None, memory_limit: str | None = None, read_only: bool = False
 ) -> LakeSession:
-    """Attach the lake, and create it if it is missing, unless `read_only`; an encrypted lake can only be read."""
+    """Attach the lake, and create it if it is missing, unless `read_only`."""
     session = LakeSession(cfg, threads, memory_limit, read_only)
     if read_only:
         session.reopen()
@@ -245,8 +247,9 @@ def _attached(session: LakeSession) -> duckdb.DuckDBPyConnection:
             open_store(con, session.config.data_path)
         attach(con.execute, session.config.catalog, _attach_statement(session.config, session.read_only))
         con.execute(_inline_statement(session.config.inline_rows))
-        if not session.read_only:
-            refuse_encrypted(con, session.metadata)
+        session.encrypted = is_encrypted(con, session.metadata)
+        if session.encrypted:
+            prepare_encryption(con, read_only=session.read_only)
     except duckdb.Error as exc:
         con.close()
         raise classify_attach(exc, kind) from None  # the original quotes the connection string

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import duckdb
 
+from aqueduck.lake.session.encryption import encrypted_with
 from aqueduck.lake.session.failures import lake_errors
 from aqueduck.lake.session.sql import literal
 from aqueduck.lake.session.storage import discard_file, join, make_directory, sync_file
@@ -75,14 +76,19 @@ def write_files(
     *,
     columns: int = 1,
     table: str | None = None,
+    key: str | None = None,
 ) -> list[WrittenFile]:
-    """Write the rows of a query to a file and sync it; `columns` is the query's number of columns.  No rows, no file."""
+    """
+    Write the rows of a query to a file and sync it; `columns` is the query's number of columns.  No rows, no file.
+
+    With a `key`, the file is encrypted, which needs `prepare_encryption`.
+    """
     path = join(directory, name)
     with written_or_removed(path, table):
         make_directory(directory)
         with lake_errors("writing a data file", table=table):
             rows = con.execute(
-                f"copy ({query}) to {literal(path)} ({_OPTIONS}, {parquet_limits(columns)})"
+                f"copy ({query}) to {literal(path)} ({_OPTIONS}, {parquet_limits(columns)}{encrypted_with(key)})"
             ).fetchall()
         files = [WrittenFile(path, int(row[1]), int(row[2])) for row in rows if row[1]]
         for file in files:

@@ -22,7 +22,7 @@ import duckdb
 
 from aqueduck.config.lake_place import LakePlace
 from aqueduck.lake.session.catalog import access_options, attach, catalog_file, catalog_kind, extensions_for
-from aqueduck.lake.session.encryption import is_encrypted
+from aqueduck.lake.session.encryption import is_encrypted, prepare_encryption
 from aqueduck.lake.session.engine import (
     is_remote,
     load_extension,
@@ -50,6 +50,8 @@ class PooledLake:
     con: duckdb.DuckDBPyConnection
     memory: dict[str, Any] = field(default_factory=dict)
     """Cached facts about the lake."""
+    encrypted: bool = False
+    """Whether DuckLake encrypts the files of this lake."""
     settled: set[TableName] = field(default_factory=set)
     """Tables whose statistics stay right, see `settle_statistics`."""
 
@@ -189,9 +191,9 @@ class LakePool:
                 lambda at: f"attach {literal(f'ducklake:{at}')} as {ident(alias)} ({options})",
             )
             lake = PooledLake(place, alias, con)
-            if not read_only and is_encrypted(con, lake.metadata):
-                with self._lock:
-                    self._load("httpfs")  # DuckDB needs this extension to encrypt
+            lake.encrypted = is_encrypted(con, lake.metadata)
+            if lake.encrypted:
+                prepare_encryption(con, read_only=read_only)
         except duckdb.Error as exc:
             con.close()
             raise classify_attach(exc, kind) from None  # the original quotes the connection string

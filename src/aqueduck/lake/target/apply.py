@@ -17,12 +17,14 @@ from aqueduck.lake.fold.projected import lost_value
 from aqueduck.lake.ledger.own_targets import record_target, refuse_foreign_target
 from aqueduck.lake.session.catalog import LakeSession
 from aqueduck.lake.session.directories import table_directory
+from aqueduck.lake.session.encryption import parquet_rows
 from aqueduck.lake.session.failures import lake_errors
 from aqueduck.lake.session.files import file_name, write_files
 from aqueduck.lake.session.sql import LAKE, equal, ident, lake_table, literal, string_list
 from aqueduck.lake.session.storage import no_glob
 from aqueduck.lake.target.evolve import holds, stored_columns
 from aqueduck.lake.target.inlined import inlining
+from aqueduck.lake.target.inserts import insert_and_sync
 from aqueduck.lake.target.mode_rows import current_rows, end_rows, own_rows, source_tag
 from aqueduck.model.columns.projection import filters_rows
 from aqueduck.model.columns.typemap import lake_type
@@ -248,6 +250,9 @@ def insert_rows(session: LakeSession, target: TableName, rows: str, *, group: st
         )
         session.memory.inlined_rows[target] = session.memory.inlined_rows.get(target, 0) + count
         return
+    if session.encrypted:
+        insert_and_sync(session, target, rows)
+        return
     name = file_name(group, uuid.uuid4().hex[:8], "direct", 0)
     files = write_files(
         session.con, f"from {rows}", table_directory(session, target), name, table=target.qualified
@@ -258,8 +263,11 @@ def insert_rows(session: LakeSession, target: TableName, rows: str, *, group: st
 def add_files(
     session: LakeSession, target: TableName, paths: Sequence[str], mode: TableMode = UPSERT
 ) -> None:
-    """Add Parquet files to the table; the files stay where they are."""
+    """Add Parquet files to the table; the files stay where they are.  An encrypted lake gets their rows in files of its own."""
     if not paths:
+        return
+    if session.encrypted:
+        insert_and_sync(session, target, parquet_rows(paths))
         return
     missing = "" if mode.plain else ", allow_missing => true"
     session.execute(

@@ -22,6 +22,7 @@ from aqueduck import faults
 from aqueduck.config.lake_place import LakePlace
 from aqueduck.lake.fold.fold_tasks import task_engine
 from aqueduck.lake.session.catalog import OWN_SCHEMA
+from aqueduck.lake.session.encryption import new_key, parquet_rows, prepare_encryption
 from aqueduck.lake.session.failures import lake_errors
 from aqueduck.lake.session.files import write_files
 from aqueduck.lake.session.object_stores import know_store
@@ -51,6 +52,8 @@ class PartFile:
 
     path: str
     rows: int
+    key: str | None = None
+    """The key of the file, if it is encrypted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +87,19 @@ def write_part(
     prefix = "aqueduck-spark-" if mark is None else mark.prefix
     name = f"{prefix}{uuid.uuid4().hex[:12]}.parquet"
     _know(place, target)
+    key = new_key() if target.encrypted else None
     with task_engine(target.directory, len(target.cells)) as con:
+        if target.encrypted:
+            prepare_encryption(con)
         with lake_errors("taking in rows", table=target.table.qualified):
             con.register(
                 "arrived", pa.RecordBatchReader.from_batches(first.schema, itertools.chain([first], batches))
             )
         files = write_files(
             con, f"select {', '.join(target.cells)} from arrived", target.directory, name,
-            columns=len(target.cells), table=target.table.qualified,
+            columns=len(target.cells), table=target.table.qualified, key=key,
         )  # fmt: skip
-    return PartFile(files[0].path, files[0].rows) if files else None
+    return PartFile(files[0].path, files[0].rows, key) if files else None
 
 
 # -- on the driver
@@ -170,8 +176,7 @@ def _apply(lake: PooledLake, order: WriteOrder, target: WriteTarget, parts: Sequ
         lake.execute(f"delete from {table}", doing="emptying the table")
     if not parts:
         return set()
-    patterns = string_list(map(no_glob, paths))
-    rows = f"read_parquet({patterns})"
+    rows = parquet_rows(paths, [part.key for part in parts])
     if order.mode == "upsert":
         folded = folded_rows(lake, order, target, rows)
         _delete_keys(lake, order, target, folded or rows)
@@ -186,7 +191,7 @@ def _apply(lake: PooledLake, order: WriteOrder, target: WriteTarget, parts: Sequ
         return set()
     lake.execute(
         f"call ducklake_add_data_files({literal(lake.alias)}, {literal(target.table.name)},"
-        f" {patterns}, schema => {literal(target.table.schema)}, ignore_extra_columns => true)",
+        f" {string_list(map(no_glob, paths))}, schema => {literal(target.table.schema)}, ignore_extra_columns => true)",
         doing="adding data files",
     )
     return set(paths)

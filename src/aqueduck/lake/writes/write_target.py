@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from aqueduck.config.lake_place import LakePlace
 from aqueduck.lake.session.directories import stored_directory
-from aqueduck.lake.session.encryption import refuse_encrypted
 from aqueduck.lake.session.engine import is_remote, new_connection
 from aqueduck.lake.session.pool import LakePool, PooledLake
 from aqueduck.lake.session.sql import ident, literal
@@ -71,7 +70,9 @@ class WriteTarget:
     cells: tuple[str, ...]
     """SQL expressions over the arriving rows for the columns of a part."""
     inserted: bool
-    """Whether rows are always inserted, because DuckLake cannot add files with these types."""
+    """Whether rows are always inserted, because DuckLake cannot add files with these types, or to an encrypted lake."""
+    encrypted: bool = False
+    """Whether the lake is encrypted, so that parts are too, each with a key that the driver gets from its task."""
 
 
 def open_target(pool: LakePool, place: LakePlace, order: WriteOrder, arrow: pa.Schema) -> WriteTarget:
@@ -79,7 +80,6 @@ def open_target(pool: LakePool, place: LakePlace, order: WriteOrder, arrow: pa.S
     _check_names(order, arrow.names)
     columns = _types(arrow)
     with pool.use(place) as lake:
-        refuse_encrypted(lake.con, lake.metadata)
         if not _exists(lake, order.table):
             _make(lake, order, columns)
         stored = [
@@ -97,7 +97,8 @@ def open_target(pool: LakePool, place: LakePlace, order: WriteOrder, arrow: pa.S
             _directory(lake, order.table),
             tuple(name for name, _, _ in stored),
             tuple(_cells(order, columns, stored)),
-            not all(map(is_adopted, types.values())),
+            lake.encrypted or not all(map(is_adopted, types.values())),
+            lake.encrypted,
         )
 
 

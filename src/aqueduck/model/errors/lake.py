@@ -45,7 +45,7 @@ class DataPathError(LakeError):
 
 
 class EncryptedLakeError(LakeError):
-    """The lake is encrypted: DuckLake could not read the files that Aqueduck writes."""
+    """The lake is encrypted, and what DuckDB needs to encrypt files is not installed."""
 
     code = "lake.encrypted"
 

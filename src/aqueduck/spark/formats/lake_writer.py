@@ -50,6 +50,7 @@ class PartMessage(WriterCommitMessage):
     path: str | None
     rows: int
     query: str | None
+    key: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,14 @@ class _Writer:
         part = write_part(self._options.place, self._target, batches, mark)
         faults.point("write.part_written")
         query = None if mark is None else mark.query
-        return PartMessage(None, 0, query) if part is None else PartMessage(part.path, part.rows, query)
+        return (
+            PartMessage(None, 0, query)
+            if part is None
+            else PartMessage(part.path, part.rows, query, part.key)
+        )
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None], mark: BatchMark | None) -> None:
-        parts = [PartFile(m.path, m.rows) for m in _told(messages) if m.path is not None]
+        parts = [PartFile(m.path, m.rows, m.key) for m in _told(messages) if m.path is not None]
         commit_parts(lake_engine(), self._options.place, self._options.order, self._target, parts, mark)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:

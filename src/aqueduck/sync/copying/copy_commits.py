@@ -16,7 +16,7 @@ from aqueduck.lake.commit.commit import set_lineage, transact
 from aqueduck.lake.commit.copy_commit import commit_copy, replay_parked
 from aqueduck.lake.commit.copy_commit_modes import SessionFiles
 from aqueduck.lake.commit.copy_files import ChunkFile
-from aqueduck.lake.ledger.parking import parked_segments, remove_parked_files
+from aqueduck.lake.ledger.parking import parked_segments, remove_parked_files, unsealed
 from aqueduck.lake.ledger.partition_marks import write_marks
 from aqueduck.lake.ledger.table_states import TableState, read_states, write_state
 from aqueduck.lake.target.apply import check_target
@@ -54,11 +54,12 @@ class CopyCommits:
             for copy in copies:
                 parked[copy.state.oid] = self._numbered(copy, parked[copy.state.oid])
             self._unsure.update(oids)
-            written = transact(
-                book.lake,
-                lambda: self._write(read, parked),
-                happened=lambda done: self._in_lake([state for state, _ in done]),
-            )
+            with unsealed(book.lake, parked, book.unsealed) as readable:
+                written = transact(
+                    book.lake,
+                    lambda: self._write(read, readable),
+                    happened=lambda done: self._in_lake([state for state, _ in done]),
+                )
             self._unsure.difference_update(oids)
             states = [state for state, _ in written]
             book.written(states)
@@ -168,16 +169,20 @@ class CopyCommits:
         book = self._book
         parked = self._parked([ready.oid])[ready.oid]
 
-        def replay() -> TableState:
+        def replay(readable: Sequence[SegmentRef]) -> TableState:
             self._check_target(ready)
-            done = replay_parked(book.lake, book.group, ready, parked)
+            done = replay_parked(book.lake, book.group, ready, readable)
             write_state(book.lake, book.group, [done])
             if also is not None:
                 also()
             set_lineage(book.lake, message, {"group": book.group})
             return done
 
-        book.written([transact(book.lake, replay, happened=lambda done: self._in_lake([done]))])
+        with unsealed(book.lake, {ready.oid: parked}, book.unsealed) as readable:
+            done = transact(
+                book.lake, lambda: replay(readable[ready.oid]), happened=lambda done: self._in_lake([done])
+            )
+        book.written([done])
         self._settle([ready])
         book.mark_ready({ready.oid: 0})
         remove_parked_files(parked)

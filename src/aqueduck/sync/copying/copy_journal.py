@@ -50,6 +50,11 @@ class CopyJournal:
         self.sessions: list[CopySession] = []
         self.columns: dict[int, int] = {}
 
+    @property
+    def rows(self) -> Path:
+        """The directory of the chunks' files if they must not be in the lake; deleted with the journal."""
+        return self.directory / "rows"
+
     def begin(
         self,
         schema: TableSchema,

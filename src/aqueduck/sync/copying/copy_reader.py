@@ -151,6 +151,8 @@ class CopyReader:
             place = directories.place(state.target, state.mode)
             assert place is not None, "_prepare makes the others"
             journal = CopyJournal(journals_of(self.book.directory) / str(state.oid))
+            if self.book.lake.encrypted:  # only DuckLake writes its files
+                place = str(journal.rows)
             session = journal.begin(
                 schema, place, chunks,
                 columns=columns[state.oid], visibility=snapshot.visibility, xmin=xmin, time_us=time_us,

@@ -98,7 +98,7 @@ class GroupRunner:
             self.group.name,
             self.run_id,
             config.lake.data_path,
-            str(self.directory / "stage"),
+            str(self.book.scratch),
             str(self.book.tables_path),
             str(self.book.skips_path),
             properties=config.lake.properties,

@@ -18,7 +18,7 @@ import structlog
 from aqueduck.lake.commit.commit import BatchPlan, TableFailed, commit_batch, transact
 from aqueduck.lake.fold.fold_tasks import FoldedTasks, plan_batch, remove_scratch, segments_to_park, settled
 from aqueduck.lake.fold.projected import refuse_unclear
-from aqueduck.lake.ledger.parking import copy_to_parking
+from aqueduck.lake.ledger.parking import copy_to_parking, sealing
 from aqueduck.lake.ledger.progress import Position
 from aqueduck.lake.ledger.table_states import TableState
 from aqueduck.lake.target.evolve import same_columns, widen, wider_columns
@@ -87,7 +87,7 @@ def commit_tasks(runner: GroupRunner, tasks: FoldedTasks, position: int, time_us
                 tables=len({task.table_oid for task, _ in ours}),
             )
         )
-    remove_scratch(tasks)
+    remove_scratch(tasks, str(runner.book.scratch))
 
 
 def _commit_or_isolate(runner: GroupRunner, tasks: FoldedTasks, end: Position) -> None:
@@ -104,7 +104,9 @@ def _commit_what_can_be(runner: GroupRunner, tasks: FoldedTasks, end: Position) 
     changed: list[TableState] = []
     while True:
         refs = [_numbered(runner, segment) for segment in segments_to_park(tasks, runner.states)]
-        parked = copy_to_parking(runner.config.lake.data_path, runner.group.name, runner.run_id, refs)
+        parked = copy_to_parking(
+            runner.config.lake.data_path, runner.group.name, runner.run_id, refs, seal=sealing(runner.lake)
+        )
         plan = plan_batch(
             tasks,
             runner.states,

@@ -322,6 +322,16 @@ class TableBook:
     # -- state files for capture and tasks
 
     @property
+    def scratch(self) -> Path:
+        """The stage, where tasks also write what is only for the commit."""
+        return self.directory / "stage"
+
+    @property
+    def unsealed(self) -> Path:
+        """Parked changes of an encrypted lake, while they are replayed."""
+        return self.directory / "unsealed"
+
+    @property
     def skips_path(self) -> Path:
         return self.directory / "skips.json"
 
@@ -337,8 +347,12 @@ class TableBook:
         """Write the tables, and the directories of their files."""
         known = read_directories(self.lake)
         # None if the target is missing: its changes are parked, like those of a table that is not ready.
-        places = [(table.schema, known.of(table.target)) for table in self.tables.values()]
+        places = [(table.schema, self._place(known.of(table.target))) for table in self.tables.values()]
         write_tables(self.tables_path, places, {oid: t.mode for oid, t in self.tables.items()})
+
+    def _place(self, directory: str | None) -> str | None:
+        """Where tasks write the rows of a table; only DuckLake writes the files of an encrypted lake."""
+        return str(self.scratch) if directory is not None and self.lake.encrypted else directory
 
     def _assert_locked(self) -> None:
         assert self.commit_lock.locked(), "the caller holds the commit lock"
