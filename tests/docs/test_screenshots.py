@@ -53,7 +53,7 @@ def test_the_page_of_the_demo_is_photographed(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with open(log, "wb") as out:
         demo = subprocess.Popen(
-            [sys.executable, "-m", "aqueduck.cli", "demo", "--seconds", "75"], env=env, stdout=out, stderr=out, cwd=tmp_path
+            [sys.executable, "-m", "aqueduck.cli", "demo", "--no-kill", "--seconds", "75"], env=env, stdout=out, stderr=out, cwd=tmp_path
         )  # fmt: skip
     try:
         wait_until(lambda: address(log) != "", "the demo has a page", 120, log=log.read_text)

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -26,6 +26,8 @@ from aqueduck.model.errors import ConfigError, own_error
 from aqueduck.state_files.private_files import restrict_new_files
 
 __all__ = ["app", "main"]
+
+DemoFlow = Literal["sync", "fanout", "events"]
 
 app = typer.Typer(
     name="aqueduck",
@@ -54,13 +56,15 @@ def _common(
 
 @app.command()
 def demo(
-    seconds: Annotated[float, typer.Option(min=1, help="How long the shop makes changes.")] = 20.0,
+    flow: Annotated[DemoFlow, typer.Option(help="The flow to show.")] = "sync",
+    seconds: Annotated[float, typer.Option(min=1, help="How long the source is changed.")] = 25.0,
+    kill: Annotated[bool, typer.Option(help="Kill the service with -9 in the middle.")] = True,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the server's and the lake's files.")] = False,
 ) -> None:
-    """Watch the changes of a small shop flow from an embedded PostgreSQL into a lake."""
+    """Watch changes flow live through a service that is killed with -9 and resumes; then compare both sides."""
     from aqueduck.lab.demo import run_demo
 
-    raise typer.Exit(run_demo(seconds=seconds, keep=keep))
+    raise typer.Exit(run_demo(flow, seconds=seconds, kill=kill, keep=keep))
 
 
 Adopt = Annotated[

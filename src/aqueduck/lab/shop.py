@@ -9,13 +9,17 @@ from __future__ import annotations
 import random
 import threading
 import time
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 import psycopg
 
-__all__ = ["SCHEMA", "TABLES", "ShopLoad", "create_shop"]
+__all__ = ["KEYS", "SCHEMA", "TABLES", "ShopLoad", "create_shop"]
 
 TABLES = ("public.customers", "public.orders", "public.order_items")
+
+KEYS = {"customers": "id", "orders": "id", "order_items": "order_id, line"}
+"""The key columns of each table."""
 
 SCHEMA = """
 create table if not exists customers (
@@ -71,12 +75,18 @@ class ShopLoad:
     per_second: float = 150.0
     seed: int = 7
     transactions: int = 0
-    changes: int = 0
+    changes_of: Counter[str] = field(default_factory=Counter)
+    """The committed changes of rows, by table."""
+
+    @property
+    def changes(self) -> int:
+        return self.changes_of.total()
 
     def __post_init__(self) -> None:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shop-load", daemon=True)
         self._random = random.Random(self.seed)
+        self._channels: tuple[str, ...] = ()
         self.failure: BaseException | None = None
 
     def start(self) -> None:
@@ -86,6 +96,11 @@ class ShopLoad:
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(timeout=10)
+
+    def add_channel(self, conn: psycopg.Connection[tuple[object, ...]]) -> None:
+        """Add a column to the orders, which new orders fill from now on."""
+        conn.execute("alter table orders add column channel text")
+        self._channels = ("app", "phone", "web")
 
     def _run(self) -> None:
         try:
@@ -103,18 +118,18 @@ class ShopLoad:
         """One transaction."""
         pick = self._random.random()
         if pick < 0.12 or self.transactions < 20:
-            n = self._sign_up(conn)
+            made = self._sign_up(conn)
         elif pick < 0.60:
-            n = self._order(conn)
+            made = self._order(conn)
         elif pick < 0.90:
-            n = self._ship(conn)
+            made = self._ship(conn)
         else:
-            n = self._cancel(conn)
+            made = self._cancel(conn)
         conn.commit()
         self.transactions += 1
-        self.changes += n
+        self.changes_of.update(made)
 
-    def _sign_up(self, conn: psycopg.Connection[tuple[object, ...]]) -> int:
+    def _sign_up(self, conn: psycopg.Connection[tuple[object, ...]]) -> dict[str, int]:
         name = self._random.choice(_NAMES)
         conn.execute(
             "insert into customers (name, email, country, tags) values (%s, %s, %s, %s::jsonb)",
@@ -125,9 +140,9 @@ class ShopLoad:
                 '{"news": true}',
             ),
         )
-        return 1
+        return {"customers": 1}
 
-    def _order(self, conn: psycopg.Connection[tuple[object, ...]]) -> int:
+    def _order(self, conn: psycopg.Connection[tuple[object, ...]]) -> dict[str, int]:
         lines = self._random.randint(1, 4)
         row = conn.execute(
             "insert into orders (customer_id, status, total) select id, 'new', %s from customers"
@@ -135,25 +150,28 @@ class ShopLoad:
             (round(self._random.uniform(5, 500), 2),),
         ).fetchone()
         assert row is not None
+        if self._channels:
+            channel = self._random.choice(self._channels)
+            conn.execute("update orders set channel = %s where id = %s", (channel, row[0]))
         conn.execute(
             "insert into order_items select %s, g, gen_random_uuid(), 1 + g %% 3, 9.99 * g, g = 3"
             " from generate_series(1, %s) g",
             (row[0], lines),
         )
         conn.execute("update customers set credit = credit + 1.50 where id = %s", (row[1],))
-        return lines + 2
+        return {"orders": 1 + bool(self._channels), "order_items": lines, "customers": 1}
 
-    def _ship(self, conn: psycopg.Connection[tuple[object, ...]]) -> int:
+    def _ship(self, conn: psycopg.Connection[tuple[object, ...]]) -> dict[str, int]:
         done = conn.execute(
             "update orders set status = case status when 'new' then 'paid' else 'shipped' end"
             " where id in (select id from orders where status <> 'shipped' order by id limit 2)"
         )
-        return done.rowcount
+        return {"orders": done.rowcount}
 
-    def _cancel(self, conn: psycopg.Connection[tuple[object, ...]]) -> int:
+    def _cancel(self, conn: psycopg.Connection[tuple[object, ...]]) -> dict[str, int]:
         row = conn.execute("select max(id) - 5 from orders").fetchone()
         if row is None or row[0] is None:
-            return 0
+            return {}
         items = conn.execute("delete from order_items where order_id = %s", (row[0],))
         orders = conn.execute("delete from orders where id = %s", (row[0],))
-        return items.rowcount + orders.rowcount
+        return {"order_items": items.rowcount, "orders": orders.rowcount}
