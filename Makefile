@@ -33,7 +33,7 @@ test: lint ## Check style and types, then run the tests
 test-faults: $(STAMP) ## Kill each flow at every durable step that `make test` leaves out; CI runs both
 	$(BIN)/pytest -n 2 -m 'faults and not slow'
 
-# The garbage collector finds what was not closed in whichever test runs then, not in the one that left it: no error.
+# The garbage collector finds what was not closed in a later test than the test that left it: no error.
 TESTS ?= tests
 STRICT := -W error -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning
 SEED ?= default

@@ -4,7 +4,7 @@ Put the pages of the site together: `python docs/_site/pages.py build`, then `ze
 docs/ is copied to build/docs, README.md becomes the first page, and docs/adr gets an index.  CHANGELOG.md,
 CONTRIBUTING.md, SECURITY.md and examples/ come along.  Links are written for people who read the repository, relative
 to each file; here they are turned so that they fit the site.  A page that the navigation of mkdocs.yml does not have,
-and one that does not exist, end it with an error; links are checked by the generator, which is told to be strict.
+and a missing page, end it with an error; the generator checks links, in its strict mode.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def assemble(build: Path) -> None:
         else:
             shutil.copyfile(ROOT / path, target)
     lines = [f"* [{title}]({posixpath.basename(page)})" for title, page in decisions()]
-    head = ["# Decisions", "", "Why things are as they are, for whoever wants to change them.", ""]
+    head = ["# Decisions", "", "Why things are as they are, for those who want to change them.", ""]
     (build / "docs" / "adr" / "index.md").write_text("\n".join(head + lines), encoding="utf-8")
     (build / "mkdocs.yml").write_text(
         yaml.safe_dump(config, sort_keys=False, allow_unicode=True), encoding="utf-8"

@@ -1,5 +1,5 @@
 """
-Write the pages that describe the program by itself: `python docs/_site/reference.py`, or `make reference`.
+Write the pages that are generated from the program: `python docs/_site/reference.py`, or `make reference`.
 
 docs/cli.md comes from the command line, docs/rest.md from the OpenAPI document, and docs/schema/*.json (for editors)
 from the models of the configuration, with the meanings of docs/configuration.md and docs/events.md.  `tests/docs/test_reference.py`
@@ -291,7 +291,7 @@ ALTERNATIVES = (
     {"dsn", "dsn_env", "dsn_file"},
     {"catalog", "catalog_env", "catalog_file", "postgres_uri_env"},
 )
-"""Keys of which a file has one, while the models, which have read it, always have the first."""
+"""Alternative keys: a file has one of them, and the models that read it always have the first."""
 
 
 def _refine(name: str, section: dict[str, Any], meanings: dict[tuple[str, str], str]) -> None:

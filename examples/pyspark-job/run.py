@@ -1,4 +1,4 @@
-"""Run job.py twice on an embedded PostgreSQL: it goes on where it stopped, and no order counts twice."""
+"""Run job.py twice on an embedded PostgreSQL: it continues where it stopped, and no order is counted twice."""
 
 from __future__ import annotations
 
