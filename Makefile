@@ -49,9 +49,11 @@ lint: $(STAMP) ## Check style and types only
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-fmt: $(STAMP) ## Format the code and fix what can be fixed
+GENERATED := docs/cli.md docs/rest.md
+fmt: $(STAMP) ## Format code and documents, and fix what can be fixed
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
+	$(BIN)/python docs/_site/wrap.py README.md CONTRIBUTING.md SECURITY.md $(filter-out $(GENERATED),$(wildcard docs/*.md docs/*/*.md))
 
 bench-drain: $(STAMP) ## Measure how fast a backlog of inserts is drained
 	@$(BIN)/aqueduck bench drain --json
