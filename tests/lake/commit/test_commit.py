@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from aqueduck import faults
+from aqueduck.lake.commit import commit
 from aqueduck.lake.commit.commit import BatchPlan, RunPlan, TableFailed, TablePlan, commit_batch
 from aqueduck.lake.fold.fold import folded
 from aqueduck.lake.ledger.parking import ensure_parking, parked_segments
@@ -20,6 +21,7 @@ from aqueduck.lake.session.engine import open_kernel
 from aqueduck.lake.session.files import file_name, write_files
 from aqueduck.lake.target import inlined
 from aqueduck.lake.target.apply import ensure_target
+from aqueduck.lake.target.places import file_bytes
 from aqueduck.model.changes import OP_DELETE, OP_INSERT, OP_UPDATE, SegmentRef
 from aqueduck.model.errors import LakeBusyError
 from aqueduck.model.schema import TableName
@@ -113,6 +115,33 @@ def test_inlined_rows_are_flushed_beyond_the_limit(
         assert commit_batch(shop.session, plan)
     assert counts(shop) == (8, 0)
     assert any(name.endswith(".parquet") for name in shop.files())
+
+
+def test_a_batch_of_many_tables_uses_one_thread_and_gives_the_others_back(
+    shop: Lake, tmp_path: Path, arm: Callable[[str], None]
+) -> None:
+    """A large table among small ones, and a failure, leave the session with all of its threads."""
+    targets = [TableName("main", f"many{i}") for i in range(9)]
+    with shop.session.transaction():
+        for target in targets:
+            ensure_target(shop.session, target, TABLE)
+        shop.session.execute(
+            "insert into lake.main.many0 select 'big', 'a', 1, i, 'x' from range(100, 200) t(i)"
+        )
+    assert file_bytes(shop.session, targets).keys() == {targets[0]}
+    plan = BatchPlan(
+        END, tuple(table(t, insert(tmp_path, 1, 2, first_ord=5 + i), oid=i) for i, t in enumerate(targets))
+    )
+    arm("lake.before_commit:raise")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commit, "SMALL_BYTES", 1)
+        with pytest.raises(Exception, match=r"\[lake.write\]"):
+            commit_batch(shop.session, plan)
+        assert shop.session.execute("select current_setting('threads')") == [(2,)]
+        assert commit_batch(shop.session, plan)
+    assert shop.session.execute("select current_setting('threads')") == [(2,)]
+    total = " union all ".join(f"select count(*) n from lake.main.many{i}" for i in range(9))
+    assert shop.read(f"select sum(n) from ({total})") == [(118,)]
 
 
 def test_a_failure_before_the_commit_leaves_nothing(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from aqueduck.lake.fold import small
 from aqueduck.lake.fold.fold import Fold, folded
 from aqueduck.lake.fold.unchanged import last_known
 from aqueduck.lake.session.engine import open_kernel
@@ -87,6 +89,14 @@ def apply_batch(
         context.__exit__(None, None, None)
 
 
+@pytest.fixture(params=["small", "engine"])
+def _folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few changes are folded without the engine; switched off, they are folded like many."""
+    if request.param == "engine":
+        monkeypatch.setattr(small, "SMALL_ROWS", -1)
+
+
+@pytest.mark.usefixtures("_folder")
 @given(data=st.data())
 @SLOW
 def test_folding_a_batch_equals_replaying_it(
@@ -98,6 +108,25 @@ def test_folding_a_batch_equals_replaying_it(
     target = Target(stored)
     apply_batch(kernel, target, stage(tmp_path, history))
     assert target.rows == replay(stored, history)
+
+
+@given(data=st.data(), skip=st.one_of(st.just(0), st.integers(1000, 1016)))
+@SLOW
+def test_folding_few_changes_without_the_engine_changes_nothing(
+    data: st.DataObject, kernel: duckdb.DuckDBPyConnection, tmp_path: Path, skip: int
+) -> None:
+    """Both folds write the same rows and delete the same keys, for any history and any position of the copy."""
+    history = [replace(c, unchanged=()) for c in data.draw(histories(data.draw(states())))]
+    refs = stage(tmp_path, history)
+    found = []
+    for limit in (small.SMALL_ROWS, -1):
+        with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+            patch.setattr(small, "SMALL_ROWS", limit)
+            fold = stack.enter_context(folded(kernel, refs, TABLE, skip_before=skip))
+            assert fold.small == (limit > 0 and bool(refs))
+            keys = kernel.execute(fold.deletes).fetchall() if fold.deletes else []
+            found.append((sorted(keys), sorted(kernel.execute(fold.upserts).fetchall(), key=repr)))
+    assert found[0] == found[1]
 
 
 @pytest.mark.slow

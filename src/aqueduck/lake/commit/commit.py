@@ -30,7 +30,7 @@ from aqueduck.lake.target.evolve import evolve, plan_changes, same_columns
 from aqueduck.lake.target.inlined import flush_where_due, inlining
 from aqueduck.lake.target.kept_columns import keep_columns
 from aqueduck.lake.target.mode_rows import truncate_target
-from aqueduck.lake.target.places import check_place, know_places, notice_changes
+from aqueduck.lake.target.places import check_place, file_bytes, know_places, notice_changes
 from aqueduck.lake.upkeep.statistics import settle_statistics
 from aqueduck.model.changes import SegmentRef
 from aqueduck.model.errors import (
@@ -59,6 +59,9 @@ __all__ = [
 
 TRIES = 5
 PAUSE_SECONDS = 0.2
+MANY_TABLES = 8
+"""A batch with so many tables is applied in one thread, except for the large ones."""
+SMALL_BYTES = 16 << 20
 
 T = TypeVar("T")
 
@@ -230,13 +233,15 @@ def _start(plan: BatchPlan, stored: int | None) -> int:
 
 def _transaction(session: LakeSession, plan: BatchPlan, before: int) -> None:
     position = plan.position
-    with session.transaction():
+    large = _large_targets(session, plan)
+    with session.one_thread(apply=large is not None), session.transaction():
         if not move_position(session, position, start=before):
             raise LakeBusyError("the group's position in the lake moved while this batch was prepared")
         notice_changes(session)
         know_places(session, [table.target for table in plan.tables])
         for table in plan.tables:
-            _apply_table(session, table, position.group)
+            with session.one_thread(apply=large is not None and table.target not in large):
+                _apply_table(session, table, position.group)
         record_parked(session, position.group, position.position, plan.parked)
         write_state(session, position.group, plan.changed)
         set_lineage(
@@ -247,6 +252,15 @@ def _transaction(session: LakeSession, plan: BatchPlan, before: int) -> None:
     session.memory.positions[position.group] = position.position
     inlined, progress = session.memory.inlined_rows, progress_table(position.group)
     inlined[progress] = inlined.get(progress, 0) + 1
+
+
+def _large_targets(session: LakeSession, plan: BatchPlan) -> set[TableName] | None:
+    """The targets whose work all threads should share; None if that is best for all of them."""
+    if len(plan.tables) < MANY_TABLES:
+        return None
+    sizes = file_bytes(session, [table.target for table in plan.tables])
+    busy = {t.target for t in plan.tables if sum(s.bytes for r in t.runs for s in r.segments) > SMALL_BYTES}
+    return busy | {target for target, size in sizes.items() if size > SMALL_BYTES}
 
 
 def _apply_table(session: LakeSession, table: TablePlan, group: str) -> None:

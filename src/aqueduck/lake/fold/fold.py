@@ -24,6 +24,7 @@ import duckdb
 
 from aqueduck.lake.fold.projected import change_view, refuse_lost_values, refuse_unknown
 from aqueduck.lake.fold.segments import Scans
+from aqueduck.lake.fold.small import is_small, small_effect
 from aqueduck.lake.fold.unchanged import UnchangedCells, resolve_unchanged
 from aqueduck.lake.session.failures import lake_errors
 from aqueduck.lake.session.sql import ident
@@ -61,7 +62,7 @@ class Extra(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """The net effect of a run.  Each query can be read once."""
+    """The net effect of a run.  Each query can be read once, unless the fold was `small`."""
 
     upserts: str
     """Final rows, with the names and types of the lake's columns."""
@@ -79,6 +80,8 @@ class Fold:
     patch_rows: int
     ends: str | None = None
     """Keys of target rows that end, and when: k0, k1, …, ended_at; None if no row ends."""
+    small: bool = False
+    """Whether its queries read a few rows in memory, so that storing their results would cost more than it saves."""
 
 
 @contextlib.contextmanager
@@ -128,6 +131,8 @@ def net_effect(work: Work) -> Fold:
     """The net effect of the changes on each key."""
     if not work.segments:
         return Fold(work.no_rows(), None, None, 0, 0, 0)
+    if work.buckets == 1 and work.own_scans is None and is_small(work.segments, work.schema):
+        return _fold_small(work)
     if work.insert_only:
         return _pass_inserts(work)
     return _fold_changes(work) if work.own_scans is None else _fold_piece(work)
@@ -205,6 +210,18 @@ class Work:
         for name in self._tables:
             with contextlib.suppress(duckdb.Error):  # already dropped by a rollback or a lost connection
                 self.con.execute(f"drop table if exists {name}")
+
+
+def _fold_small(work: Work) -> Fold:
+    effect = small_effect(work.segments, work.schema, *work.scans.range)
+    rows, keys = effect.rows.num_rows, effect.keys.num_rows
+    upserts = (
+        f"select {work.typed_row(_cells(work))} from {work.scans.add(effect.rows)} r"
+        if rows
+        else work.no_rows()
+    )
+    deletes = f"select {work.typed_key(work.scans.add(effect.keys))}" if keys else None
+    return Fold(upserts, deletes, None, rows, keys, 0, small=True)
 
 
 def _pass_inserts(work: Work) -> Fold:

@@ -49,7 +49,7 @@ class Scans:
         self._con = con
         self._view = view
         self._segments = segments
-        self._range = (skip_before, skip_from)
+        self.range = (skip_before, skip_from)
         self._paths = tuple(s.path for s in segments if s.kind == "rows")
         self._names: list[str] = []
 
@@ -58,9 +58,16 @@ class Scans:
         name = f"aqueduck_scan_{next(_numbers)}"
         view = None if as_it_is else self._view
         read = columns if view is None else view.columns(columns)
-        self._con.register(name, read_batches(self._paths, read, *self._range))
+        self._con.register(name, read_batches(self._paths, read, *self.range))
         self._names.append(name)
         return name if view is None else view.query(columns, name)
+
+    def add(self, table: pa.Table) -> str:
+        """Give rows in memory a name for SQL; they can be read several times."""
+        name = f"aqueduck_scan_{next(_numbers)}"
+        self._con.register(name, table)
+        self._names.append(name)
+        return name
 
     @property
     def empty(self) -> bool:
@@ -68,7 +75,7 @@ class Scans:
 
     def some(self, part: slice) -> Scans:
         """Streams over some of the segments."""
-        return Scans(self._con, self._segments[part], *self._range, self._view)
+        return Scans(self._con, self._segments[part], *self.range, self._view)
 
     def close(self) -> None:
         """Unregister the streams."""

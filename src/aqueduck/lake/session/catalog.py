@@ -37,6 +37,7 @@ from aqueduck.model.errors import (
     CatalogUnreachableError,
     ConfigError,
     DataPathError,
+    LakeError,
     LakeWriteError,
     system_reason,
 )
@@ -108,6 +109,9 @@ class LakeSession:
     """The limit for inlined rows that is in force now; see `inlining`."""
     encrypted: bool = field(default=False, init=False)
     """Whether DuckLake encrypts the files of this lake."""
+    threads_all: int = field(default=1, init=False, repr=False)
+    threads_now: int = field(default=1, init=False, repr=False)
+    """How many threads the engine has, and how many it uses now; see `one_thread`."""
     added: set[tuple[TableName, str]] = field(default_factory=set, init=False, repr=False)
     """The columns that the last transaction has added so far, with their names in lower case; see `evolve`."""
     _con: duckdb.DuckDBPyConnection | None = field(default=None, repr=False)
@@ -164,6 +168,27 @@ class LakeSession:
             self.inline_rows = rows
 
     @contextlib.contextmanager
+    def one_thread(self, *, apply: bool = True) -> Iterator[None]:
+        """
+        Run the block's statements in one thread, or with `apply=False` in all threads again.
+
+        For a statement on a few rows, waking other threads costs more CPU time than the work.
+        """
+        before, wanted = self.threads_now, 1 if apply else self.threads_all
+        self._use_threads(wanted)
+        try:
+            yield
+        finally:
+            # A failed transaction accepts no statement until it is rolled back; then the outer block restores them.
+            with contextlib.suppress(LakeError):
+                self._use_threads(before)
+
+    def _use_threads(self, number: int) -> None:
+        if number != self.threads_now:
+            self.execute(f"set threads = {number}", doing="setting the number of threads")
+            self.threads_now = number
+
+    @contextlib.contextmanager
     def reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """A second connection to the same lake, for long reads that must not delay commits."""
         with self._lock:
@@ -196,6 +221,8 @@ class LakeSession:
             self.memory = SessionMemory()
             self._con = _attached(self)
             self.inline_rows = self.config.inline_rows
+            [[self.threads_all]] = self.execute("select current_setting('threads')")
+            self.threads_now = self.threads_all
 
     def close(self) -> None:
         """Close the session; a second call does nothing."""

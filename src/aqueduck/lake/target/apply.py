@@ -156,6 +156,11 @@ def apply_fold(
     mode: TableMode = UPSERT,
 ) -> None:
     """Write the net effect of a run that was folded on this session's connection."""
+    if fold.small and fold.upsert_rows is not None and fold.upsert_rows <= session.inline_rows:
+        if fold.deletes is not None:
+            delete_keys(session, target, schema, f"({fold.deletes})", own_rows(mode))
+        insert_inlined(session, target, f"({fold.upserts})", fold.upsert_rows)
+        return
     with lake_errors("folding a batch", table=target.qualified):
         session.con.execute(f"create or replace temp table aqueduck_rows as {fold.upserts}")
         if fold.deletes is not None:
@@ -243,12 +248,7 @@ def insert_rows(session: LakeSession, target: TableName, rows: str, *, group: st
     if count == 0:
         return
     if group is None or count <= session.inline_rows:
-        session.execute(
-            f"insert into {lake_table(target)} by name from {rows}",
-            doing="inserting rows",
-            table=target.qualified,
-        )
-        session.memory.inlined_rows[target] = session.memory.inlined_rows.get(target, 0) + count
+        insert_inlined(session, target, rows, count)
         return
     if session.encrypted:
         insert_and_sync(session, target, rows)
@@ -258,6 +258,18 @@ def insert_rows(session: LakeSession, target: TableName, rows: str, *, group: st
         session.con, f"from {rows}", table_directory(session, target), name, table=target.qualified
     )
     add_files(session, target, [file.path for file in files])
+
+
+def insert_inlined(session: LakeSession, target: TableName, rows: str, count: int) -> None:
+    """Insert a number of rows that DuckLake inlines."""
+    if not count:
+        return
+    session.execute(
+        f"insert into {lake_table(target)} by name from {rows}",
+        doing="inserting rows",
+        table=target.qualified,
+    )
+    session.memory.inlined_rows[target] = session.memory.inlined_rows.get(target, 0) + count
 
 
 def add_files(

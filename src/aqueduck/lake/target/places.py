@@ -22,6 +22,7 @@ __all__ = [
     "OTHER",
     "Place",
     "check_place",
+    "file_bytes",
     "is_ours",
     "is_partitioned",
     "know_places",
@@ -92,6 +93,20 @@ def notice_changes(session: LakeSession) -> None:
         session.memory.targets.clear()
         session.memory.places.clear()
         session.memory.settled.clear()
+
+
+def file_bytes(lake: Lake, targets: Collection[TableName]) -> dict[TableName, int]:
+    """The size of the files of these tables that have any."""
+    wanted = {target.folded: target for target in targets}
+    m = lake.metadata
+    rows = lake.execute(
+        f"select s.schema_name, t.table_name, c.file_size_bytes from {m}.ducklake_table_stats c"
+        f" join {m}.ducklake_table t using (table_id) join {m}.ducklake_schema s using (schema_id)"
+        " where c.file_size_bytes > 0 and t.end_snapshot is null and s.end_snapshot is null",
+        doing="looking at the targets",
+    )
+    found = {TableName(schema, name).folded: size for schema, name, size in rows}
+    return {target: found[name] for name, target in wanted.items() if name in found}
 
 
 def _place(session: LakeSession, target: TableName) -> Place | None:
