@@ -20,6 +20,7 @@ import typer
 from pydantic import BaseModel
 
 from aqueduck.cli.commands import app
+from aqueduck.cli.help_texts import EXAMPLES
 from aqueduck.config import events
 from aqueduck.config.fanout import FanoutConfig
 from aqueduck.config.sync import SyncConfig
@@ -59,6 +60,11 @@ and nothing else (for `bench`, its last line).
 | `JAVA_HOME` | the Java that runs Spark |
 
 The variables that a configuration file names, such as `dsn_env`, are read as well, and libpq's own, such as `PGPASSWORD`.
+
+## Shell completion
+
+`aqueduck --install-completion` makes bash, zsh, fish or PowerShell complete commands, options, tables, groups and settings;
+`aqueduck --show-completion` prints the script. Tables and groups are read from the source of the configuration file.
 """
 
 REST_HEAD = """\
@@ -102,6 +108,8 @@ def _command(names: tuple[str, ...], command: Any) -> str:
     for parameter in (*arguments, *options):
         name = ", ".join(f"`{text}`" for text in _spelled(parameter, kinds)).replace("|", "\\|")
         lines.append(f"| {name} | {_default(parameter)} | {_cell(parameter.help)} |")
+    if examples := [line for line in EXAMPLES.get(names[1], ()) if line.startswith(" ".join(names))]:
+        lines += ["", "```text", *examples, "```"]
     return "\n".join(lines) + "\n"
 
 

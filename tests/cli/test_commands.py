@@ -302,3 +302,13 @@ def test_settings_are_set_read_and_taken_back(db: Database, run: Cli) -> None:
     code, error = run.fails("settings", "set", "nonsense", "1", "-c", config)
     assert code == 2
     assert "known settings" in error
+
+
+def test_the_help_is_grouped_and_has_examples(run: Cli) -> None:
+    """A new user finds the first steps, and where to read more."""
+    code, out, _ = run("--help")
+    assert code == 0
+    assert out.index("Set up") < out.index("check") < out.index("Run and watch") < out.index("status")
+    assert "aqueduck status --watch" in out.partition("Examples:")[2]
+    assert "docs/cli.md" in out
+    assert "aqueduck tables retry public.orders" in run("tables", "--help")[1].partition("Examples:")[2]

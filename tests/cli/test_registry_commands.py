@@ -119,3 +119,26 @@ def test_a_missing_default_file_says_how_to_get_one(
     code, error = run.fails("check")
     assert code == 2
     assert "there is no aqueduck.yaml in this directory. Fix: name the file with -c FILE" in error
+
+
+def test_a_misspelled_name_gets_the_one_that_was_meant(shop: Path, run: Cli) -> None:
+    """By the functions of the registry, so that psql and the API say it too."""
+    for words, hint in (
+        (("tables", "add", "publik.later", "--group", "test"), "did you mean public.later?"),
+        (("tables", "add", "latr", "--group", "test"), "did you mean public.later?"),
+        (("tables", "add", "later", "--group", "tset"), "did you mean test?"),
+        (("tables", "add", "zzz", "--group", "test"), "correct the name, or create the table"),
+        (("tables", "resync", "tt"), "did you mean public.t?"),
+        (("tables", "resync", "zzz"), "select source from aqueduck.tables() lists what is"),
+    ):
+        assert f". Fix: {hint}" in run.fails(*words, "-c", shop)[1]
+
+
+def test_a_misspelled_table_of_the_file_gets_the_one_that_was_meant(db: Database, run: Cli) -> None:
+    """`check` and `init` need no registry for that; a name with capitals is quoted."""
+    db.execute('create table orders (id int primary key); create table "Customers" (id int primary key)')
+    config = run.config(db.dsn, "public.ordrs", "public.customers")
+    findings = json.loads(run("check", "-c", config, "--json")[1])
+    fixes = {f["name"]: f["fix"] for f in findings if f["name"].startswith("table ")}
+    assert fixes["table public.ordrs"].startswith("did you mean public.orders?")
+    assert fixes["table public.customers"].startswith('did you mean public."Customers"?')

@@ -7,11 +7,15 @@ import runpy
 from typing import Any
 
 import pytest
+import typer
 import yaml
 
+from aqueduck.cli.commands import app
+from aqueduck.cli.help_texts import EXAMPLES
 from tests.docs.reader import ROOT
-from tests.docs.test_docs import FILES
+from tests.docs.test_docs import FILES, problem_of
 
+COMMANDS = typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
 REFERENCE = runpy.run_path(str(ROOT / "docs" / "_site" / "reference.py"))
 
 
@@ -36,6 +40,17 @@ def test_every_command_and_address_has_its_heading() -> None:
     ]
     assert len(addresses) > 15
     assert missing == []
+
+
+def test_the_examples_of_the_help_are_valid() -> None:
+    """Every command has examples, which exist with their options."""
+    names = {name for name, _ in COMMANDS}
+    assert names | {""} == EXAMPLES.keys()
+    lines = [line.split(" | ")[0] for lines in EXAMPLES.values() for line in lines]
+    assert [f"{line}: {problem}" for line in lines if (problem := problem_of(line))] == []
+    assert [
+        line for name, lines in EXAMPLES.items() for line in lines if f"aqueduck {name}" not in line
+    ] == []
 
 
 def api_table() -> str:

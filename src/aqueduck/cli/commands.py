@@ -8,19 +8,21 @@ for everything else. `--json` changes only stdout.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
 from aqueduck import __version__
 from aqueduck.cli.events_commands import add_events_commands
+from aqueduck.cli.help_texts import add_examples
 from aqueduck.cli.options import CONFIG, ConfigFile, Json, Log, out
-from aqueduck.cli.registry_commands import add_registry_commands, show_rows
+from aqueduck.cli.registry_commands import add_registry_commands, read_rows
 from aqueduck.config.fanout import file_is_fanout, load_fanout
 from aqueduck.model.errors import ConfigError, own_error
 from aqueduck.state_files.private_files import restrict_new_files
@@ -34,11 +36,11 @@ app = typer.Typer(
     help="Carry row changes from PostgreSQL into DuckLake, exactly once, on Apache Spark.",
     invoke_without_command=True,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-add_events_commands(app)
-add_registry_commands(app)
+
+SETUP, OPERATE, TRY = "Set up", "Run and watch", "Try and measure"
+"""The parts of the list of commands."""
 
 
 @app.callback()
@@ -54,19 +56,6 @@ def _common(
         raise typer.Exit
 
 
-@app.command()
-def demo(
-    flow: Annotated[DemoFlow, typer.Option(help="The flow to show.")] = "sync",
-    seconds: Annotated[float, typer.Option(min=1, help="How long the source is changed.")] = 25.0,
-    kill: Annotated[bool, typer.Option(help="Kill the service with -9 in the middle.")] = True,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the server's and the lake's files.")] = False,
-) -> None:
-    """Watch changes flow live through a service that is killed with -9 and resumes; then compare both sides."""
-    from aqueduck.lab.demo import run_demo
-
-    raise typer.Exit(run_demo(flow, seconds=seconds, kill=kill, keep=keep))
-
-
 Adopt = Annotated[
     bool,
     typer.Option(
@@ -75,7 +64,7 @@ Adopt = Annotated[
 ]
 
 
-@app.command()
+@app.command(rich_help_panel=SETUP)
 def init(config: ConfigFile = CONFIG, adopt: Adopt = False, as_json: Json = False) -> None:
     """Create publication, slot and lake, or the lakes of a fan-out; leave alone what is already right."""
     from aqueduck.cli.show import print_json
@@ -100,7 +89,7 @@ def init(config: ConfigFile = CONFIG, adopt: Adopt = False, as_json: Json = Fals
         out.print(line, highlight=False)
 
 
-@app.command()
+@app.command(rich_help_panel=SETUP)
 def check(config: ConfigFile = CONFIG, as_json: Json = False) -> None:
     """Test what the file requires and print the statement that fixes each problem."""
     from aqueduck.cli.show import print_json, show_checks
@@ -126,7 +115,7 @@ def check(config: ConfigFile = CONFIG, as_json: Json = False) -> None:
         raise typer.Exit(failed[0].error.exit_code if failed[0].error else 1)
 
 
-@app.command()
+@app.command(rich_help_panel=OPERATE)
 def run(
     config: ConfigFile = CONFIG,
     once: Annotated[
@@ -163,29 +152,41 @@ def run(
     run_service(load_config(config), once=once, trust_slot=trust_slot, adopt=adopt)
 
 
-@app.command()
-def status(config: ConfigFile = CONFIG, as_json: Json = False) -> None:
+@app.command(rich_help_panel=OPERATE)
+def status(
+    config: ConfigFile = CONFIG,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks of --watch.")] = 2.0,
+    as_json: Json = False,
+) -> None:
     """Show every table, every destination, or the position of an events flow: state, position, rows, errors."""
+    from aqueduck.cli.show import print_json
+    from aqueduck.cli.watching import keep_showing
+
+    read, show = _status_of(config)
+    shown = print_json if as_json else functools.partial(show, out)
+    if watch:
+        keep_showing(out, read, shown, interval)
+    shown(read())
+
+
+def _status_of(config: Path) -> tuple[Callable[[], Any], Callable[[Console, Any], None]]:
+    """How the state of a file's flow is read, and shown."""
+    from aqueduck.cli import show
     from aqueduck.config.events import load_events
 
     if file_is_fanout(config):
-        from aqueduck.cli.show import print_json, show_destinations
         from aqueduck.fanout.run import fanout_state
 
-        rows = fanout_state(config)
-        print_json(rows) if as_json else show_destinations(out, rows)
-        return
+        return functools.partial(fanout_state, config), show.show_destinations
     if (events := load_events(config)) is not None:
-        from aqueduck.cli.show import print_json, show_events
         from aqueduck.events.status import events_status
 
-        found = events_status(events)
-        print_json(found) if as_json else show_events(out, found)
-        return
-    show_rows(config, "status", as_json)
+        return functools.partial(events_status, events), show.show_events
+    return functools.partial(read_rows, config, "status"), show.show_status
 
 
-@app.command()
+@app.command(rich_help_panel=OPERATE)
 def verify(
     config: ConfigFile = CONFIG,
     table: Annotated[list[str] | None, typer.Option(help="Only this table; repeatable.")] = None,
@@ -256,7 +257,7 @@ def _verify_fanout(config: Path, only: Sequence[str], as_json: bool, *, deep: bo
         raise typer.Exit(show.NOT_COMPARED)
 
 
-@app.command()
+@app.command(rich_help_panel=OPERATE)
 def maintain(config: ConfigFile = CONFIG, as_json: Json = False, log_format: Log = "console") -> None:
     """Merge small files, rewrite files with deleted rows, expire lake snapshots, remove unused files."""
     from aqueduck.cli.logs import configure_logs
@@ -279,7 +280,7 @@ def maintain(config: ConfigFile = CONFIG, as_json: Json = False, log_format: Log
         raise MaintenanceError(f"{failed[0]['lake']}: {failed[0]['error']}")
 
 
-@app.command()
+@app.command(rich_help_panel=OPERATE)
 def asof(
     config: ConfigFile = CONFIG,
     lsn: Annotated[str | None, typer.Option(help="A position of the source, such as 0/1A2B3C4.")] = None,
@@ -302,7 +303,20 @@ def asof(
     print_json(state.to_dict()) if as_json else show_snapshot(out, state)
 
 
-@app.command()
+@app.command(rich_help_panel=TRY)
+def demo(
+    flow: Annotated[DemoFlow, typer.Option(help="The flow to show.")] = "sync",
+    seconds: Annotated[float, typer.Option(min=1, help="How long the source is changed.")] = 25.0,
+    kill: Annotated[bool, typer.Option(help="Kill the service with -9 in the middle.")] = True,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the server's and the lake's files.")] = False,
+) -> None:
+    """Watch changes flow live through a service that is killed with -9 and resumes; then compare both sides."""
+    from aqueduck.lab.demo import run_demo
+
+    raise typer.Exit(run_demo(flow, seconds=seconds, kill=kill, keep=keep))
+
+
+@app.command(rich_help_panel=TRY)
 def bench(
     name: Annotated[
         str, typer.Argument(help="drain, mixed, big, copy, freshness, events, fanout or tenants.")
@@ -319,6 +333,11 @@ def bench(
     from aqueduck.lab.bench import run_bench
 
     run_bench(name, as_json=as_json, rows=rows, capture=capture)
+
+
+add_registry_commands(app)
+add_events_commands(app)
+add_examples(app)
 
 
 def _flush() -> None:

@@ -18,8 +18,8 @@ slots_app = typer.Typer(no_args_is_help=True, help="Replication slots: list, cre
 
 def add_events_commands(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command("tail")(tail)
-    app.add_typer(slots_app, name="slots")
+    app.command("tail", rich_help_panel="Slots and changes")(tail)
+    app.add_typer(slots_app, name="slots", rich_help_panel="Slots and changes")
 
 
 def tail(

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aqueduck.cli.completion import complete_group, complete_new_table, complete_setting, complete_table
 from aqueduck.cli.options import CONFIG, ConfigFile, Json, out
 
 if TYPE_CHECKING:
     from psycopg.errors import Diagnostic
 
-__all__ = ["add_registry_commands", "show_rows"]
+__all__ = ["add_registry_commands", "read_rows"]
 
 tables_app = typer.Typer(
     no_args_is_help=True, help="Add, remove, move, pause or re-copy tables; the service acts at once."
@@ -27,30 +28,45 @@ groups_app = typer.Typer(no_args_is_help=True, help="Groups: list, create, drop,
 settings_app = typer.Typer(no_args_is_help=True, help="Settings of all groups, of a group or of a table.")
 
 TableArgument = Annotated[
-    str, typer.Argument(help="The source table, such as public.orders.", metavar="TABLE")
+    str,
+    typer.Argument(
+        help="The source table, such as public.orders.", metavar="TABLE", autocompletion=complete_table
+    ),
 ]
-GroupArgument = Annotated[str, typer.Argument(help="The group's name.", metavar="GROUP")]
+NewTable = Annotated[
+    str,
+    typer.Argument(
+        help="The source table, such as public.orders.", metavar="TABLE", autocompletion=complete_new_table
+    ),
+]
+GroupArgument = Annotated[
+    str, typer.Argument(help="The group's name.", metavar="GROUP", autocompletion=complete_group)
+]
 OfGroup = Annotated[
-    str | None, typer.Option("--group", help="The group; needed only if several groups have the table.")
+    str | None,
+    typer.Option(
+        "--group",
+        help="The group; needed only if several groups have the table.",
+        autocompletion=complete_group,
+    ),
 ]
 
 
 def add_registry_commands(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.add_typer(tables_app, name="tables")
-    app.add_typer(groups_app, name="groups")
-    app.add_typer(settings_app, name="settings")
+    for inner, name in ((tables_app, "tables"), (groups_app, "groups"), (settings_app, "settings")):
+        app.add_typer(inner, name=name, rich_help_panel="Tables, groups and settings")
 
 
 @tables_app.command("list")
 def tables_list(config: ConfigFile = CONFIG, as_json: Json = False) -> None:
     """Show the registered configuration of each table."""
-    show_rows(config, "tables", as_json)
+    _show_rows(config, "tables", as_json)
 
 
 @tables_app.command("add")
 def tables_add(
-    table: TableArgument,
+    table: NewTable,
     config: ConfigFile = CONFIG,
     target: Annotated[
         str | None, typer.Option(help="The lake table; by default the same name in the schema main.")
@@ -176,7 +192,7 @@ def tables_move(
 @groups_app.command("list")
 def groups_list(config: ConfigFile = CONFIG, as_json: Json = False) -> None:
     """Show the groups: slot, publication, WAL that the slot retains."""
-    show_rows(config, "groups", as_json)
+    _show_rows(config, "groups", as_json)
 
 
 @groups_app.command("create")
@@ -245,7 +261,12 @@ def groups_release(group: GroupArgument, config: ConfigFile = CONFIG, as_json: J
     _call(config, as_json, said, "release_group", name=group)
 
 
-SettingName = Annotated[str, typer.Argument(help="The setting, such as flush_interval_ms.", metavar="NAME")]
+SettingName = Annotated[
+    str,
+    typer.Argument(
+        help="The setting, such as flush_interval_ms.", metavar="NAME", autocompletion=complete_setting
+    ),
+]
 ForGroup = Annotated[str | None, typer.Option("--group", help="For this group only.")]
 ForTable = Annotated[str | None, typer.Option("--table", help="For this table only.")]
 
@@ -253,7 +274,7 @@ ForTable = Annotated[str | None, typer.Option("--table", help="For this table on
 @settings_app.command("list")
 def settings_list(config: ConfigFile = CONFIG, as_json: Json = False) -> None:
     """Show all settings with their global values."""
-    show_rows(config, "list_settings", as_json)
+    _show_rows(config, "list_settings", as_json)
 
 
 @settings_app.command("get")
@@ -283,25 +304,30 @@ def settings_set(
     _call(config, as_json, said, "set_setting", name=name, value=value, group_name=group, source=table)
 
 
-def show_rows(config: Path, function: str, as_json: bool) -> None:
+def _show_rows(config: Path, function: str, as_json: bool) -> None:
     """Print the rows that a registry function returns, as a table or as JSON."""
     from aqueduck.cli import show
-    from aqueduck.config.sync import load_config
-    from aqueduck.postgres.registry.registry import rows_of
-    from aqueduck.postgres.session.connection import connect
 
-    with connect(load_config(config).source.dsn) as conn:
-        rows = rows_of(conn, function)
+    rows = read_rows(config, function)
     if as_json:
         show.print_json(rows)
         return
     views = {
-        "status": show.show_status,
         "groups": show.show_groups,
         "tables": show.show_tables,
         "list_settings": show.show_settings,
     }
     views[function](out, rows)
+
+
+def read_rows(config: Path, function: str) -> list[dict[str, Any]]:
+    """The rows that a registry function returns."""
+    from aqueduck.config.sync import load_config
+    from aqueduck.postgres.registry.registry import rows_of
+    from aqueduck.postgres.session.connection import connect
+
+    with connect(load_config(config).source.dsn) as conn:
+        return rows_of(conn, function)
 
 
 def _call(config: Path, as_json: bool, said: str, function: str, **arguments: Any) -> None:

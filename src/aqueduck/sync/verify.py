@@ -9,6 +9,7 @@ process for callers with a small lake.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -181,7 +182,10 @@ def _chosen(works: list[Work], tables: Sequence[str]) -> list[Work]:
     known = {work.state.source for work in works}
     for text, name in wanted.items():
         if name not in known:
-            hint = f"tables of this lake: {', '.join(sorted(known))}"
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = (
+                f"did you mean {close[0]}?" if close else f"tables of this lake: {', '.join(sorted(known))}"
+            )
             raise ConfigError(f"{text} is not a table of this lake", hint=hint)
     return [work for work in works if work.state.source in wanted.values()]
 

@@ -17,6 +17,7 @@ from psycopg.rows import dict_row
 from aqueduck.model.columns.projection import Projection, bind
 from aqueduck.model.errors import NoKeyError, PublicationError, TableMissingError
 from aqueduck.model.schema import Column, TableName, TableSchema, parse_table_name
+from aqueduck.postgres.catalog.user_tables import nearest_table
 from aqueduck.postgres.publications.narrowed import as_published
 from aqueduck.postgres.session.connection import translate_errors
 from aqueduck.postgres.session.quoting import identifier, table_identifier
@@ -185,9 +186,11 @@ def _no_key(table: TableSchema, unique_index: str | None, *, deferrable: bool) -
 
 
 def _missing(conn: Connection, name: TableName) -> TableMissingError:
+    near = nearest_table(conn, name)
+    fix = "correct the name under tables, or create the table" if near is None else f"did you mean {near}?"
     return TableMissingError(
         f"the table {name.qualified} does not exist in the database {conn.info.dbname}",
-        hint="correct the name under tables, or create the table; names with capitals need double quotes",
+        hint=f"{fix}; names with capitals need double quotes",
         table=name.qualified,
     )
 

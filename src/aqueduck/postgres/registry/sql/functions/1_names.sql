@@ -45,6 +45,39 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
     select exists (select from pg_catalog.pg_class c where c.oid::bigint = table_oid)
 $$;
 
+-- Of known names, what is `shown` for the most similar one; null if none is similar. Names are compared by their
+-- pairs of letters, without regard to case.
+create or replace function aqueduck._nearest(name text, known text[], shown text[]) returns text
+language sql immutable set search_path = pg_catalog, pg_temp as $$
+    with wanted (pairs) as (
+        select array_agg(distinct substr(' ' || lower(name) || ' ', i, 2)) from generate_series(1, length(name) + 1) i
+    )
+    select w.shown from wanted, unnest(_nearest.known, _nearest.shown) w (known, shown)
+    cross join lateral (
+        select 2.0 * count(*) filter (where p.pair = any (wanted.pairs)) / (count(*) + cardinality(wanted.pairs)) as share
+        from (select distinct substr(' ' || lower(w.known) || ' ', i, 2) from generate_series(1, length(w.known) + 1) i
+             ) p (pair)
+    ) likeness
+    where likeness.share >= 0.4 order by likeness.share desc, w.shown limit 1
+$$;
+
+-- A table of the database with this name in another schema, or with a similar name, preferably in the same schema.
+create or replace function aqueduck._nearest_table(parts text[]) returns text
+language sql stable set search_path = pg_catalog, pg_temp as $$
+    with known (schema, name, shown) as (
+        select n.nspname::text, c.relname::text, format('%I.%I', n.nspname, c.relname)
+        from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+        where c.relkind in ('r', 'p') and c.relpersistence <> 't' and not c.relispartition
+            and n.nspname not in ('aqueduck', 'information_schema') and left(n.nspname, 3) <> 'pg_'
+    )
+    select coalesce(
+        min(k.shown) filter (where lower(k.name) = lower(parts[2])),
+        aqueduck._nearest(parts[2], array_agg(k.name) filter (where k.schema = parts[1]),
+                          array_agg(k.shown) filter (where k.schema = parts[1])),
+        aqueduck._nearest(parts[2], array_agg(k.name), array_agg(k.shown)))
+    from known k
+$$;
+
 -- Refuses tables that cannot be synced in this mode, by the same rules as the service; returns the OID.
 create or replace function aqueduck._check_source(parts text[], mode text) returns bigint
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
@@ -56,7 +89,8 @@ begin
     into it from pg_catalog.pg_class c where c.oid::bigint = aqueduck._find_oid(parts);
     if not found then
         perform aqueduck._refuse(format('the table %s does not exist in the database %I', shown, current_database()),
-            'correct the name, or create the table; names with capitals need double quotes', 'QD003');
+            coalesce('did you mean ' || aqueduck._nearest_table(parts) || '?', 'correct the name, or create the table')
+                || '; names with capitals need double quotes', 'QD003');
     elsif it.kind not in ('r', 'p') then
         perform aqueduck._refuse(format('%s is not a table: only ordinary and partitioned tables have changes to replicate',
             shown), 'name a table instead', 'QD003');

@@ -7,8 +7,10 @@ declare
 begin
     select * into found_group from aqueduck.sync_groups g where g.name = group_name and g.removed_at is null;
     if not found then
-        perform aqueduck._refuse(format('the group %s does not exist', group_name),
-            format('select aqueduck.create_group(%L)', group_name));
+        perform aqueduck._refuse(format('the group %s does not exist', group_name), coalesce(
+            (select 'did you mean ' || aqueduck._nearest(group_name, array_agg(g.name), array_agg(g.name)) || '? to create it: '
+             from aqueduck.sync_groups g where g.removed_at is null), '')
+            || format('select aqueduck.create_group(%L)', group_name));
     end if;
     return found_group;
 end

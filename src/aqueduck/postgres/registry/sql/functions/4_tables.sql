@@ -1,5 +1,14 @@
 -- Tables: their desired state. The service publishes, copies and removes them.
 
+-- A table with a similar name that is synced.
+create or replace function aqueduck._nearest_synced(name text, group_name text) returns text
+language sql stable set search_path = pg_catalog, pg_temp as $$
+    select aqueduck._nearest(_nearest_synced.name, array_agg(m.source_table),
+                             array_agg(format('%I.%I', m.source_schema, m.source_table)))
+    from aqueduck.table_mappings m join aqueduck.sync_groups g on g.id = m.group_id
+    where m.removed_at is null and (_nearest_synced.group_name is null or g.name = _nearest_synced.group_name)
+$$;
+
 -- The one mapping of a source table. A renamed table is found by its new name, a dropped one by its last
 -- name.
 create or replace function aqueduck._mapping(source text, group_name text default null)
@@ -18,8 +27,9 @@ begin
             and (m.source_oid is null or not aqueduck._exists(m.source_oid))));
     if ids is null then
         perform aqueduck._refuse(format('%I.%I is not synced%s', parts[1], parts[2], ' in the group ' || group_name),
-            format('select source from aqueduck.tables() lists what is; to add it: select aqueduck.add_table(%L)',
-                format('%I.%I', parts[1], parts[2])));
+            coalesce('did you mean ' || aqueduck._nearest_synced(parts[2], group_name) || '?',
+                    'select source from aqueduck.tables() lists what is')
+                || format('; to add it: select aqueduck.add_table(%L)', format('%I.%I', parts[1], parts[2])));
     elsif cardinality(ids) > 1 then
         perform aqueduck._refuse(format('%I.%I is in the groups %s', parts[1], parts[2], names),
             'name the group with group_name');
