@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from starlette.routing import Route
 from structlog.testing import capture_logs
 
 from aqueduck.config.server import ServerConfig
-from aqueduck.model.errors import ConfigError
+from aqueduck.model.errors import ConfigError, ConnectionLostError
+from aqueduck.web.api import FREE, make_app
 from aqueduck.web.audit import Audit
 from aqueduck.web.auth import make_guard
+from aqueduck.web.feed import Feed
+from aqueduck.web.operations import Served
 from tests.web.conftest import TOKEN, Client
 
 ServerOf = Callable[..., Client]
@@ -96,6 +102,69 @@ def test_a_change_leaves_a_line_with_address_and_token(server_of: ServerOf) -> N
     [line] = [line for line in lines if line["event"] == "request"]
     assert (line["client"], line["token"], line["name"]) == ("127.0.0.1", "token", "shop")
     assert TOKEN not in str(lines)
+
+
+def test_a_change_that_fails_leaves_a_line(server_of: ServerOf) -> None:
+    """The attack: an answer that is lost with the source's connection hides a change that was made."""
+    client = server_of(env=ENV, **KEYS)
+    client.stage.refusal = ConnectionLostError("cannot drop the group: the connection to PostgreSQL was lost")
+    with capture_logs() as lines:
+        assert client.ask("DELETE", "/api/v1/groups/shop", token=TOKEN).status == 503
+    [line] = [line for line in lines if line["event"] == "request"]
+    assert (line["client"], line["token"], line["name"]) == ("127.0.0.1", "token", "shop")
+    assert (line["method"], line["path"], line["error"]) == ("DELETE", "/groups/{name}", "pg.connection_lost")
+
+
+def test_a_revoked_token_ends_its_stream(server_of: ServerOf, tmp_path: Path) -> None:
+    """The attack: whoever opened the stream of events before the token was revoked read on for ever."""
+    file = tmp_path / "token"
+    file.write_text(READING)
+    client = server_of(host="0.0.0.0", tokens=[{"name": "page", "token_file": str(file)}])
+    connection = client.connection()
+    with contextlib.closing(connection):
+        connection.request("GET", "/api/v1/events", headers={"Authorization": f"Bearer {READING}"})
+        response = connection.getresponse()
+        assert response.readline().startswith(b"id: ")
+        file.unlink()
+        assert response.read().endswith(b"\n\n")
+        assert response.isclosed()
+
+
+def test_every_address_is_behind_the_door(server_of: ServerOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attack on whatever FastAPI serves: no token, and one that may only read; each try is refused and logged."""
+    monkeypatch.setattr("aqueduck.web.audit.PAUSE_SECONDS", -1.0)
+    client = server_of(host="0.0.0.0", env=ENV, **KEYS)
+    app = make_app(Served(Feed(client.stage, stall_seconds=1), client.stage), make_guard(ServerConfig(), {}))
+    assert all(isinstance(route, Route) for route in app.routes)
+    asked = [(m, route.path) for route in app.routes if isinstance(route, Route) for m in route.methods or ()]
+    assert {path for _, path in asked} > {
+        "/metrics",
+        "/api/v1/events",
+        "/api/v1/openapi.json",
+        "/api/v1/tables",
+    }
+    for method, path in asked:
+        if path in FREE or path.startswith("/page/"):
+            assert method in ("GET", "HEAD")
+            continue
+        changes = method not in ("GET", "HEAD")
+        with capture_logs() as lines:
+            address = re.sub(r"{(\w+)[^}]*}", r"\1", path)
+            tokens = (None, READING) if changes else (None,)
+            statuses = [client.ask(method, address, token=token).status for token in tokens]
+        assert statuses == [401, 403][: len(tokens)], (method, path)
+        refused = [(line["method"], line["path"]) for line in lines if line["event"] == "request refused"]
+        assert refused == [(method, path)] * (1 + changes)
+    assert client.stage.calls == []
+
+
+def test_a_foreign_name_leaves_a_line(server_of: ServerOf) -> None:
+    """A web page that gives its own name our address is seen in the log."""
+    client = server_of()
+    with capture_logs() as lines:
+        client.get("/api/v1/status", headers={"Host": "evil.example"})
+    [line] = [line for line in lines if line["event"] == "request refused"]
+    assert (line["client"], line["code"]) == ("127.0.0.1", "http.request")
 
 
 def test_a_refusal_leaves_a_line(server_of: ServerOf) -> None:

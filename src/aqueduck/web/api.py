@@ -148,7 +148,11 @@ class Door:
         if not path:
             raise NotFoundError("there is nothing at this address", hint=f"see {PREFIX}/openapi.json")
         request, method = Request(scope), scope["method"]
-        self._guard.check_host(request.headers.get("host", ""))
+        try:
+            self._guard.check_host(request.headers.get("host", ""))
+        except BadRequestError as exc:
+            self._audit.refusal(client(request), exc.code, method, path)
+            raise
         if method not in self._allowed(path):
             hint = f"use {', '.join(self._allowed(path))}"
             raise MethodError(f"{printable(method)} is not possible here", hint=hint)
@@ -262,15 +266,20 @@ async def _events(request: Request) -> Response:
     if request.method == "HEAD":
         return Response(media_type="text/event-stream")
     state = request.app.state
-    return StreamingResponse(_follow(state.served, state.guard.can_change), media_type="text/event-stream")
+    events = _follow(state.served, state.guard, request.headers.get("authorization"))
+    return StreamingResponse(events, media_type="text/event-stream")
 
 
-async def _follow(served: Served, may_change: bool) -> AsyncIterator[str]:
-    """Send everything first, then changes, with an occasional comment so that a dead connection is noticed."""
+async def _follow(served: Served, guard: Guard, authorization: str | None) -> AsyncIterator[str]:
+    """
+    Send everything first, then changes, with an occasional comment so that a dead connection is noticed.
+
+    The stream ends when its token is revoked.
+    """
     feed, seq, sent, pause = served.feed, 0, 0.0, 0.0
-    while not feed.stopping:
+    while not feed.stopping and guard.may_read(authorization):
         if feed.seq > seq and time.monotonic() >= sent + pause:
-            update = {"may_change": may_change, **await run_in_threadpool(feed.since, seq)}
+            update = {"may_change": guard.can_change, **await run_in_threadpool(feed.since, seq)}
             text = json.dumps(update, separators=(",", ":"))
             seq, sent, pause = update["seq"], time.monotonic(), len(text) / EVENT_BYTES_PER_SECOND
             yield f"id: {seq}\nevent: update\ndata: {text}\n\n"

@@ -32,9 +32,17 @@ class Audit:
         """When an address was last logged, and how many refusals followed."""
 
     def change(
-        self, client: str, token: str | None, method: str, path: str, names: Mapping[str, object]
+        self,
+        client: str,
+        token: str | None,
+        method: str,
+        path: str,
+        names: Mapping[str, object],
+        error: str | None,
     ) -> None:
-        log.info("request", method=method, path=path, client=client, token=token, **names)
+        """A change, also one that failed: if the connection to the source was lost, it may have been made."""
+        failed = {} if error is None else {"error": error}
+        log.info("request", method=method, path=path, client=client, token=token, **names, **failed)
 
     def refusal(self, client: str, code: str, method: str, path: str) -> None:
         last, count = self._refused.pop(client, (float("-inf"), 0))

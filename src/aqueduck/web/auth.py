@@ -67,6 +67,14 @@ class Guard:
             )
         return token.name
 
+    def may_read(self, authorization: str | None) -> bool:
+        """Whether `check` still permits reading; a token in a file may have been revoked since."""
+        try:
+            self.check(authorization, changes=False)
+        except TokenError:
+            return False
+        return True
+
     def accepts(self, authorization: str | None) -> bool:
         """Whether the header contains one of the tokens."""
         return find_token(self.tokens, authorization) is not None

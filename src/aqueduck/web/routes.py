@@ -10,6 +10,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
 from typing import Any
 
 from fastapi import Request, Response
@@ -17,7 +18,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic_core import from_json
 
-from aqueduck.model.errors import BadRequestError
+from aqueduck.model.errors import AqueduckError, BadRequestError
 from aqueduck.overview.values import to_plain
 from aqueduck.web.answers import ErrorAnswer
 
@@ -26,11 +27,15 @@ __all__ = ["PREFIX", "Operation", "client", "operation_id", "printable"]
 PREFIX = "/api/v1"
 BODY_BYTES_MAX = 64 << 10
 
+_Note = Callable[[dict[str, Any], str | None], None]
+_noted: ContextVar[_Note | None] = ContextVar("noted", default=None)
+"""Writes the log line of the change that this request makes: what it is about, and the code of its error."""
+
 _VERBS = {"GET": "read", "POST": "do", "PUT": "set", "DELETE": "delete"}
 
 
 class Operation(APIRoute):
-    """A route whose endpoint gives a plain value; a change is written to the log when it is accepted."""
+    """A route whose endpoint gives a plain value; each attempt to change something is written to the log."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **settings: Any) -> None:
         self.changes = settings["methods"] != ["GET"]
@@ -47,19 +52,16 @@ class Operation(APIRoute):
         handle = super().get_route_handler()
 
         async def answer(request: Request) -> Response:
-            response = await handle(await self._read(request))
             if self.changes:
-                assert isinstance(response, _Answer)
-                request.app.state.audit.change(
-                    client(request), request.state.token, request.method, self._shown, response.names
-                )
-            return response
+                _noted.set(functools.partial(self._note, request))
+            return await handle(await self._read(request))
 
         return answer
 
-    @property
-    def _shown(self) -> str:
-        return self.path_format.removeprefix(PREFIX)
+    def _note(self, request: Request, names: dict[str, Any], error: str | None) -> None:
+        shown = self.path_format.removeprefix(PREFIX)
+        token = request.state.token
+        request.app.state.audit.change(client(request), token, request.method, shown, names, error)
 
     async def _read(self, request: Request) -> Request:
         if request.query_params and not self.dependant.query_params:
@@ -91,13 +93,6 @@ class _ReadRequest(Request):
         return self.parsed
 
 
-class _Answer(Response):
-    """JSON, and what the request was about."""
-
-    media_type = "application/json"
-    names: dict[str, Any]
-
-
 def _parsed(data: bytes, kind: str) -> dict[str, Any]:
     """The body as FastAPI takes it; `from_json` refuses lone surrogates and what nests too deep."""
     if kind.partition(";")[0].strip().lower() != "application/json":
@@ -111,15 +106,26 @@ def _parsed(data: bytes, kind: str) -> dict[str, Any]:
     return parsed
 
 
-def _plain(endpoint: Callable[..., Any], status: int) -> Callable[..., _Answer]:
-    """Answers are written as `to_plain` has them: they are our own values, so FastAPI need not validate them."""
+def _plain(endpoint: Callable[..., Any], status: int) -> Callable[..., Response]:
+    """
+    Answers are written as `to_plain` has them: they are our own values, so FastAPI need not validate them.
+
+    The log line is written here, in the thread that makes the change, which ends it even if the client is gone.
+    """
 
     @functools.wraps(endpoint)
-    def answer(**given: Any) -> _Answer:
-        text = json.dumps(to_plain(endpoint(**given)), default=str)
-        made = _Answer(text, status)
-        made.names = _names(given)
-        return made
+    def answer(**given: Any) -> Response:
+        error: str | None = AqueduckError.code  # unless it is one of ours, it is a bug
+        try:
+            found = endpoint(**given)
+            error = None
+        except AqueduckError as exc:
+            error = exc.code
+            raise
+        finally:
+            if note := _noted.get():
+                note(_names(given), error)
+        return Response(json.dumps(to_plain(found), default=str), status, media_type="application/json")
 
     return answer
 
