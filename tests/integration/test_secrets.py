@@ -36,7 +36,7 @@ PAGES = (
     "/jobs/", "/stages/", "/environment/", "/executors/", "/SQL/", "/StreamingQuery/", "/storage/",
     "/api/v1/applications", "/api/v1/applications/{app}/environment", "/api/v1/applications/{app}/jobs",
     "/api/v1/applications/{app}/stages", "/api/v1/applications/{app}/sql?details=true&length=1000",
-    "/", "/metrics", "/readyz", "/api/status", "/openapi.json",
+    "/", "/metrics", "/healthz", "/readyz", "/api/v1/openapi.json",
 )  # fmt: skip
 
 
@@ -84,6 +84,30 @@ def answer(port: int, path: str) -> bytes:
         connection.close()
 
 
+def first_event(port: int) -> bytes:
+    """All that the page is told: the first message of the stream of events."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    with contextlib.closing(connection):
+        connection.request("GET", "/api/v1/events")
+        response = connection.getresponse()
+        return b"".join(iter(response.readline, b"\n"))
+
+
+def api(port: int) -> dict[str, bytes]:
+    """What the service says at every address of its document, also about each table, group and destination."""
+    paths = json.loads(answer(port, "/api/v1/openapi.json"))["paths"]
+    plain = [path for path, verbs in paths.items() if "get" in verbs and "{" not in path]
+    found = {f"{port} {path}": answer(port, path) for path in plain}
+    status = json.loads(found[f"{port} /api/v1/status"])
+    groups = [group for flow in status["flows"] for group in flow["groups"]]
+    one = [f"groups/{group['name']}" for group in groups]
+    one += [f"tables/{table['source']}" for group in groups for table in group["tables"]]
+    one += [f"destinations/{each['name']}" for flow in status["flows"] for each in flow["destinations"]]
+    assert one, status
+    found |= {f"{port} {path}": answer(port, f"/api/v1/{path}") for path in one}
+    return {**found, f"{port} events": first_event(port)}
+
+
 def pages(pid: int) -> dict[str, bytes]:
     """Spark's page with its plans, and the service's own."""
     found: dict[str, bytes] = {}
@@ -95,6 +119,8 @@ def pages(pid: int) -> dict[str, bytes]:
             found |= {f"execution {n}": answer(port, f"/SQL/execution/?id={n}") for n in range(10)}
             found |= {path: answer(port, path.format(app=app)) for path in PAGES if "{app}" in path}
         found |= {f"{port} {path}": answer(port, path) for path in PAGES if "{app}" not in path}
+        if found[f"{port} /api/v1/openapi.json"].startswith(b"{"):
+            found |= api(port)
     return found
 
 
@@ -150,12 +176,17 @@ def refuse_talk(pid: int, directory: Path, scratch: Path, log: str, given: set[s
     shown = pages(pid)
     assert b"Physical Plan" in b"".join(shown.values())
     assert b"aqueduck_" in b"".join(text for path, text in shown.items() if path.endswith(" /metrics"))
+    assert b"head" in b"".join(text for path, text in shown.items() if path.endswith(" events"))
     assert not [path for path, text in shown.items() if PLANTED in text]
     assert "-planted" not in log
     logged = [path for path in (directory / "events").rglob("*") if path.is_file()]
     assert logged
     assert not [path for path in logged if PLANTED in path.read_bytes()]
-    assert not [*holding(directory, SALT), *holding(scratch, SALT), *holding(scratch, CELL)]
+    # Among the files are those that Spark writes for itself; a fan-out shuffles rows through them.
+    assert list(scratch.glob("aqueduck-*/blockmgr-*"))
+    assert not [*holding(directory, SALT), *holding(scratch, SALT)]
+    cells = [*holding(scratch, CELL)]
+    assert not [path for path in cells if not path.name.startswith("shuffle_") or not is_private(path)]
     passwords = {*holding(directory, PASSWORD), *holding(scratch, PASSWORD)}
     assert {path.name.rpartition("-")[0] for path in passwords} <= {"capture", "secrets"}
     assert not [

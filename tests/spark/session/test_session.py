@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
+import uuid
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -67,6 +70,19 @@ for process in psutil.Process().children(recursive=True):
 print(*sorted(planning))
 """
 
+DIES = """
+import os, signal, sys
+import psutil
+from aqueduck.spark.session.session import build_session
+
+spark = build_session("local[1]", {"spark.shuffle.compress": "false"}, "test", driver_memory="512m")
+rows = spark.range(100).selectExpr(f"concat('{sys.argv[1]}', id) as v")
+assert rows.repartition(2, "v").rdd.mapPartitions(lambda rows: [len(list(rows))]).sum() == 100
+for process in psutil.Process().children(recursive=True):
+    process.kill()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
 DOES_NOT_START = """
 from aqueduck.model.errors import SparkStartError
 from aqueduck.spark.session.session import build_session
@@ -78,11 +94,11 @@ except SparkStartError as error:
 """
 
 
-def run_python(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
+def run_python(code: str, directory: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run in a process of its own: a JVM lives as long as the process that started it."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **env}
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=directory, env=env, capture_output=True, text=True
+        [sys.executable, "-c", code, *arguments], cwd=directory, env=env, capture_output=True, text=True
     )
 
 
@@ -126,6 +142,26 @@ def test_a_session_starts_quietly_with_our_settings(tmp_path: Path) -> None:
     result = run_python(STARTS, tmp_path)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
     assert list(tmp_path.iterdir()) == []
+
+
+def holding(directory: Path, pattern: str, text: str) -> list[Path]:
+    files = (path for top in directory.glob(pattern) for path in top.rglob("*") if path.is_file())
+    return [path for path in files if text.encode() in path.read_bytes()]
+
+
+@pytest.mark.spark
+def test_rows_that_a_killed_spark_shuffled_go_with_the_next_start(tmp_path: Path) -> None:
+    """The attack: kill -9 of Python and Java, then a look into /tmp."""
+    cell = f"cell-{uuid.uuid4().hex}"
+    with tempfile.TemporaryDirectory(prefix="a", dir="/tmp") as directory:
+        assert run_python(DIES, tmp_path, cell, TMPDIR=directory).returncode == -signal.SIGKILL
+        left = holding(Path(directory), "aqueduck-*", cell)
+        assert left, "the rows were shuffled through files"
+        assert not any(path.stat().st_mode & 0o077 for path in Path(directory).glob("aqueduck-*"))
+        assert holding(Path("/tmp"), "blockmgr-*", cell) == []
+        next_start = "from aqueduck.spark.session.scratch import scratch_directory as made; made()"
+        assert run_python(next_start, tmp_path, TMPDIR=directory).returncode == 0
+        assert list(Path(directory).iterdir()) == []
 
 
 @pytest.mark.spark

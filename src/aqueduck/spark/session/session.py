@@ -114,7 +114,8 @@ def build_session(
 def session_settings(master: str, conf: Mapping[str, str], driver_memory: str) -> dict[str, str]:
     """The settings of a session on `master`, including those in `conf`."""
     settings = {**_SETTINGS, "spark.driver.memory": driver_memory}
-    options = list(_JVM_OPTIONS)
+    # The JVM's own temporary directory is /tmp, where the shuffled rows of a killed one would stay.
+    options = [*_JVM_OPTIONS, f"-Djava.io.tmpdir={scratch_directory()}"]
     if _LOCAL.fullmatch(master):
         settings |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
         settings[_SOCKETS] = str(scratch_directory())
