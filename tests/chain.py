@@ -188,7 +188,7 @@ class Chain:
     def _sync(self) -> None:
         tables: dict[str, dict[str, Any]] = {"public.t": {}, "public.other": {}}
         start = self._child(
-            "sync", dsn=self.db.dsn, directory=str(self.directory), tables=tables,
+            "sync", dsn=self.db.service_dsn, directory=str(self.directory), tables=tables,
             inline_rows=self.inline_rows, tasks=self.random.random() < 0.5,
         )  # fmt: skip
         self._run("sync", SYNC_FAULTS, start)

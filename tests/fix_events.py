@@ -143,7 +143,7 @@ class Flow:
             "source": {
                 "type": "postgres-cdc",
                 "config": {
-                    "connection_url": self.db.dsn,
+                    "connection_url": self.db.service_dsn,
                     "slot_name": "faucet_slot",
                     "publication_name": "faucet_pub",
                     **self.source,

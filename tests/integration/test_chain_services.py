@@ -108,7 +108,7 @@ def services(db: Database, fan: Fan, tmp_path: Path) -> Iterator[list[Service]]:
     upkeep = {"interval_seconds": 3, "delete_share": 0.05, "grace_hours": 0}
     files: dict[str, Any] = {
         "sync": {
-            "source": {"dsn": db.dsn},
+            "source": {"dsn": db.service_dsn},
             "lake": {"catalog": fan.place("source").catalog, "data_path": fan.place("source").data_path, "inline_rows": 5},
             "groups": [{"name": "chain", "flush_interval_ms": 200, "tables": [{"source": "public.t"}]}],
             "maintenance": {**upkeep, "retention_hours": 0.002, "readers": [f"{tmp_path}/fanout.yaml"]},
@@ -124,7 +124,7 @@ def services(db: Database, fan: Fan, tmp_path: Path) -> Iterator[list[Service]]:
             "version": 1,
             "source": {
                 "type": "postgres-cdc",
-                "config": {"connection_url": db.dsn, "slot_name": "faucet_slot", "publication_name": "faucet_pub"},
+                "config": {"connection_url": db.service_dsn, "slot_name": "faucet_slot", "publication_name": "faucet_pub"},
             },
             "sink": {"type": "jsonl", "config": {"path": f"{tmp_path}/changes.jsonl"}},
             "state": {"type": "file", "config": {"path": f"{tmp_path}/bookmark"}},
