@@ -184,6 +184,24 @@ def test_a_comparison_is_given_up_when_the_flow_needs_the_machine(
     assert all("a destination is 60 s behind" in (v.failure or "") for v in verified)
 
 
+def test_a_destination_that_failed_does_not_keep_the_others_from_being_compared(
+    fan: Fan, serve: Serve
+) -> None:
+    """P-T01, P-F09: it stays behind until somebody repairs it, and would put off every comparison until then."""
+    service = serve(verify={"interval": "0.001s", "pause_lag_seconds": 0.01})
+    Path(fan.place("two").catalog.removeprefix("sqlite:")).write_text("no catalog")
+    fan.change("insert into lake.t values (20, 'a', 20), (21, 'b', 21)")
+    service.poll()
+    wait_until(
+        lambda: service.poll() or service.status.destinations["two"].lag_seconds > 0.01, "it is behind"
+    )
+    assert service.status.destinations["two"].state == "errored"
+    fanout_verifier(service).turn()
+    verified = {name: d.verified for name, d in shown(service).items()}
+    assert verified["one"].verdict == "identical"
+    assert (verified["two"].verdict, verified["two"].failed_at is None) == ("never", False)
+
+
 def test_a_thread_starts_only_where_an_interval_is_set(fan: Fan, serve: Serve) -> None:
     """Off means off: no thread, no metric, and the page says so."""
     service = serve(verify={"interval": "off"})
@@ -271,6 +289,16 @@ def test_a_change_that_is_twice_in_a_log_is_a_difference(two_tables: WholeGroup)
     assert tables(service, two_tables)["b"].verified.verdict == "different"
     note = tables(service, two_tables)["b"].verified.note or ""
     assert "1 changes that are in the log more than once" in note
+
+
+def test_a_group_that_retries_does_not_keep_other_tables_from_being_compared(
+    two_tables: WholeGroup,
+) -> None:
+    """P-T01: changes that it staged before its source went away grow older as long as that lasts."""
+    service, verifier = synced(two_tables)
+    two_tables.runner.status.state, two_tables.runner.status.lag_seconds = "retrying", 3600.0
+    verifier.turn()
+    assert "identical" in {t.verified.verdict for t in tables(service, two_tables).values()}
 
 
 def test_a_source_that_is_away_is_no_verdict(two_tables: WholeGroup) -> None:

@@ -60,6 +60,8 @@ def sync_verifier(service: SyncService, reads: Reads | None = None) -> Verifier:
         for runner in service.runners():
             if runner.copier.busy:
                 return "a table is being copied"
+            if runner.status.state == "retrying":
+                continue  # it waits for its source or its lake, and the tables of others can be compared
             if runner.status.lag_seconds > config.pause_lag_seconds:
                 return f"the group {runner.group.name} is {runner.status.lag_seconds:.0f} s behind"
         return None
