@@ -58,6 +58,84 @@ def test_a_publication_that_somebody_changed(db: Database, tmp_path: Path, chang
         assert group.copies == copies
 
 
+GAPS = {
+    "taken out and put back": ("alter publication {0} drop table t", "alter publication {0} add table t"),
+    "made again": (
+        "drop publication {0}",
+        "create publication {0} for table only t, only other with (publish_via_partition_root = true)",
+    ),
+    "made for all tables": ("drop publication {0}", "create publication {0} for all tables"),
+    "without updates for a while": (
+        "alter publication {0} set (publish = 'insert')",
+        "alter publication {0} set (publish = 'insert, update, delete, truncate')",
+    ),
+}
+THEIRS = {"publication": "theirs", "publication_by": "user"}
+OURS_QUICK = ("taken out and put back", False)
+THEIRS_QUICK = (("made for all tables", True), ("without updates for a while", False))
+
+
+def _gaps(*quick: tuple[str, bool], without: str = "") -> list[Any]:
+    found = [(gap, running) for gap in GAPS for running in (False, True) if gap != without]
+    return [case if case in quick else pytest.param(*case, marks=pytest.mark.slow) for case in found]
+
+
+@pytest.mark.parametrize(("gap", "running"), _gaps(OURS_QUICK, without="made for all tables"))
+def test_a_gap_of_our_publication_that_is_over_is_found(
+    db: Database, tmp_path: Path, gap: str, running: bool
+) -> None:
+    """P-S17, P-T04: somebody took a table out and put it back, between two looks of the watch or while the service was stopped."""
+    db.execute(SETUP)
+    with whole_group(db, tmp_path, TABLES) as group:
+        pass_gap(db, group, "aqueduck_test", gap, running=running)
+
+
+@pytest.mark.parametrize(("gap", "running"), _gaps(*THEIRS_QUICK))
+def test_a_gap_of_a_users_publication_that_is_over_is_found(
+    db: Database, tmp_path: Path, gap: str, running: bool
+) -> None:
+    """P-S17, P-T04: the same for a publication of the user's, which the service never changes."""
+    db.execute(SETUP)
+    db.execute("create publication theirs for table t, other")
+    with whole_group(db, tmp_path, TABLES, group=THEIRS) as group:
+        pass_gap(db, group, "theirs", gap, running=running)
+
+
+def pass_gap(db: Database, group: WholeGroup, publication: str, gap: str, *, running: bool) -> None:
+    """Source and lake agree after it; and what was found once is copied once."""
+    group.watch.look(group.runner)
+    if not running:
+        group.capture.stop()
+    before, after = GAPS[gap]
+    for statement in (before, "update t set v = 7", after):
+        db.execute(statement.format(publication))
+    if not running:
+        group.restart(TABLES)
+    group.watch.look(group.runner)
+    group.copy()
+    db.execute("insert into t values (9, 9); insert into other values (1)")
+    group.apply()
+    check(group)
+    copies = group.copies
+    group.restart(TABLES)
+    group.watch.look(group.runner)
+    group.copy()
+    assert group.copies == copies
+
+
+def test_another_owner_of_the_publication_is_no_gap(db: Database, tmp_path: Path) -> None:
+    """P-S24: `check` may print `alter publication … owner to`; what was sent stays what it was."""
+    db.execute(SETUP)
+    with whole_group(db, tmp_path, TABLES) as group:
+        group.watch.look(group.runner)
+        db.execute("create role publisher superuser; alter publication aqueduck_test owner to publisher")
+        copies = group.copies
+        group.watch.look(group.runner)
+        group.restart(TABLES)
+        assert group.copies == copies
+    db.execute("alter publication aqueduck_test owner to postgres; drop role publisher")
+
+
 def test_a_publication_that_is_changed_in_the_middle_of_a_copy(db: Database, tmp_path: Path) -> None:
     """P-S17, P-S22: the copy that is under way is older than what was not sent, so another one follows."""
     db.execute(SETUP)

@@ -19,19 +19,23 @@ from aqueduck.model.modes import UPSERT, TableMode
 from aqueduck.model.schema import TableSchema, lsn_text, parse_lsn
 
 __all__ = [
+    "NOT_SENT",
     "Confirmation",
+    "Sending",
     "SlotMark",
     "file_stamp",
     "read_confirmation",
     "read_durable",
     "read_modes",
     "read_report",
+    "read_sendings",
     "read_skips",
     "read_slot",
     "read_tables",
     "replace_file",
     "write_confirmation",
     "write_durable",
+    "write_sendings",
     "write_skips",
     "write_slot",
     "write_tables",
@@ -99,6 +103,43 @@ def read_slot(path: Path) -> SlotMark | None:
         return SlotMark(**json.loads(path.read_text()))
     except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """How a publication sends a table; two looks at it show whether the table was not sent for a while."""
+
+    entries: tuple[str, ...] = ()
+    """
+    The publication's entries that include the table: the table itself, its root, its schema, or all tables.  An entry that
+    was removed and added again is another one.
+    """
+    changed_by: int = 0
+    """The transaction that last changed the publication itself, for example the kinds of changes that it sends."""
+    owner: int = 0
+
+    def continues(self, before: Sending) -> bool:
+        """Whether the table was sent all the time since; a change of the owner alone is no gap."""
+        same = not set(self.entries).isdisjoint(before.entries)
+        return same and (self.changed_by == before.changed_by or self.owner != before.owner)
+
+
+NOT_SENT = Sending()
+"""Nothing continues this."""
+
+
+def write_sendings(path: Path, found: Mapping[int, Sending]) -> None:
+    """Write how each table was sent at the last look, by OID."""
+    replace_file(path, json.dumps({oid: asdict(sending) for oid, sending in found.items()}), sync=True)
+
+
+def read_sendings(path: Path) -> dict[int, Sending]:
+    """What `write_sendings` wrote last; empty if there is nothing."""
+    try:
+        found = json.loads(path.read_text())
+        return {int(o): Sending(tuple(s["entries"]), s["changed_by"], s["owner"]) for o, s in found.items()}
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
 
 
 def write_durable(path: Path, position: int) -> None:

@@ -29,14 +29,14 @@ from aqueduck.model.errors import AqueduckError, RegistryIncompleteError, Retry
 from aqueduck.model.schema import TableName, lsn_text
 from aqueduck.postgres.catalog.structure import read_structure
 from aqueduck.postgres.publications.ownership import noting, read_ownership, refuse_foreign_slot
-from aqueduck.postgres.publications.publications import published_since
 from aqueduck.postgres.publications.slots import create_slot, drop_slot
 from aqueduck.postgres.session.connection import connect
 from aqueduck.postgres.session.server import read_server, require_logical_wal
+from aqueduck.state_files.files import NOT_SENT, read_sendings, write_sendings
 from aqueduck.state_files.private_files import private_directory
 from aqueduck.sync.control import FileControl, Wanted, open_control
 from aqueduck.sync.copying.copy_journal import forget_journal
-from aqueduck.sync.publishing import owned_parts, ownership_after, publish, undo_on_failure
+from aqueduck.sync.publishing import owned_parts, ownership_after, publish, read_sent, undo_on_failure
 from aqueduck.sync.slot_history import lost_slot, record_trusted
 from aqueduck.sync.tables.prepare_tables import (
     PreparedTable,
@@ -136,8 +136,10 @@ def prepare_group(
             stored = None
         if trust_slot and stored is not None:
             record_trusted(conn, group, directory / "confirmed", stored, lake_mark(lake, group.name))
-        sent = published_since(conn, group.publication)
-        unsent = set() if group.users_publication else tables.keys() - sent.keys()
+        before, sent = read_sendings(directory / "publication"), read_sent(conn, group)
+        unsent = {
+            oid for oid in tables if oid not in sent or not sent[oid].continues(before.get(oid, sent[oid]))
+        }
         if not owns.slot:
             refuse_foreign_slot(group.slot_name)
         if adopt:
@@ -161,6 +163,10 @@ def prepare_group(
                     forget_journal(directory, oid)
                 first = Position(group.name, position, None, server.system_identifier, server.timeline)
                 _begin_at(lake, group, tables, first)
+            # Last, so that a gap is found again if this is interrupted.
+            now, known = read_sent(conn, group), read_states(lake, group.name)
+            seen = {oid: (now if oid in tables else before).get(oid, NOT_SENT) for oid in known}
+            write_sendings(directory / "publication", seen)
     return PreparedGroup(group, tables, position, server.system_identifier, server.timeline, refused)
 
 

@@ -15,12 +15,19 @@ from aqueduck.postgres.publications.ownership import Ownership, read_ownership, 
 from aqueduck.postgres.publications.publications import (
     drop_publication,
     ensure_publication,
+    published_since,
     publishes_exactly,
 )
-from aqueduck.postgres.publications.published import publication_exists, refuse_narrowed
+from aqueduck.postgres.publications.published import (
+    publication_exists,
+    published_oids,
+    refuse_narrowed,
+    sendings,
+)
 from aqueduck.postgres.publications.slots import drop_slot, slot_info
+from aqueduck.state_files.files import Sending
 
-__all__ = ["Owned", "owned_parts", "ownership_after", "publish", "undo_on_failure"]
+__all__ = ["Owned", "owned_parts", "ownership_after", "publish", "read_sent", "undo_on_failure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,14 @@ def publish(
     if exists and not ours and not publishes_exactly(conn, group.publication, tables):
         refuse_foreign_publication(group.publication)
     ensure_publication(conn, group.publication, tables)
+
+
+def read_sent(conn: psycopg.Connection[Any], group: GroupConfig) -> dict[int, Sending]:
+    """How the group's publication sends tables, as far as it sends them whole, or as its user wants them."""
+    if not group.users_publication:
+        return published_since(conn, group.publication)
+    listed = published_oids(conn, group.publication)
+    return {oid: s for oid, s in sendings(conn, group.publication, whole=True).items() if oid in listed}
 
 
 @contextlib.contextmanager

@@ -375,7 +375,6 @@ class Reconciler:
         assert self._control is not None
         self._control.forget(group=wanted)
         self._service.wanted.pop(name, None)
-        self._service.watch.forget(name)
         log.info("group removed", group=name)
 
 

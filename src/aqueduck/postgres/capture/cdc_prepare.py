@@ -165,9 +165,9 @@ def _as_found(
 def _marks(
     conn: Connection, publication: str, tables: Sequence[str], known: Sequence[TableSchema]
 ) -> dict[str, str]:
-    """The marks of the wanted tables, and of whole schemas."""
+    """The marks of the wanted tables."""
     marks, oids = publication_marks(conn, publication), {str(table.oid) for table in known}
-    return {key: mark for key, mark in marks.items() if not tables or key in oids or not key.isdigit()}
+    return {key: mark for key, mark in marks.items() if not tables or key in oids}
 
 
 def _server(conn: Connection) -> ServerInfo:

@@ -20,6 +20,7 @@ from aqueduck.model.schema import TableName, TableSchema
 from aqueduck.postgres.catalog.tables import describe_oid
 from aqueduck.postgres.session.connection import connect, translate_errors
 from aqueduck.postgres.session.quoting import identifier, table_identifier
+from aqueduck.state_files.files import Sending
 
 __all__ = [
     "PublishedTables",
@@ -84,10 +85,9 @@ def publishes_exactly(conn: Connection, name: str, tables: Sequence[TableSchema]
     return found is not None and not found.all_tables and found.options_fit and _has_exactly(found, tables)
 
 
-def published_since(conn: Connection, name: str) -> dict[int, int]:
+def published_since(conn: Connection, name: str) -> dict[int, Sending]:
     """
-    The tables that the publication sends whole, by OID, each with a mark that changes if it was out of the
-    publication for a while.
+    How each table is sent, by OID, that the publication names and sends whole.
 
     Empty if the publication does not exist, or does not send every kind of change.
     """
@@ -96,11 +96,11 @@ def published_since(conn: Connection, name: str) -> dict[int, int]:
         if found is None or found.all_tables or not found.options_fit or found.narrowed:
             return {}
         rows = conn.execute(
-            "select r.prrelid::int8, r.oid::int8 from pg_publication_rel r"
-            " join pg_publication p on p.oid = r.prpubid where p.pubname = %s",
+            "select r.prrelid::int8, p.oid || '/' || r.oid, p.xmin::text::int8, p.pubowner::int8"
+            " from pg_publication_rel r join pg_publication p on p.oid = r.prpubid where p.pubname = %s",
             (name,),
         ).fetchall()
-    return dict(rows)
+    return {oid: Sending((entry,), changed_by, owner) for oid, entry, changed_by, owner in rows}
 
 
 def create_publication_sql(name: str, tables: Sequence[TableSchema]) -> str:

@@ -18,6 +18,7 @@ from aqueduck.model.schema import TableName, TableSchema
 from aqueduck.postgres.catalog.tables import describe_oid, describe_table
 from aqueduck.postgres.session.connection import translate_errors
 from aqueduck.postgres.session.quoting import identifier
+from aqueduck.state_files.files import Sending
 
 __all__ = [
     "Newcomer",
@@ -30,6 +31,7 @@ __all__ = [
     "published_tables",
     "refuse_narrowed",
     "refuse_unpublished",
+    "sendings",
 ]
 
 log = structlog.get_logger()
@@ -66,17 +68,24 @@ def check_publication(conn: Connection, name: str) -> str:
 
 def publication_marks(conn: Connection, name: str) -> dict[str, str]:
     """
-    The publication's entries (tables and schemas by OID, or all), each with a mark that changes if it was out
-    of the publication for a while.
+    The published tables by OID, each with the publication's entries that include it: none of them stays the same if the
+    table was not published for a while.
     """
     if not publication_oid(conn, name):
         raise PublicationError(
             f"the publication {name} does not exist any more: changes since it was dropped are not sent",
             hint=f"create publication {identifier(name)} for table public.orders",
         )
-    schemas = _SCHEMA_MARKS if conn.info.server_version >= 150000 else ""
+    return {str(oid): ",".join(found.entries) for oid, found in sendings(conn, name).items()}
+
+
+def sendings(conn: Connection, name: str, *, whole: bool = False) -> dict[int, Sending]:
+    """How each table is sent, with partitions by themselves; with `whole`, none unless every kind of change is sent."""
+    schemas = _BY_SCHEMA if conn.info.server_version >= 150000 else ""
+    kinds = "and pubinsert and pubupdate and pubdelete and pubtruncate" if whole else ""
     with translate_errors(f"read the publication {name}", conn=conn):
-        return dict(conn.execute((_MARKS + schemas).encode(), {"name": name}).fetchall())
+        rows = conn.execute(_SENDINGS.format(kinds, schemas).encode(), (name,)).fetchall()
+    return {oid: Sending(tuple(entries), changed_by, owner) for oid, entries, changed_by, owner in rows}
 
 
 def publication_oid(conn: Connection, name: str) -> int:
@@ -90,11 +99,15 @@ def refuse_unpublished(
     conn: Connection, name: str, before: Mapping[str, str], now: Mapping[str, str], way_out: str
 ) -> None:
     """Raise if anything that is published now, and was before, was not published in between."""
-    missed = [key for key, mark in now.items() if before.get(key, mark) != mark]
+    missed = [
+        key
+        for key, mark in now.items()
+        if key in before and set(mark.split(",")).isdisjoint(before[key].split(","))
+    ]
     if missed:
         with translate_errors(f"read the publication {name}", conn=conn):
-            rows = conn.execute(_NAMES, ([key for key in missed if key != "all"],)).fetchall()
-        what = ", ".join(name for (name,) in rows) or "all tables"
+            rows = conn.execute(_NAMES, ([int(key) for key in missed],)).fetchall()
+        what = ", ".join(name for (name,) in rows)
         raise UnpublishedError(
             f"the publication {name} did not send {what} for a while: it was dropped and created again, or they were taken"
             " out of it and put back; changes in between were not read",
@@ -102,19 +115,32 @@ def refuse_unpublished(
         )
 
 
-_MARKS = """
-    select 'all', oid::text from pg_publication where pubname = %(name)s and puballtables
-    union all select r.prrelid::text, p.oid || '/' || r.oid
-    from pg_publication p join pg_publication_rel r on r.prpubid = p.oid where p.pubname = %(name)s
+_SENDINGS = """
+    with published as (select *, xmin::text::int8 as changed_by from pg_publication where pubname = %s {}),
+    entries as (
+        select r.prrelid as relation, p.oid || '/' || r.oid as entry
+        from published p join pg_publication_rel r on r.prpubid = p.oid {}
+        union all
+        select c.oid, p.oid || '/all' from published p join pg_class c on p.puballtables
+        where c.relkind in ('r', 'p') and c.oid >= 16384
+    )
+    select coalesce(t.relid, e.relation)::int8, array_agg(distinct e.entry), p.changed_by, p.pubowner::int8
+    from published p cross join entries e left join pg_partition_tree(e.relation) t on true
+    group by 1, 3, 4
 """
-_SCHEMA_MARKS = """
-    union all select 'schema ' || n.pnnspid, p.oid || '/' || n.oid
-    from pg_publication p join pg_publication_namespace n on n.pnpubid = p.oid where p.pubname = %(name)s
+_BY_SCHEMA = """
+        union all
+        select c.oid, p.oid || '/' || n.oid
+        from published p join pg_publication_namespace n on n.pnpubid = p.oid
+        join pg_class c on c.relnamespace = n.pnnspid and c.relkind in ('r', 'p')
 """
 _NAMES = """
-    select case when key like 'schema %%' then 'schema ' || substr(key, 8)::oid::regnamespace
-                else key::oid::regclass::text end
-    from unnest(%s::text[]) key order by 1 limit 20
+    with missed as (select unnest(%s::oid[]) as relation)
+    select relation::regclass::text from missed m
+    where not exists (
+        select from pg_partition_ancestors(m.relation) a join missed o on o.relation = a.relid and a.relid <> m.relation
+    )
+    order by 1 limit 20
 """
 
 

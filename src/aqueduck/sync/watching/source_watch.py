@@ -31,18 +31,16 @@ from aqueduck.postgres.catalog.structure import (
     read_horizon,
     read_structure,
 )
-from aqueduck.postgres.publications.publications import published_since
-from aqueduck.postgres.publications.published import published_oids
 from aqueduck.postgres.publications.slots import look_at_slot
 from aqueduck.postgres.session.connection import connect
 from aqueduck.postgres.session.history import slot_mark
 from aqueduck.postgres.session.quoting import identifier
 from aqueduck.postgres.session.server import flushed_position
 from aqueduck.service.probe import Probe, Reading
-from aqueduck.state_files.files import SlotMark, write_slot
+from aqueduck.state_files.files import NOT_SENT, Sending, SlotMark, read_sendings, write_sendings, write_slot
 from aqueduck.sync.groups.group import GroupRunner
 from aqueduck.sync.groups.group_tables import leave_table
-from aqueduck.sync.publishing import publish
+from aqueduck.sync.publishing import publish, read_sent
 
 __all__ = ["SourceWatch"]
 
@@ -60,18 +58,12 @@ class SourceWatch:
         """
         self._horizons: dict[int, int] = {}
         """When tables last matched their marks: which transactions had ended by then."""
-        self._sent: dict[str, dict[int, int]] = {}
-        """The tables that each group's publication sent at the last look."""
         self._slots: dict[str, SlotMark] = {}
         """The position of each group's slot at the last look."""
 
-    def forget(self, group: str) -> None:
-        """Forget a group that was taken down together with its publication."""
-        self._sent.pop(group, None)
-
     def look(self, runner: GroupRunner) -> None:
         """Check once; raises if the source cannot be read."""
-        self._forget_left(runner)
+        before = _sent_before(runner)
         dsn, tables = runner.config.source.dsn, list(runner.tables)
         with connect(dsn) as conn:
             horizon = read_horizon(conn)
@@ -82,11 +74,10 @@ class SourceWatch:
             news: dict[int, News] = {}
             for oid, leaves in known.items():
                 if runner.book.is_ready(oid):  # otherwise its copy makes the marks
-                    before = marks.get(oid) or marks_of(leaves, 0)
-                    news[oid] = self._news(conn, oid, before, leaves)
-            sent = published_since(conn, runner.group.publication)
+                    known_of = marks.get(oid) or marks_of(leaves, 0)
+                    news[oid] = self._news(conn, oid, known_of, leaves)
+            sent = read_sent(conn, runner.group)
             mark = slot_mark(conn, runner.group.slot_name, runner.timeline)
-            published = published_oids(conn, runner.group.publication)
             active, flushed = look_at_slot(conn, runner.group.slot_name)
         self._record_slot(runner, mark)
         _take_proof(runner, Probe(time.monotonic(), active, flushed))
@@ -95,14 +86,10 @@ class SourceWatch:
             if runner.book.is_ready(oid):
                 self._act(runner, oid, found, marks_of(structure.leaves[oid], horizon), marks.get(oid))
         if runner.group.users_publication:
-            _record_unsent(runner, published)
+            _record_unsent(runner, before, sent)
         else:
-            self._publish_again(runner, tables, sent)
-
-    def _forget_left(self, runner: GroupRunner) -> None:
-        """Forget tables that left the group: if one returns, it need not have been published in between."""
-        for oid in runner.book.take_left():
-            self._sent.get(runner.group.name, {}).pop(oid, None)
+            sent = _publish_again(runner, before, sent)
+        _copy_missed(runner, before, sent)
 
     def _record_slot(self, runner: GroupRunner, now: SlotMark | None) -> None:
         """
@@ -114,32 +101,6 @@ class SourceWatch:
             write_slot(runner.directory / "slot", before)
         if now is not None:
             self._slots[name] = now
-
-    def _publish_again(self, runner: GroupRunner, tables: list[int], sent: dict[int, int]) -> None:
-        """
-        Publish tables again that were not sent for a while, and re-copy them; a table that is being copied is
-        re-copied afterwards.
-        """
-        group, before = runner.group, self._sent.get(runner.group.name, {})
-        missed = [o for o in tables if o not in sent or before.get(o, sent[o]) != sent[o]]
-        if missed or sent.keys() - set(tables):  # a handover whose connection was lost left an extra one
-            with connect(runner.config.source.dsn) as conn:
-                publish(conn, group, [t.schema for t in runner.tables.values()])
-                sent = published_since(conn, group.publication)
-        self._sent[group.name] = sent
-        for oid in missed:
-            if oid not in runner.tables:  # another group has it now
-                continue
-            if runner.copier.is_copying(oid):
-                sent[oid] = 0
-                continue
-            if not runner.book.is_ready(oid):  # its copy, or its handover, begins when it is published
-                continue
-            table = runner.tables[oid].schema.qualified
-            log.warning("table is re-copied: it was not published", group=group.name, table=table)
-            with runner.commit_lock:
-                runner.book.record_sent_again(oid)
-            runner.resync(oid)
 
     def _news(self, conn: psycopg.Connection[Any], oid: int, before: Marks, leaves: dict[int, Leaf]) -> News:
         """The relevant news: partitions attached with rows, detached, or possibly truncated."""
@@ -175,6 +136,86 @@ class SourceWatch:
                 transact(runner.lake, lambda: write_marks(runner.lake, group.name, oid, now))
 
 
+def _sent_before(runner: GroupRunner) -> dict[int, Sending]:
+    """
+    How tables were sent at the last look, by the file `publication`, which outlives the service.
+
+    Tables that left the group are forgotten: one that comes back need not have been published in between.
+    """
+    path = runner.directory / "publication"
+    before = read_sendings(path)
+    left = runner.book.take_left()
+    if not left.isdisjoint(before):
+        before = {oid: sending for oid, sending in before.items() if oid not in left}
+        write_sendings(path, before)
+    return before
+
+
+def _gaps(tables: Collection[int], before: dict[int, Sending], sent: dict[int, Sending]) -> list[int]:
+    """The tables that are sent, but were not for a while."""
+    return [oid for oid in tables if oid in sent and not sent[oid].continues(before.get(oid, sent[oid]))]
+
+
+def _publish_again(
+    runner: GroupRunner, before: dict[int, Sending], sent: dict[int, Sending]
+) -> dict[int, Sending]:
+    """Have our publication send the group's tables and no others; returns how it sends them then."""
+    tables = list(runner.tables)
+    missing = [oid for oid in tables if oid not in sent]
+    before |= dict.fromkeys(missing, NOT_SENT)
+    # An extra one is left by a handover whose connection was lost; what was added by hand may lack our options.
+    if missing or sent.keys() - set(tables) or _gaps(tables, before, sent):
+        with connect(runner.config.source.dsn) as conn:
+            publish(conn, runner.group, [t.schema for t in runner.tables.values()])
+            return read_sent(conn, runner.group)
+    return sent
+
+
+def _record_unsent(runner: GroupRunner, before: dict[int, Sending], sent: Collection[int]) -> None:
+    """Detect tables that a user's publication no longer sends; `_copy_missed` finds those that it sends again."""
+    for oid, table in runner.tables.items():
+        if oid in sent:
+            continue
+        before[oid] = NOT_SENT
+        if oid in runner.book.unsent:
+            continue
+        name = runner.group.publication
+        error = PublicationError(
+            f"the publication {name} does not send the table any more, or not every kind of its changes",
+            hint=f"alter publication {identifier(name)} add table {table.source}, or set its option publish to every kind;"
+            " the table is re-copied then",
+            table=table.source,
+        )
+        with runner.commit_lock:
+            runner.book.record_unsent(oid, error)
+        log.error("table is not sent", group=runner.group.name, error=str(error))
+
+
+def _copy_missed(runner: GroupRunner, before: dict[int, Sending], sent: dict[int, Sending]) -> None:
+    """
+    Copy tables again that were not sent for a while; one that is being copied is re-copied afterwards.
+
+    What was seen is written last, so that a gap is found again if this is interrupted.
+    """
+    seen = before | {oid: sent[oid] for oid in runner.tables if oid in sent}
+    for oid in _gaps(list(runner.tables), before, sent):
+        if runner.copier.is_copying(oid):
+            seen[oid] = NOT_SENT
+            continue
+        ready = runner.book.is_ready(oid)
+        if ready or oid in runner.book.unsent:
+            with runner.commit_lock:
+                runner.book.record_sent_again(oid)
+        if not ready:  # its copy, or its handover, begins when it is published
+            continue
+        table = runner.tables[oid].schema.qualified
+        log.warning("table is re-copied: it was not published", group=runner.group.name, table=table)
+        runner.resync(oid)
+    path = runner.directory / "publication"
+    if seen != read_sendings(path):
+        write_sendings(path, seen)
+
+
 def _take_proof(runner: GroupRunner, probe: Probe) -> None:
     status = runner.refresh()
     waits = status.held or status.paused or status.state != "streaming" or not status.reading
@@ -184,28 +225,6 @@ def _take_proof(runner: GroupRunner, probe: Probe) -> None:
     runner.proof.take(probe, reading)
     if runner.proof.error is not None and before is None:
         log.error("group does not stream", group=runner.group.name, error=str(runner.proof.error))
-
-
-def _record_unsent(runner: GroupRunner, published: Collection[int]) -> None:
-    """Detect tables that a user's publication no longer sends; when it sends one again, the table is re-copied."""
-    for oid, table in runner.tables.items():
-        if oid in runner.book.unsent and oid in published:
-            log.warning(
-                "table is re-copied: it was not published", group=runner.group.name, table=table.source
-            )
-            with runner.commit_lock:
-                runner.book.record_sent_again(oid)
-            runner.resync(oid)
-        elif oid not in published and oid not in runner.book.unsent:
-            name = runner.group.publication
-            error = PublicationError(
-                f"the publication {name} does not send the table any more",
-                hint=f"alter publication {identifier(name)} add table {table.source}; it is re-copied then",
-                table=table.source,
-            )
-            with runner.commit_lock:
-                runner.book.record_unsent(oid, error)
-            log.error("table is not sent", group=runner.group.name, error=str(error))
 
 
 def _leave_dropped(runner: GroupRunner, structure: Structure) -> None:
