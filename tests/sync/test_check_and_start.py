@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from aqueduck.config.events import load_events
-from aqueduck.config.sync import SyncConfig
+from aqueduck.config.sync import SparkConfig, SyncConfig, TracingConfig
 from aqueduck.events.check import run_event_checks
 from aqueduck.events.prepare import prepare_source
 from aqueduck.lake.ledger.table_states import read_states
 from aqueduck.lake.session.catalog import open_lake
 from aqueduck.model.bookmarks import Bookmark
-from aqueduck.model.errors import AqueduckError, BookmarkError
+from aqueduck.model.errors import AqueduckError, BookmarkError, ConfigError, SparkStartError
 from aqueduck.postgres.registry.registry import call, install, reconcile_file
+from aqueduck.service.check_spark import spark_checks
 from aqueduck.sinks.bookmark_file import FileBookmarks
+from aqueduck.spark.session.session import prepare_environment
 from aqueduck.sync.check import run_checks
 from aqueduck.sync.control import RegistryControl, Wanted
 from aqueduck.sync.prepare import prepare_group
+from aqueduck.sync.service import SyncService
 from aqueduck.sync.verify import verify_tables
 from tests.fix_events import Flow
 from tests.fix_postgres import Database
@@ -107,6 +112,41 @@ def test_check_says_what_a_start_says_of_the_lake(stopped: WholeGroup, what: str
         lake.execute(statement)
     assert checked(stopped) == {code}
     assert started(stopped) == {code}
+
+
+@pytest.mark.parametrize("what", ["traces", "a link"])
+def test_check_says_what_a_start_says_of_its_surroundings(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """P-T07: an endpoint for traces without the package, and a directory that is not ours."""
+    db.execute("create table t (id int primary key)")
+    config = small_config(db, tmp_path, "public.t")
+    assert {r.name for r in run_checks(config) if not r.ok} == set()
+    if what == "traces":
+        monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+        config = config.model_copy(update={"tracing": TracingConfig(otlp_endpoint="http://127.0.0.1:1")})
+    else:
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "state").mkdir(exist_ok=True)
+        (tmp_path / "state" / "test").symlink_to(tmp_path / "elsewhere")
+    assert {r.error.code for r in run_checks(config) if r.error is not None} == {"config.invalid"}
+    service = SyncService(config)
+    try:
+        with pytest.raises(ConfigError):
+            service.prepare()
+    finally:
+        service.stop()
+
+
+def test_check_asks_for_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P-T07: without one, nothing starts."""
+    assert all(result.ok for result in spark_checks(SparkConfig()))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert [r.error.code for r in spark_checks(SparkConfig()) if r.error is not None] == ["spark.start"]
+    with pytest.raises(SparkStartError):
+        prepare_environment(dict(os.environ), "local[1]")
 
 
 def test_check_asks_about_tables_that_only_the_registry_has(db: Database, stopped: WholeGroup) -> None:

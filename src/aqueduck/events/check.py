@@ -19,12 +19,15 @@ from aqueduck.config.events import (
 )
 from aqueduck.config.sync import LakeConfig
 from aqueduck.events.prepare import refuse_lost
-from aqueduck.events.wiring import load_bookmark, source_dsn, table_of
+from aqueduck.events.status import flow_dir
+from aqueduck.events.watch import EventsWatch
+from aqueduck.events.wiring import load_bookmark, open_sink, source_dsn, table_of
+from aqueduck.model.bookmarks import Bookmark
 from aqueduck.model.errors import AqueduckError, CatalogUnreachableError, SinkPathError
 from aqueduck.postgres.publications.published import check_publication, refuse_narrowed
 from aqueduck.postgres.session.connection import connect
 from aqueduck.postgres.session.server import ServerInfo, read_server
-from aqueduck.service.check_lake import check_catalog, check_data_path
+from aqueduck.service.check_lake import check_catalog, check_data_path, check_state_dir
 from aqueduck.service.check_server import (
     CheckResult,
     Connection,
@@ -47,6 +50,7 @@ def run_event_checks(config: EventsConfig) -> list[CheckResult]:
     results = list(_source_checks(config))
     results.append(result_of("state", _check_state, config))
     results.append(result_of("sink", _check_sink, config))
+    results.append(result_of("state directory", check_state_dir, config.state_dir, [flow_dir(config)]))
     if config.server is not None:
         results.append(result_of("HTTP server", check_server, config.server, os.environ))
     return [*results, *spark_checks(config.spark)]
@@ -65,23 +69,29 @@ def _source_checks(config: EventsConfig) -> Iterator[CheckResult]:
         yield encryption_of(conn)
         yield result_of("pooler", check_pooler, conn, {config.source.capture})
         name = config.source.publication_name
-        yield result_of(f"publication {name}", _check_publication, conn, name, config.source.plugin)
+        yield result_of(f"publication {name}", _check_publication, conn, config, dsn)
         yield result_of(f"slot {config.source.slot_name}", _check_slot, conn, server, config, dsn)
 
 
-def _check_publication(conn: Connection, name: str, plugin: str) -> str:
-    said = check_publication(conn, name)
-    refuse_narrowed(conn, name, plugin)
+def _check_publication(conn: Connection, config: EventsConfig, dsn: str) -> str:
+    source = config.source
+    said = check_publication(conn, source.publication_name)
+    refuse_narrowed(conn, source.publication_name, source.plugin)
+    begins_anew = source.slot_type == "temporary" or _bookmark(config, dsn) is None
+    if not begins_anew:
+        EventsWatch(source, dsn, flow_dir(config)).refuse_gap(conn)
     return said
+
+
+def _bookmark(config: EventsConfig, dsn: str) -> Bookmark | None:
+    with contextlib.suppress(CatalogUnreachableError):  # another check reports that
+        return load_bookmark(config, dsn)
+    return None
 
 
 def _check_slot(conn: Connection, server: ServerInfo, config: EventsConfig, dsn: str) -> str:
     source = config.source
-    confirmed = Path(config.state_dir) / source.slot_name / "confirmed"
-    bookmark = None
-    with contextlib.suppress(CatalogUnreachableError):  # another check reports that
-        bookmark = load_bookmark(config, dsn)
-    info = refuse_lost(conn, dsn, source, server, bookmark, confirmed)
+    info = refuse_lost(conn, dsn, source, server, _bookmark(config, dsn), flow_dir(config) / "confirmed")
     if source.slot_type == "temporary":
         return "is made for each run"
     if info is None:
@@ -120,9 +130,10 @@ def _check_sink(config: EventsConfig) -> str:
         return check_events_table(sink.connection_url or source_dsn(config.source), table_of(sink))
     if isinstance(sink, DuckLakeSinkConfig):
         return _check_lake(sink) or check_events_lake(sink, table_of(sink))
-    if isinstance(sink, HttpSinkConfig):
-        return "webhook"  # a request would be a delivery
-    return "kafka" if isinstance(sink, KafkaSinkConfig) else "standard output"
+    with contextlib.closing(open_sink(sink)):  # neither sends anything: a request would be a delivery
+        if isinstance(sink, HttpSinkConfig):
+            return "webhook"
+        return "kafka" if isinstance(sink, KafkaSinkConfig) else "standard output"
 
 
 def _writable(directory: Path, key: str) -> str:

@@ -12,7 +12,9 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import structlog
 
 from aqueduck.config.events import PostgresCdcConfig
@@ -45,6 +47,12 @@ class EventsWatch:
         """Forget earlier publications: without a bookmark they do not matter."""
         for path in (self._publication_path, self._slot_path):
             path.unlink(missing_ok=True)
+
+    def refuse_gap(self, conn: psycopg.Connection[Any]) -> None:
+        """Raise what the next look will raise, and change nothing: for a check before a start."""
+        name, before = self._source.publication_name, read_report(self._publication_path)
+        if self._source.on_unpublished == "stop":
+            refuse_unpublished(conn, name, before, publication_marks(conn, name), self._way_out)
 
     def look(self, timeline: int) -> None:
         """

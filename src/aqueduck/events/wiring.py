@@ -34,7 +34,7 @@ from aqueduck.sinks.lake_table import LakeEvents
 from aqueduck.sinks.postgres_table import EventsTable, bookmarks_beside
 from aqueduck.sinks.stdout import StdoutSink
 
-__all__ = ["load_bookmark", "open_flow", "own_tables", "source_dsn", "table_of"]
+__all__ = ["load_bookmark", "open_flow", "open_sink", "own_tables", "source_dsn", "table_of"]
 
 
 def source_dsn(source: PostgresCdcConfig) -> str:
@@ -67,7 +67,7 @@ def open_flow(
         store = LakeBookmarks(state, slot)
     else:
         store = FileBookmarks(Path(state.path), slot)
-    return _open_sink(sink, pause), store
+    return open_sink(sink, pause), store
 
 
 def load_bookmark(config: EventsConfig, dsn: str) -> Bookmark | None:
@@ -96,10 +96,11 @@ def _open_table(
     return LakeEvents(sink, table_of(sink), slot)
 
 
-def _open_sink(
+def open_sink(
     sink: JsonlSinkConfig | StdoutSinkConfig | HttpSinkConfig | KafkaSinkConfig,
-    pause: Callable[[float], None],
+    pause: Callable[[float], None] = time.sleep,
 ) -> Sink:
+    """A sink that keeps no bookmark."""
     if isinstance(sink, JsonlSinkConfig):
         path = Path(sink.path)
         if not sink.rotates:

@@ -54,7 +54,12 @@ def run_fanout_checks(config: FanoutConfig, env: Mapping[str, str] = os.environ)
         return [
             *_source_checks(service, pool, plan),
             *_destination_checks(service, pool, plan),
-            result_of("state directory", check_state_dir, str(state_path(config).parent)),
+            result_of(
+                "state directory",
+                check_state_dir,
+                str(state_path(config).parent),
+                [state_path(config).parent],
+            ),
             result_of("HTTP server", check_server, config.server, env),
             *spark_checks(config.spark),
         ]

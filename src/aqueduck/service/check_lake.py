@@ -10,7 +10,7 @@ import contextlib
 import shlex
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from aqueduck.config.sync import LakeConfig
@@ -25,6 +25,7 @@ from aqueduck.model.errors import (
 )
 from aqueduck.postgres.session.connection import connect, translate_errors
 from aqueduck.postgres.session.quoting import identifier
+from aqueduck.state_files.private_files import refuse_others_directory
 
 __all__ = [
     "check_catalog",
@@ -48,9 +49,11 @@ def check_data_path(lake: LakeConfig) -> str:
     return f"{path} is writable" if path.exists() else f"{path} can be created"
 
 
-def check_state_dir(state_dir: str) -> str:
-    """Whether stage and checkpoint can be written."""
+def check_state_dir(state_dir: str, private: Iterable[Path] = ()) -> str:
+    """Whether stage and checkpoint can be written; the directories in `private` must be this user's."""
     path = Path(state_dir)
+    for directory in private:
+        refuse_others_directory(directory)
     problem = folder_problem(path)
     if problem:
         raise ConfigError(f"the state directory {path} {problem}", hint=repair(path))

@@ -19,7 +19,7 @@ from aqueduck import __version__
 from aqueduck.config.sync import TracingConfig
 from aqueduck.model.errors import ConfigError
 
-__all__ = ["BatchTimes", "Traces", "open_traces"]
+__all__ = ["BatchTimes", "Traces", "check_traces", "open_traces"]
 
 _VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
@@ -106,6 +106,15 @@ def open_traces(config: TracingConfig, env: Mapping[str, str] = os.environ) -> T
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return Traces(provider)
+
+
+def check_traces(config: TracingConfig, env: Mapping[str, str] = os.environ) -> str:
+    """Whether traces can be made as the configuration says; nothing is sent."""
+    traces = open_traces(config, env)
+    if traces is None:
+        return "no endpoint is set"
+    traces.close()
+    return "batches are traced"
 
 
 def _ns(seconds: float) -> int:

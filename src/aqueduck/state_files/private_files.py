@@ -15,7 +15,7 @@ from pathlib import Path
 
 from aqueduck.model.errors import ConfigError, system_reason
 
-__all__ = ["UMASK_VARIABLE", "private_directory", "restrict_new_files"]
+__all__ = ["UMASK_VARIABLE", "private_directory", "refuse_others_directory", "restrict_new_files"]
 
 UMASK_VARIABLE = "AQUEDUCK_UMASK"
 """Overrides the umask for new files, for example 027 if a group of users reads a lake on local disk."""
@@ -47,7 +47,21 @@ def private_directory(path: Path) -> Path:
             return path
     except OSError as exc:
         raise ConfigError(f"the directory {path} cannot be created: {system_reason(exc)}") from None
-    raise ConfigError(
+    raise _of_others(path)
+
+
+def refuse_others_directory(path: Path) -> None:
+    """Raise if `private_directory` would refuse what is at the path; for a check, which creates nothing."""
+    try:
+        found = path.lstat()
+    except OSError:  # missing, or reported by the check of the directory above
+        return
+    if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+        raise _of_others(path)
+
+
+def _of_others(path: Path) -> ConfigError:
+    return ConfigError(
         f"the directory {path} is a link or belongs to another user",
         hint="remove it, or choose another path: state_dir, stage_dir or the variable TMPDIR",
     )

@@ -12,7 +12,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 
-from aqueduck.config.sync import GroupConfig, SyncConfig, TableConfig
+from aqueduck.config.sync import GroupConfig, SyncConfig, TableConfig, group_dir
 from aqueduck.lake.ledger.progress import read_position
 from aqueduck.lake.ledger.table_states import TableState
 from aqueduck.lake.session.catalog import LakeSession
@@ -56,6 +56,8 @@ from aqueduck.service.check_server import (
     server_checks,
 )
 from aqueduck.service.check_spark import spark_checks
+from aqueduck.service.tracing import check_traces
+from aqueduck.state_files.private_files import refuse_others_directory
 from aqueduck.sync.control import Wanted, wanted_groups
 from aqueduck.sync.publishing import Owned, owned_parts
 from aqueduck.sync.slot_history import lost_slot
@@ -78,6 +80,7 @@ def run_checks(config: SyncConfig) -> list[CheckResult]:
         result_of("data path", check_data_path, config.lake),
         result_of("catalog", check_catalog, config.lake),
         result_of("state directory", check_state_dir, config.state_dir),
+        result_of("traces", check_traces, config.tracing),
         result_of("HTTP server", check_server, config.server, os.environ),
         *spark_checks(config.spark),
     ]
@@ -182,6 +185,7 @@ def _group_checks(
 
 
 def _check_group(conn: Connection, config: SyncConfig, group: GroupConfig) -> str:
+    refuse_others_directory(group_dir(config, group))
     lake = lake_of(conn, group.name)
     if lake is not None and lake != config.lake.data_path:
         raise ConfigError(
