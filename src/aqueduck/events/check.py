@@ -16,6 +16,7 @@ from aqueduck.config.events import (
     KafkaSinkConfig,
     LakeStateConfig,
     PostgresSinkConfig,
+    PostgresStateConfig,
 )
 from aqueduck.config.sync import LakeConfig
 from aqueduck.events.prepare import refuse_lost
@@ -38,6 +39,7 @@ from aqueduck.service.check_server import (
     server_checks,
 )
 from aqueduck.service.check_spark import spark_checks
+from aqueduck.sinks.bookmark_table import check_bookmark_table
 from aqueduck.sinks.lake_table import check_events_lake
 from aqueduck.sinks.postgres_table import check_events_table
 from aqueduck.web.server import check_server
@@ -106,7 +108,11 @@ def _check_state(config: EventsConfig) -> str:
         return _writable(Path(config.state.path), "state.config.path")
     if isinstance(config.state, LakeStateConfig) and (said := _check_lake(config.state)):
         return said
-    bookmark = load_bookmark(config, source_dsn(config.source))
+    dsn = source_dsn(config.source)
+    bookmark = load_bookmark(config, dsn)
+    if isinstance(config.state, PostgresStateConfig):
+        with connect(config.state.connection_url or dsn) as conn:
+            check_bookmark_table(conn, table_of(config.state))
     return "has a bookmark" if bookmark else "has no bookmark yet"
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import psycopg
 
 from aqueduck.model.bookmarks import Bookmark
-from aqueduck.model.errors import ConnectionLostError, SourceUnreachableError
+from aqueduck.model.errors import ConnectionLostError, PrivilegeError, SourceUnreachableError
 from aqueduck.model.schema import TableName
 from aqueduck.postgres.session.connection import connect, translate_errors
-from aqueduck.postgres.session.quoting import table_identifier
+from aqueduck.postgres.session.quoting import identifier, table_identifier
 from aqueduck.postgres.session.server import read_server
 
-__all__ = ["PostgresBookmarks"]
+__all__ = ["PostgresBookmarks", "check_bookmark_table", "require_right"]
 
 
 class PostgresBookmarks:
@@ -63,7 +63,8 @@ class PostgresBookmarks:
             self._put(conn, bookmark)
 
     def _make(self, conn: psycopg.Connection[Any]) -> None:
-        with translate_errors(f"make {self._name.qualified}", conn=conn):
+        grant = f"grant create on schema {identifier(self._name.schema)} to {identifier(conn.info.user)}"
+        with translate_errors(f"make {self._name.qualified}", conn=conn, fix=grant):
             if not self._made and not self._exists(conn):
                 conn.execute(
                     f"create table if not exists {self._table} (slot_name text primary key, position pg_lsn not null,"
@@ -99,3 +100,23 @@ class PostgresBookmarks:
         if self._conn is not None:
             self._conn.close()
             self._conn = None
+
+
+def check_bookmark_table(conn: psycopg.Connection[Any], table: TableName) -> None:
+    """Raise if the table is missing and the role may not create it."""
+    with translate_errors("look at the bookmark's table", table.qualified, conn=conn):
+        [name] = conn.execute("select to_regclass(%s)", (table_identifier(table),)).fetchall()
+        if name == (None,):
+            where = f"schema {identifier(table.schema)}"
+            require_right(conn, "has_schema_privilege", table.schema, "create", where)
+
+
+def require_right(conn: psycopg.Connection[Any], function: str, what: str, right: str, named: str) -> None:
+    """Raise, with the statement that grants it, if the role lacks a right."""
+    row = conn.execute(f"select {function}(%s, %s), current_user::text".encode(), (what, right)).fetchone()
+    assert row is not None
+    if not row[0]:
+        raise PrivilegeError(
+            f"the role {row[1]} may not {right} in the {named}",
+            hint=f"grant {right} on {named} to {identifier(row[1])}",
+        )

@@ -20,12 +20,11 @@ import pyarrow.ipc
 
 from aqueduck import faults
 from aqueduck.model.bookmarks import Bookmark
-from aqueduck.model.errors import PrivilegeError
 from aqueduck.model.event_table import EVENT_COLUMNS, TableSink, check_columns
 from aqueduck.model.schema import TableName
 from aqueduck.postgres.session.connection import connect, translate_errors
 from aqueduck.postgres.session.quoting import identifier, table_identifier
-from aqueduck.sinks.bookmark_table import PostgresBookmarks
+from aqueduck.sinks.bookmark_table import PostgresBookmarks, check_bookmark_table, require_right
 
 __all__ = ["EventsTable", "bookmarks_beside", "check_events_table"]
 
@@ -151,23 +150,14 @@ def check_events_table(dsn: str, table: TableName) -> str:
             if found:
                 check_columns(table.qualified, found, required)
                 name = table_identifier(table)
-                _require(conn, "has_table_privilege", name, "insert", f"table {name}")
+                require_right(conn, "has_table_privilege", name, "insert", f"table {name}")
+                check_bookmark_table(conn, bookmarks_beside(table))
                 return f"{table.qualified} can take events"
             schema = identifier(table.schema)
             exists = conn.execute("select to_regnamespace(%s)", (schema,)).fetchone() != (None,)
             if exists:
-                _require(conn, "has_schema_privilege", table.schema, "create", f"schema {schema}")
+                require_right(conn, "has_schema_privilege", table.schema, "create", f"schema {schema}")
     return f"{table.qualified} will be created"
-
-
-def _require(conn: psycopg.Connection[Any], function: str, what: str, right: str, named: str) -> None:
-    row = conn.execute(f"select {function}(%s, %s), current_user::text".encode(), (what, right)).fetchone()
-    assert row is not None
-    if not row[0]:
-        raise PrivilegeError(
-            f"the role {row[1]} may not {right} in the {named}",
-            hint=f"grant {right} on {named} to {identifier(row[1])}",
-        )
 
 
 def _columns(conn: psycopg.Connection[Any], table: TableName) -> tuple[dict[str, str], list[str]]:
