@@ -75,8 +75,8 @@ class WholeGroup:
         runner = self.runner
         runner.copier.jobs.run = lambda job: job.run(range(len(job.items)))
         runner.copier.jobs.cancel = lambda: None
-        runner.book.tell_tables()
-        runner.book.tell_tasks()
+        runner.book.inform_capture()
+        runner.book.inform_tasks()
         self._start_capture()
         runner.copier.start()
 

@@ -212,7 +212,7 @@ class Reconciler:
         if error is not None and str(error) != str(runner.unfollowed):
             log.warning("cannot do what the registry wants", group=wanted.group.name, error=str(error))
             metrics.count_error(error.code, flow="sync", group=wanted.group.name)
-        runner.unfollowed = error
+        runner.record_unfollowed(error)
 
     def _stands(self, wanted: Wanted) -> bool:
         """Whether a group cannot run for a reason that is still unresolved."""

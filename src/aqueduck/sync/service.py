@@ -36,7 +36,7 @@ from aqueduck.model.errors import (
     SlotLostError,
     SourceUnreachableError,
 )
-from aqueduck.model.retries import RESTART_SECONDS, restart_delay
+from aqueduck.model.retries import RESTART_SECONDS
 from aqueduck.model.schema import lsn_text
 from aqueduck.overview import metrics
 from aqueduck.postgres.session.group_lock import GroupLocks
@@ -205,9 +205,11 @@ class SyncService:
 
     def start_group(self, name: str, *, once: bool = False) -> None:
         ready = self.prepared[name]
-        runner = GroupRunner(self.config, self.spark, self.lake, self.commit_lock, ready)
-        runner.verified = lambda source: self.verdicts[subject(name, str(source))]
-        runner.on_traced = None if self._traces is None else self._traces.batch
+        runner = GroupRunner(
+            self.config, self.spark, self.lake, self.commit_lock, ready,
+            verified=lambda source: self.verdicts[subject(name, str(source))],
+            on_traced=None if self._traces is None else self._traces.batch,
+        )  # fmt: skip
         self.running[name] = runner
         switch_tables(runner, self.wanted[name])
         for oid, table in runner.tables.items():  # a copy that is due anyway fulfils the request
@@ -316,15 +318,11 @@ class SyncService:
             self._failed(runner, exc)
 
     def _failed(self, runner: GroupRunner, error: AqueduckError) -> None:
-        name = runner.group.name
-        runner.status.last_error = str(error)
+        name, retries = runner.group.name, error.retry is Retry.AUTO
+        runner.failed(error, retries=retries)
         metrics.count_error(error.code, flow="sync", group=name)
-        if error.retry is Retry.AUTO:
-            delay = restart_delay(runner.failures)
-            runner.retry_at = time.monotonic() + delay
-            runner.failures += 1
-            runner.status.restarts += 1
-            runner.status.state = "retrying"
+        if retries:
+            delay = runner.restart_later()
             metrics.count_retry(flow="sync", group=name)
             log.warning("group stopped", group=name, error=str(error), retry_in_seconds=delay)
             return
@@ -369,8 +367,7 @@ class SyncService:
                     return
             except AqueduckError as exc:  # let the other groups catch up
                 failed.append(exc)
-                runner.status.state = "retrying"
-                runner.status.last_error = str(exc)
+                runner.failed(exc, retries=True)
             self._observe_at_end()
         for error in failed:
             raise error
@@ -384,7 +381,7 @@ class SyncService:
                 if stopping.is_set():
                     return False
             runner.query.check()
-            runner.read_to = reading_to
+            runner.record_read(reading_to)
             with contextlib.suppress(SourceUnreachableError, ConnectionLostError):
                 self._column_watch.look(runner)  # what it saw at the start is in the lake now
             runner.copier.start()

@@ -93,7 +93,7 @@ class World:
             GroupStatus("g", position=self.position), self.lake, threading.Lock(), directory
         )
         self.book.begin({self.oid: PreparedTable(self.schema, self.target, True, mode)}, {})
-        self.book.tell_tables()
+        self.book.inform_capture()
         settings = CaptureSettings(
             dsn=dsn or db.dsn, capture="poll" if by_sql else "stream",
             slot="copies", publication="p", position=self.position, directory=str(directory),

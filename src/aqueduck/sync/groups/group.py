@@ -27,6 +27,7 @@ from aqueduck.lake.ledger.progress import lake_mark, read_position
 from aqueduck.lake.ledger.table_states import TableState
 from aqueduck.lake.session.catalog import LakeSession
 from aqueduck.model.errors import AqueduckError
+from aqueduck.model.retries import restart_delay
 from aqueduck.overview import metrics
 from aqueduck.overview.values import VerifyOverview
 from aqueduck.overview.verification import NEVER
@@ -64,6 +65,9 @@ class GroupRunner:
         lake: LakeSession,
         commit_lock: threading.Lock,
         ready: PreparedGroup,
+        *,
+        verified: Callable[[str], VerifyOverview] = lambda _source: NEVER,
+        on_traced: Callable[[BatchTimes], None] | None = None,
     ) -> None:
         self.config = config
         self.lake = lake
@@ -87,9 +91,9 @@ class GroupRunner:
         """The position that a single run (`--once`) has read to; there may have been nothing to commit."""
         self.on_commit: Callable[[list[str]], None] | None = None
         """Called with the segments of a batch right after its commit; a benchmark measures them."""
-        self.verified: Callable[[str], VerifyOverview] = lambda _source: NEVER
+        self.verified = verified
         """The result of the service's last comparison of a table."""
-        self.on_traced: Callable[[BatchTimes], None] | None = None
+        self.on_traced = on_traced
         """Called after each batch if traces are exported."""
         self.book = TableBook(self.status, lake, commit_lock, self.directory)
         self.book.begin(ready.tables, ready.refused)
@@ -144,8 +148,8 @@ class GroupRunner:
         self.timeline = refuse_another_source(self.config, self.group, stored)
         self.status.position = stored.position
         self.versions.clear()
-        self.book.tell_tables()
-        self.book.tell_tasks()
+        self.book.inform_capture()
+        self.book.inform_tasks()
         self.copier.start()
         self._look_seconds = -1 if once else LOOK_SECONDS  # a single run has no later look
         self.query.start(self.settings(self.stored_position()), once=once)
@@ -245,6 +249,30 @@ class GroupRunner:
         finally:
             if free:
                 self.commit_lock.release()
+
+    # -- what the service decides
+
+    def failed(self, error: AqueduckError, *, retries: bool) -> None:
+        """Record why the query or a copy ended, and whether the group is to be tried again."""
+        self.status.last_error = str(error)
+        if retries:
+            self.status.state = "retrying"
+
+    def restart_later(self) -> float:
+        """Let the query restart after a pause, which grows with each failure; returns its seconds."""
+        delay = restart_delay(self.failures)
+        self.retry_at = time.monotonic() + delay
+        self.failures += 1
+        self.status.restarts += 1
+        return delay
+
+    def record_read(self, position: int) -> None:
+        """A single run has read to this position."""
+        self.read_to = position
+
+    def record_unfollowed(self, error: AqueduckError | None) -> None:
+        """Record why the group keeps its earlier configuration; None if it follows the registered one."""
+        self.unfollowed = error
 
     # -- its tables
 

@@ -70,8 +70,8 @@ def add_tables(
                 forget_journal(runner.directory, oid)
                 runner.book.add(table, states[oid])
                 log.info("table added", group=runner.group.name, table=table.schema.qualified)
-            runner.book.tell_tables()
-            runner.book.tell_tasks()
+            runner.book.inform_capture()
+            runner.book.inform_tasks()
         for name, error in refused.items():
             if str(error) != str(runner.book.refused.get(name)):
                 log.warning("table not added", group=runner.group.name, table=name, error=str(error))

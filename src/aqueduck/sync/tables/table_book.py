@@ -119,8 +119,8 @@ class TableBook:
         self._left.update(oids)
         for oid in oids:
             self.status.tables.pop(oid, None)
-        self.tell_tables()
-        self.tell_tasks()
+        self.inform_capture()
+        self.inform_tasks()
 
     def rename(self, oid: int, name: TableName) -> None:
         """The source table was renamed or moved to another schema; its target keeps its name."""
@@ -128,7 +128,7 @@ class TableBook:
         table = self.tables[oid]
         schema = replace(table.schema, schema=name.schema, name=name.name)
         self.tables = {**self.tables, oid: replace(table, schema=schema)}
-        self.tell_tables()
+        self.inform_capture()
 
     def refuse(self, errors: Mapping[str, AqueduckError]) -> None:
         """Record tables that cannot be added, with their errors."""
@@ -162,7 +162,7 @@ class TableBook:
         self._assert_locked()
         transact(self.lake, lambda: write_state(self.lake, self.group, [state]))
         self.written([state])
-        self.tell_tasks()
+        self.inform_tasks()
 
     def await_copy(self, oid: int) -> None:
         """Copy the table again; its changes are parked from the next batch on."""
@@ -225,8 +225,8 @@ class TableBook:
             applied = counts.applied[0] if counts.applied else 0
             counts.applied = (max(self.states[oid].copy_position, applied), now)
         self.status.last_commit_at = now
-        self.tell_tables()
-        self.tell_tasks()
+        self.inform_capture()
+        self.inform_tasks()
 
     # -- what is parked
 
@@ -339,11 +339,11 @@ class TableBook:
     def tables_path(self) -> Path:
         return self.directory / "tables.json"
 
-    def tell_tasks(self) -> None:
+    def inform_tasks(self) -> None:
         """Write which tables are not ready, and which have changes to skip because their copy has them."""
         write_skips(self.skips_path, skips_of(self.states.values(), self.status.position))
 
-    def tell_tables(self) -> None:
+    def inform_capture(self) -> None:
         """Write the tables, and the directories of their files."""
         known = read_directories(self.lake)
         # None if the target is missing: its changes are parked, like those of a table that is not ready.
