@@ -70,6 +70,27 @@ def test_the_first_walk_is_an_evening() -> None:
     assert lines <= 5500
 
 
+BORROWED = tuple(
+    row.removesuffix("/")
+    for row in re.findall(r"^\| `([\w/]+(?:\.py)?)` \|", TOUR.split("\n## ")[1], re.MULTILINE)
+)
+"""Modules and folders that the first walk names besides its stops."""
+
+
+def test_the_first_walk_imports_what_the_reader_has_met() -> None:
+    """Each import of a module of the walk is a stop, a shared package, or is explained in one line below the walk."""
+    stops = {module for module, _, _ in WALKS[FIRST]}
+    known = (*stops, *BORROWED, *(f"{package}/" for package in SHARED), "faults.py")
+    unknown = {(m, other) for m in stops for other in imported(m) if not other.startswith(known)}
+    assert unknown == set(), "name them in the table of docs/tour.md"
+
+
+def test_the_first_walk_names_nothing_that_it_does_not_import() -> None:
+    """The table below the walk does not grow stale."""
+    used = {other for module, _, _ in WALKS[FIRST] for other in imported(module)}
+    assert [name for name in BORROWED if not any(other.startswith(name) for other in used)] == []
+
+
 AHEAD = {
     # The buffer's type is the decoder's.
     ("postgres/session/wire.py", "postgres/decode/pgoutput.py"),
