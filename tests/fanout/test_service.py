@@ -316,10 +316,10 @@ def test_a_reload_while_the_source_is_away_changes_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(service.source, "_session", away)
-        fanout_run._reload(service, file)
+        fanout_run.reload_file(service, file)
     assert service.config is before
     assert ids(service) == {"one", "two"}
-    fanout_run._reload(service, file)
+    fanout_run.reload_file(service, file)
     assert ids(service) == {"one", "two", "three"}
     catch_up(service)
     assert fan.differing() == {}
@@ -347,7 +347,7 @@ def test_a_reload_of_a_wrong_file_changes_nothing(fan: Fan, serve: Serve, change
             new |= change
     file = fan.directory / "fanout.yaml"
     file.write_text(yaml.safe_dump(new))
-    fanout_run._reload(service, file)
+    fanout_run.reload_file(service, file)
     assert service.config is before
     assert {t.destination.value for t in service.served} == {"1", "2"}
 
@@ -494,9 +494,8 @@ def test_destinations_that_are_behind_wait_for_the_source(
     service = serve(poll={"interval_seconds": 60})
     catch_up(service)
     service.status.source_snapshot = fan.latest() + 1
-    monkeypatch.setattr(fanout_run, "_side_lane", lambda *_: None)
     away = Away(service, monkeypatch)
-    fanout_run.follow(service, Turns(3), threading.Event(), None)
+    fanout_run.main_lane(service, Turns(3), threading.Event(), None, [])
     assert away.asked == 1
 
 
@@ -510,7 +509,7 @@ def test_a_failing_destination_waits_for_the_source(
     service.served["two"].status.retry_at = None
     with monkeypatch.context() as patch:
         away = Away(service, patch)
-        fanout_run._side_lane(service, Turns(3), [])
+        fanout_run.side_lane(service, Turns(3), [])
     assert away.asked == 1
     status = service.served["two"].status
     assert status.failures == 1

@@ -26,7 +26,7 @@ from aqueduck.model.routing import TRIES
 from aqueduck.state_files.destinations import DestinationsFile, state_path
 from aqueduck.web.server import serve
 
-__all__ = ["catch_up", "fanout_state", "follow", "run_fanout"]
+__all__ = ["catch_up", "fanout_state", "follow", "main_lane", "reload_file", "run_fanout", "side_lane"]
 
 log = structlog.get_logger()
 
@@ -66,29 +66,30 @@ def follow(
 ) -> None:
     """Poll until stopped, with the side lane beside it."""
     failure: list[BaseException] = []
-    side = threading.Thread(target=_side_lane, args=(service, stopping, failure), daemon=True)
+    side = threading.Thread(target=side_lane, args=(service, stopping, failure), daemon=True)
     side.start()
     verifier = fanout_verifier(service)
     service.verifying = lambda: verifier.doing
     verifier.start()
     try:
-        _main_lane(service, stopping, reload, path, failure)
+        main_lane(service, stopping, reload, path, failure)
     finally:
         verifier.stop()
     side.join(timeout=60)
 
 
-def _main_lane(
+def main_lane(
     service: FanoutService,
     stopping: threading.Event,
     reload: threading.Event,
     path: Path | None,
     failure: list[BaseException],
 ) -> None:
+    """Poll for the healthy destinations; raises what ended the side lane."""
     while not stopping.is_set():
         if reload.is_set() and path is not None:
             reload.clear()
-            _reload(service, path)
+            reload_file(service, path)
         service.poll()
         service.write_state()
         if failure:
@@ -101,7 +102,8 @@ def _main_lane(
             _wait(service, stopping, reload)
 
 
-def _side_lane(service: FanoutService, stopping: threading.Event, failure: list[BaseException]) -> None:
+def side_lane(service: FanoutService, stopping: threading.Event, failure: list[BaseException]) -> None:
+    """Help the other destinations: new, unknown or failing ones."""
     while not stopping.is_set():
         try:
             worked = service.help_others()
@@ -122,7 +124,7 @@ def _wait(service: FanoutService, stopping: threading.Event, reload: threading.E
         stopping.wait(min(TURN_SECONDS, max(0.01, deadline - time.monotonic())))
 
 
-def _reload(service: FanoutService, path: Path) -> None:
+def reload_file(service: FanoutService, path: Path) -> None:
     """Apply the destinations of the changed file; on an error nothing changes."""
     before = service.config
     try:

@@ -165,7 +165,7 @@ def test_files_that_cannot_be_removed_do_not_undo_a_commit(
 
     target, mark = writes.open(APPEND), BatchMark("q", 0)
     parts = writes.parts(target, [many(0, 10)], mark)
-    monkeypatch.setattr("aqueduck.lake.session.storage._place", fails)
+    monkeypatch.setattr("pyarrow.fs.LocalFileSystem", fails)
     assert commit_parts(writes.pool, writes.place, APPEND, target, parts, mark)
     assert not commit_parts(writes.pool, writes.place, APPEND, target, parts, mark)
     assert len(writes.rows()) == 10
