@@ -14,6 +14,7 @@ from typing import Any
 import duckdb
 import pytest
 
+from aqueduck.lake.session.engine import load_extension
 from tests.fanout_lakes import engine
 from tests.fix_lake import catalog_of
 
@@ -328,12 +329,25 @@ def test_added_files_are_refused_on_a_partitioned_table(files: Lake, tmp_path: P
 
 
 def test_a_plain_file_added_to_an_encrypted_lake_is_taken_wrongly(tmp_path: Path) -> None:
-    """And cannot be read afterwards; such lakes are refused before anything is written."""
+    """And cannot be read afterwards; the driver therefore inserts the rows."""
     lake = Lake(tmp_path, "data_inlining_row_limit 0", "encrypted")
     lake.con.execute(f"copy (select 1 as id, 1 as v) to '{tmp_path}/x.parquet'")
     lake.run(f"call ducklake_add_data_files('lake', 't', '{tmp_path}/x.parquet')")
     with pytest.raises(duckdb.Error):
         lake.ask("select id, v from lake.t")
+
+
+def test_an_encrypted_file_cannot_be_added(tmp_path: Path) -> None:
+    """The function has no place for a key, and a key that the engine knows is not used."""
+    lake = Lake(tmp_path, "data_inlining_row_limit 0", "encrypted")
+    load_extension(lake.con, "httpfs")
+    key = "0123456789abcdef0123456789abcdef"
+    lake.con.execute(f"pragma add_parquet_key('known', '{key}')")
+    for number, how in enumerate((f"footer_key_value: '{key}'", "footer_key: 'known'")):
+        file = f"{tmp_path}/x{number}.parquet"
+        lake.con.execute(f"copy (select 1 as id, 1 as v) to '{file}' (encryption_config {{{how}}})")
+        with pytest.raises(duckdb.InvalidInputException, match="is encrypted, but"):
+            lake.run(f"call ducklake_add_data_files('lake', 't', '{file}')")
 
 
 def test_changes_of_an_encrypted_lake_are_read(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import duckdb
 
+from aqueduck.lake.session.ducklake_version import version_error
 from aqueduck.model.connections import LET_SCRAM
 from aqueduck.model.errors import (
     AqueduckError,
@@ -56,7 +57,6 @@ _STORAGE = (
 _GONE = ("no such file or directory", "no files found that match", "404 (not found)")
 _VALUES = (duckdb.ConversionException, duckdb.OutOfRangeException)
 _KNOWN_PATH = re.compile(r'data path in the catalog "([^"]+)"')
-_OTHER_VERSION = re.compile(r"catalog version is (\S+), but the extension requires version ([\d.]+\d)")
 _COLUMN_CAST = re.compile(
     r'failed to cast column "((?:[^"]|"")+)" from type .+? to ([A-Z][A-Z_ ]*(?:\([\d,]+\))?)'
 )
@@ -141,12 +141,8 @@ def classify_attach(exc: duckdb.Error, kind: str) -> AqueduckError:
         known = _KNOWN_PATH.search(str(exc))
         hint = f"set lake.data_path to the path with which this lake was created{f', {known[1]}' if known else ''}"
         return DataPathError("lake.data_path differs from the data path in the lake's catalog", hint=hint)
-    if other := _OTHER_VERSION.search(str(exc)):
-        return CatalogUnreachableError(
-            f"the lake's catalog has DuckLake version {other[1]}, but this is DuckLake {other[2]}",
-            hint="a newer catalog needs a newer Aqueduck; to migrate an older one,"
-            " attach it once in DuckDB with the option automatic_migration",
-        )
+    if other := version_error(str(exc)):
+        return other
     reason = next((reason for words, reason in _REASONS if words in text), type(exc).__name__)
     hint = "check lake.catalog"
     if kind == "duckdb" and "open" in reason:

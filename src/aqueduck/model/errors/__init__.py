@@ -25,6 +25,7 @@ Everything Aqueduck raises on purpose: by subject in the modules of this package
     │   └── SourceQueryError         pg.query
     ├── LakeError                    (family: DuckLake)
     │   ├── CatalogUnreachableError  lake.catalog
+    │   │   └── LakeVersionError     lake.version
     │   ├── DataPathError            lake.data_path
     │   ├── EncryptedLakeError       lake.encrypted
     │   ├── LakeBusyError            lake.conflict       retried
@@ -116,6 +117,7 @@ from aqueduck.model.errors.lake import (
     LakeError,
     LakeTableMissingError,
     LakeTypeError,
+    LakeVersionError,
     LakeWriteError,
     MergedChangesError,
     NoSnapshotError,
@@ -187,6 +189,7 @@ __all__ = [
     "LakeError",
     "LakeTableMissingError",
     "LakeTypeError",
+    "LakeVersionError",
     "LakeWriteError",
     "MaintenanceError",
     "MergedChangesError",

@@ -14,6 +14,7 @@ __all__ = [
     "LakeError",
     "LakeTableMissingError",
     "LakeTypeError",
+    "LakeVersionError",
     "LakeWriteError",
     "MergedChangesError",
     "NoSnapshotError",
@@ -36,6 +37,12 @@ class CatalogUnreachableError(LakeError):
     """The lake's catalog could not be opened."""
 
     code = "lake.catalog"
+
+
+class LakeVersionError(CatalogUnreachableError):
+    """The lake's catalog has a version of DuckLake or DuckDB that this Aqueduck cannot read."""
+
+    code = "lake.version"
 
 
 class DataPathError(LakeError):
