@@ -7,7 +7,7 @@ would leave changes out, which is an error, never a silent gap.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,6 +97,7 @@ def resume_cdc(
     timeline: int | None = None,
     restart_lsn: int | None = None,
     published_by: int | None = None,
+    marks: Mapping[str, str] | None = None,
     plugin: str = "pgoutput",
 ) -> CdcSource:
     """For a query that continues from `position`: refuse a source that no longer has the changes after it."""
@@ -131,7 +132,9 @@ def resume_cdc(
                 f"the publication {publication} was dropped and created again: changes in between were not sent",
                 hint=_UNPUBLISHED,
             )
-        return replace(found_now, position=position)
+        # A table that left for good is remembered: it has a gap once it is back.
+        refuse_unpublished(conn, publication, marks or {}, found_now.marks, _UNPUBLISHED)
+        return replace(found_now, position=position, marks={**(marks or {}), **found_now.marks})
 
 
 def look_again(dsn: str, slot: str, publication: str, source: CdcSource) -> CdcSource:
@@ -167,7 +170,7 @@ def _marks(
 ) -> dict[str, str]:
     """The marks of the wanted tables."""
     marks, oids = publication_marks(conn, publication), {str(table.oid) for table in known}
-    return {key: mark for key, mark in marks.items() if not tables or key in oids}
+    return {key: mark for key, mark in sorted(marks.items()) if not tables or key in oids}
 
 
 def _server(conn: Connection) -> ServerInfo:

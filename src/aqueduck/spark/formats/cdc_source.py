@@ -51,6 +51,8 @@ __all__ = ["FORMAT", "PostgresCdcSource"]
 
 FORMAT = "postgres_cdc"
 WATCH_SECONDS = 5.0
+MARKS_MAX = 1000
+"""Up to this many tables, offsets have how each of them is published."""
 
 
 class PostgresCdcSource(DataSource):
@@ -131,6 +133,7 @@ class CdcReader(SlotReader["CdcStage"]):
             "system": source.system_identifier,
             "timeline": source.timeline,
             "publication": source.publication_oid,
+            "published": source.marks if len(source.marks) <= MARKS_MAX else None,
             "slot": None if source.slot is None else lsn_text(source.slot.restart_lsn),
         }
 
@@ -144,7 +147,7 @@ class CdcReader(SlotReader["CdcStage"]):
             self._source = resume_cdc(
                 o.dsn, slot=o.slot, publication=o.publication, tables=o.table_names, position=position,
                 system_identifier=offset["system"], timeline=offset.get("timeline"),
-                published_by=offset.get("publication"), plugin=o.plugin,
+                published_by=offset.get("publication"), marks=offset.get("published"), plugin=o.plugin,
                 restart_lsn=parse_lsn(offset["slot"]) if offset.get("slot") else None,
             )  # fmt: skip
         return position
