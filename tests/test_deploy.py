@@ -69,6 +69,17 @@ def test_the_compose_file_follows_the_specification() -> None:
     assert set(model.services or {}) >= {"source", "minio", "aqueduck", "prometheus", "grafana"}
 
 
+def test_images_of_the_compose_file_are_fixed() -> None:
+    """The attack: whoever may move a tag in a registry has their image run here.  Ours is built from what is beside the file."""
+    values = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
+    foreign = {
+        name: service["image"] for name, service in values["services"].items() if "build" not in service
+    }
+    assert len(foreign) == 5
+    loose = [image for image in foreign.values() if not re.search(r":[\w.-]+@sha256:[0-9a-f]{64}$", image)]
+    assert loose == []
+
+
 def test_what_the_compose_file_mounts_and_asks_for_exists() -> None:
     """Files that are mounted are there, and the example names every variable that is wanted."""
     text = (DEPLOY / "compose" / "compose.yaml").read_text()

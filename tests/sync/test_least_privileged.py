@@ -1,4 +1,7 @@
-"""The whole service, but for Spark, as a role with the documented rights alone: on the newest server and on the oldest one that CI has."""
+"""
+The whole service, but for Spark, as a role with the documented rights alone: on the servers that come with the tests (18, 16), and on 15
+where the machine has it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from tests.fix_postgres import Database, _new_database, wait_until
 from tests.local_service import local_config, local_service
 
 
-@pytest.fixture(params=["pg18", "pg15"])
+@pytest.fixture(params=["pg18", "pg16", "pg15"])
 def ordinary_db(request: pytest.FixtureRequest) -> Iterator[Database]:
     database = _new_database(request.getfixturevalue(request.param))
     yield database
