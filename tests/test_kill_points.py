@@ -21,9 +21,12 @@ ROOT = Path(__file__).parent.parent
 FLOWS = {
     "batch": {"sync", "events"}, "batch.files_written": {"sync"}, "bookmark": {"events"}, "capture": {"sync", "events", "jobs"},
     "copy": {"sync"}, "events": {"events"}, "fanout": {"fanout"}, "lake": {"sync"}, "poll": {"sync", "events", "jobs"},
-    "sink": {"events"}, "write": {"jobs"},
+    "sink": {"events"}, "switch": {"sync", "events", "jobs"}, "switch.behind": {"sync", "events"}, "write": {"jobs"},
 }  # fmt: skip
-"""Which flows pass a point, by its name or the first part of it; `jobs` are queries of users with `postgres_cdc` and `ducklake`."""
+"""
+Which flows pass a point, by its name or the first part of it; `jobs` are queries of users with `postgres_cdc` and `ducklake`,
+which have caught up before they could fall behind.
+"""
 TARGETS = ("test", "test-faults")
 """What `.ci/run` calls."""
 

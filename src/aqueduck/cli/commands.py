@@ -319,14 +319,16 @@ def demo(
 @app.command(rich_help_panel=TRY)
 def bench(
     name: Annotated[
-        str, typer.Argument(help="drain, mixed, big, copy, freshness, events, fanout or tenants.")
+        str,
+        typer.Argument(help="drain, mixed, big, small, varied, copy, freshness, events, fanout or tenants."),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
     rows: Annotated[
         int | None, typer.Option(min=1, help="Number of rows, instead of the standard number.")
     ] = None,
     capture: Annotated[
-        str | None, typer.Option(help="stream, poll or auto, for drain, mixed, big and events.")
+        str | None,
+        typer.Option(help="stream, poll or auto, for drain, mixed, big, small, varied and events."),
     ] = None,
 ) -> None:
     """Measure throughput against PostgreSQL's own limit in the same run."""

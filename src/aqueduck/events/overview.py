@@ -96,6 +96,8 @@ class EventsOverviews:
             name=source.slot_name,
             state=status.state,
             capture=source.capture,
+            reader=str(report.get("reader", "stream")),
+            bulk_trouble=report.get("bulk_trouble"),
             slot_name=source.slot_name,
             position=lsn_text(position),
             seen=lsn_text(seen),

@@ -342,6 +342,14 @@ class EventsService:
             return
         self.source_error, self.seen_at = None, datetime.now(UTC)
         self._take_proof()
+        self._note_reader()
+
+    def _note_reader(self) -> None:
+        """Log once that backlogs are not read in bulk."""
+        trouble, before = self.report().get("bulk_trouble"), self.status.bulk_trouble
+        if trouble and not before:
+            log.warning("backlogs cannot be read in bulk: streamed", reason=trouble)
+        self.status.bulk_trouble = trouble
 
     def _take_proof(self) -> None:
         """Whether what is shown as streaming streams."""
@@ -353,7 +361,7 @@ class EventsService:
             int(report.get("seen", 0)),
             int(report.get("received_bytes", 0)),
             waits or self.status.state != "streaming",
-            source.capture == "poll",
+            str(report.get("reader", source.capture)) in ("poll", "bulk"),
         )
         self.proof.take(self._watch.probe, reading)
         if self.proof.error is not None and before is None:

@@ -58,6 +58,8 @@ class EventsStatus:
     last_error: str | None = None
     moved_at: float = field(default_factory=time.time)
     """When the service last checked its query."""
+    bulk_trouble: str | None = None
+    """Why the capture `auto` cannot read backlogs in bulk."""
 
 
 def flow_dir(config: EventsConfig) -> Path:
@@ -109,6 +111,7 @@ def events_status(config: EventsConfig) -> dict[str, Any]:
         "slot_name": slot_name,
         "running": runs,
         "capture": config.source.capture,
+        "bulk_trouble": read_report(flow_dir(config) / "capture.json").get("bulk_trouble"),
         "publication": config.source.publication_name,
         "sink": sink_text(config),
         "bookmark": None if bookmark is None else lsn_text(bookmark.position),

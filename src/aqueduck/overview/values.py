@@ -160,6 +160,10 @@ class GroupOverview:
     name: str
     state: GroupState
     capture: str = "stream"
+    reader: str = "stream"
+    """`stream`, `poll`, or `bulk` while the capture `auto` reads a backlog."""
+    bulk_trouble: str | None = None
+    """Why the capture `auto` only streams."""
     slot_name: str | None = None
     position: str | None = None
     """The position that the lake has reached."""

@@ -166,6 +166,8 @@ class SyncOverviews:
             name=name,
             state=state,
             capture=runner.group.capture,
+            reader=status.reader,
+            bulk_trouble=status.bulk_trouble,
             slot_name=runner.group.slot_name,
             position=lsn_text(status.position),
             seen=lsn_text(status.seen),

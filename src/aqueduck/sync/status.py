@@ -76,6 +76,10 @@ class GroupStatus:
     """Staged bytes of source transactions that have not ended."""
     streams_in_progress: bool = True
     """Whether the capture reads large transactions before they end; false if the server does not support it."""
+    reader: str = "stream"
+    """`stream`, `poll`, or `bulk` while `auto` reads a backlog."""
+    bulk_trouble: str | None = None
+    """Why `auto` cannot read backlogs in bulk."""
     queued: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Changes and bytes that wait on disk, by table."""
     moved_at: float = field(default_factory=time.monotonic)

@@ -18,7 +18,7 @@ from aqueduck.model.errors import AqueduckError, SlotActiveError
 from aqueduck.model.schema import TableSchema, parse_lsn
 from aqueduck.postgres.capture.capture import Capture
 from aqueduck.postgres.capture.capture_settings import CaptureSettings
-from aqueduck.postgres.capture.readers import open_reader
+from aqueduck.postgres.capture.readers import Readers
 from aqueduck.postgres.capture.stage import Stage
 from aqueduck.postgres.catalog.tables import describe_table
 from aqueduck.postgres.decode.decoder import Decoder
@@ -289,6 +289,8 @@ def test_a_slot_that_is_let_go_is_taken(
     """P-S31: a service that starts while the last reader still has the slot waits for it, a little longer each time."""
     refused: list[float] = []
 
+    open_reader = Readers.open
+
     def opened(*arguments: Any, **keywords: Any) -> Any:
         try:
             return open_reader(*arguments, **keywords)
@@ -300,7 +302,7 @@ def test_a_slot_that_is_let_go_is_taken(
     wait_until(
         lambda: db.value("select active from pg_replication_slots where slot_name = 's'"), "the first has it"
     )
-    monkeypatch.setattr("aqueduck.postgres.capture.slot_use.open_reader", opened)
+    monkeypatch.setattr(Readers, "open", opened)
     second = start(db, slot_retries=10)
     wait_until(lambda: len(refused) == 3, "the second is refused")
     first.capture.stop()

@@ -19,6 +19,7 @@ from aqueduck.model.schema import parse_lsn
 from aqueduck.postgres.catalog.tables import describe_table
 from tests.fix_postgres import Database, _new_database, wait_until
 from tests.replica import Replica
+from tests.restless import make_restless
 
 SMALL: dict[str, str | int | bool] = {"logical_decoding_work_mem": "64kB", "max_prepared_transactions": 5}
 
@@ -246,16 +247,26 @@ def _random_transactions(db: Database, seed: int, connections: int, steps: int, 
         conn.close()
 
 
+@pytest.mark.parametrize("reader", ["stream", "restless", "bulk"])
 @pytest.mark.parametrize("seed", [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 23))])
 def test_random_histories_of_large_transactions(
-    big_db: Database, watch: Callable[..., Replica], seed: int
+    big_db: Database,
+    watch: Callable[..., Replica],
+    monkeypatch: pytest.MonkeyPatch,
+    reader: str,
+    seed: int,
 ) -> None:
-    """P-S29, P-S07: concurrent, nested, partly rolled back; after them the replayed changes are the source's rows."""
+    """
+    P-S29, P-S07: concurrent, nested, partly rolled back; after them the replayed changes are the source's rows.
+
+    Also if `auto` changes readers all the time, and if it reads transactions that are in progress in steps.
+    """
+    settings = {} if reader == "stream" else make_restless(monkeypatch, leaves_large=reader == "restless")
     big_db.execute(
         "create table t (id int primary key, v text); create table u (id int primary key, v text);"
         "create table unwatched (id int)"
     )
-    watched = watch(big_db, "t", "u")
+    watched = watch(big_db, "t", "u", **settings)
     for part in range(3):
         _random_transactions(big_db, seed * 100 + part, connections=4, steps=60, size=800)
         if part == 1:  # in the middle: nothing of what was unfinished may survive, nor be lost

@@ -14,9 +14,9 @@ import pytest
 from aqueduck.lab.embedded import EmbeddedPostgres
 from aqueduck.model.changes import SegmentRef
 from aqueduck.model.schema import parse_lsn
-from aqueduck.postgres.capture import polling
 from aqueduck.postgres.capture.polling import PolledStream, pgoutput_step
 from aqueduck.postgres.publications.slots import create_slot
+from tests import restless
 from tests.fix_events import Watched
 from tests.fix_postgres import Database, wait_until
 
@@ -25,7 +25,7 @@ SMALL_STEP = 64 << 10
 READERS: dict[str, dict[str, Any]] = {
     "poll": {"capture": "poll", "poll_step_bytes": SMALL_STEP},
     "pooled": {"capture": "poll", "poll_step_bytes": 4 * SMALL_STEP},
-    "auto": {"capture": "auto", "catchup_bytes": 1, "poll_step_bytes": SMALL_STEP},
+    "auto": restless.SETTINGS,
 }
 
 
@@ -93,7 +93,7 @@ def test_what_sql_brings_is_what_the_stream_brings(
     any_db: Database, watch: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch, reader: str, seed: int
 ) -> None:
     """P-E09, P-S17: event by event, value by value, in many small steps; `auto` changes readers all the time."""
-    monkeypatch.setattr(polling, "NEAR_BYTES", 1)
+    restless.make_restless(monkeypatch)
     compare(any_db, watch, reader, seed)
 
 

@@ -145,6 +145,21 @@ def test_an_idle_server_is_not_given_up(db: Database, watch: Callable[..., Watch
     assert len(watched.events()) == 1
 
 
+def test_a_long_statement_is_told_from_a_server_that_is_gone(db: Database) -> None:
+    """P-T06: a step of an SQL reader may decode for minutes; another connection must find its server process."""
+    with silent_proxy(db.server.port) as proxy:
+        dsn = db.dsn_for("postgres", port=proxy.port, connect_timeout=2)
+        conn = SqlConnection(dsn, lambda: False)
+        for piece in conn.copy("copy (select pg_sleep(1.5)) to stdout", 0.3):
+            if bytes(piece).endswith(b"Z\0\0\0\5I"):
+                break
+        pieces = conn.copy("copy (select pg_sleep(1.5)) to stdout", 0.3)
+        proxy.silence()
+        with pytest.raises(ConnectionLostError, match="the server does not answer"):
+            list(pieces)
+        conn.close()
+
+
 # -- packets that are lost, and the kernels of both ends
 
 

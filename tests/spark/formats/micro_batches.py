@@ -45,7 +45,7 @@ class Log:
 def run(directory: Path, dsn: str, capture: str) -> None:
     source = PostgresCdcSource(
         {"dsn": dsn, "slot": "s", "publication": "p", "table": "t", "create": "true", "max_rows_per_trigger": "500",
-         "stage_dir": str(directory / "stage"), "capture": capture}
+         "stage_dir": str(directory / "stage"), "capture": capture, "catchup_bytes": "1m", "poll_step_bytes": "1m"}
     )  # fmt: skip
     schema = StructType([field for field in source.schema().fields if field.name != "_commit_time"])
     reader = source.streamReader(schema)

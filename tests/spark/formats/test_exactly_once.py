@@ -38,18 +38,27 @@ def run(db: Database, directory: Path, fault: str = "", capture: str = "stream")
     return done.returncode
 
 
-def check(db: Database, directory: Path, points: tuple[str, ...], capture: str = "stream") -> None:
+def check(
+    db: Database,
+    directory: Path,
+    points: tuple[str, ...],
+    capture: str = "stream",
+    *,
+    rows: int = 300,
+    passes: int = 2,
+) -> None:
+    """Die at the n-th pass of each point, with this many rows in each of four transactions."""
     db.execute("create table t (id int primary key, v int)")
     assert run(db, directory, capture=capture) == 0, "the slot is made"
     number = 0
     for point in points:
         for _ in range(4):
-            db.execute(f"insert into t select g, g from generate_series({number + 1}, {number + 300}) g")
+            db.execute(f"insert into t select g, g from generate_series({number + 1}, {number + rows}) g")
             db.execute(
                 f"update t set v = v + 1 where id % 50 = {number % 50}; delete from t where id % 97 = 0"
             )
-            number += 300
-        assert run(db, directory, f"{point}:2", capture) == -9, f"{point} was passed"
+            number += rows
+        assert run(db, directory, f"{point}:{passes}", capture) == -9, f"{point} was passed"
     assert run(db, directory, capture=capture) == 0
     pool = LakePool(max_open=1)
     with pool.use(LakePlace(catalog=f"sqlite:{directory}/lake.sqlite", data_path=""), read_only=True) as lake:
@@ -63,14 +72,14 @@ def check(db: Database, directory: Path, points: tuple[str, ...], capture: str =
         }
     pool.close()
     assert places[0][0] == places[0][1], "nothing is there twice"
-    rows: dict[int, int] = {}
+    left: dict[int, int] = {}
     for key, value, op in history:
         if op == "delete":
-            del rows[key]
+            del left[key]
         else:
-            assert (key in rows) == (op == "update")
-            rows[key] = value
-    assert sorted(rows.items()) == db.query("select id, v from t order by id"), "nothing is missing"
+            assert (key in left) == (op == "update")
+            left[key] = value
+    assert sorted(left.items()) == db.query("select id, v from t order by id"), "nothing is missing"
     ours = {path.name for path in (directory / "lake").rglob("aqueduck-*.parquet")}
     assert ours <= known, "no file of a task is left over"
 

@@ -17,7 +17,7 @@ from aqueduck.model.errors import ConfigError
 
 __all__ = ["run_bench"]
 
-CAPTURES_OF = ("big", "drain", "events", "mixed")
+CAPTURES_OF = ("big", "drain", "events", "mixed", "small", "varied")
 
 
 def run_bench(name: str, *, as_json: bool, rows: int | None, capture: str | None = None) -> None:
@@ -27,6 +27,8 @@ def run_bench(name: str, *, as_json: bool, rows: int | None, capture: str | None
         "drain": sync_benches.bench_drain,
         "mixed": sync_benches.bench_mixed,
         "big": sync_benches.bench_big,
+        "small": sync_benches.bench_small,
+        "varied": sync_benches.bench_varied,
         "copy": table_benches.bench_copy,
         "freshness": table_benches.bench_freshness,
         "events": events_bench.bench_events,

@@ -1,4 +1,4 @@
-"""The benches of `sync`: a backlog of inserts, a mixed backlog, and one very large transaction."""
+"""The benches of `sync`: backlogs of inserts, of single rows, of mixed changes and transactions, and one very large transaction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aqueduck.model.errors import VerifyDifferenceError
 from aqueduck.model.schema import lsn_text
 from aqueduck.sync.verify import verify_tables
 
-__all__ = ["bench_big", "bench_drain", "bench_mixed", "warm_up"]
+__all__ = ["bench_big", "bench_drain", "bench_mixed", "bench_small", "bench_varied", "warm_up"]
 
 WARM_UP_ROWS = 60_000
 DEFAULT = str(GroupConfig.model_fields["capture"].default)
@@ -62,6 +62,30 @@ def bench_mixed(console: Console, rows: int | None, *, capture: str = DEFAULT) -
         return _measure(
             bench, console, "mixed", n, lambda: bench.conn.execute(f"call mix({n}, 100, 1000000)")
         )
+
+
+def bench_small(console: Console, rows: int | None, *, capture: str = DEFAULT) -> dict[str, Any]:
+    """100 000 transactions of a single row."""
+    n = rows or 100_000
+    with workbench(capture=capture) as bench:
+        warm_up(bench, console)
+        return _measure(bench, console, "small", n, lambda: bench.conn.execute(f"call fill(1000000, {n}, 1)"))
+
+
+def bench_varied(console: Console, rows: int | None, *, capture: str = DEFAULT) -> dict[str, Any]:
+    """2 M inserts: a third in transactions of 1 000, a third in one transaction, a tenth in single rows, and 1 000 again."""
+    n = rows or 2_000_000
+    parts = [(n // 3, 1000), (n // 3, n // 3), (n // 10, 1), (n - n // 3 * 2 - n // 10, 1000)]
+
+    def load() -> None:
+        first = 1_000_000
+        for count, per_tx in parts:
+            bench.conn.execute(f"call fill({first}, {count}, {per_tx})")
+            first += count
+
+    with workbench(capture=capture) as bench:
+        warm_up(bench, console)
+        return _measure(bench, console, "varied", n, load)
 
 
 def bench_big(console: Console, rows: int | None, *, capture: str = DEFAULT) -> dict[str, Any]:

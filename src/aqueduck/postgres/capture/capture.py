@@ -272,9 +272,18 @@ class Capture(threading.Thread):
                 self._decode(decoder)
             if not decoder.in_transaction and self._fill == 0:
                 self._seen = max(self._seen, decoder.wal_end)
-                if stream.ended:
-                    return
+            if stream.ended or self._stream_is_slow():
+                return
         self._confirm_last(stream)
+
+    def _stream_is_slow(self) -> bool:
+        """Whether another reader should continue; it continues after the last commit."""
+        return self._use.readers.should_change(
+            received=self._received_bytes,
+            position=max(self._committed, self._confirmed, self._seen),
+            paused=self._paused,
+            unfinished=bool(self._stage.unfinished[0]),
+        )
 
     def _record(self, confirm: int) -> None:
         confirmation = Confirmation(confirm, self._stage.durable, self._settings.lake)
@@ -374,6 +383,8 @@ class Capture(threading.Thread):
             "seen": self._seen,
             "pending": stage.pending,
             "staged_bytes": stage.staged_bytes,
+            "reader": self._use.readers.kind,
+            "bulk_trouble": self._use.readers.trouble,
             "streams_in_progress": self._in_progress,
             "unfinished_bytes": unfinished_bytes,
             "oldest_us": stage.oldest_us,

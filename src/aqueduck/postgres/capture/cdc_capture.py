@@ -15,7 +15,7 @@ from aqueduck.model.changes import SegmentRef
 from aqueduck.model.schema import TableSchema
 from aqueduck.postgres.capture.announced_tables import AnnouncedTables
 from aqueduck.postgres.capture.capture_settings import CaptureSettings
-from aqueduck.postgres.capture.readers import open_reader
+from aqueduck.postgres.capture.readers import Readers
 from aqueduck.postgres.capture.slot_use import CatalogLookups
 from aqueduck.postgres.capture.stage import Stage
 from aqueduck.postgres.decode.decoder import (
@@ -138,13 +138,14 @@ class CdcUse:
         wanted: frozenset[str],
         rows_step: int | None,
     ) -> None:
+        self.readers = Readers(settings)
         self._settings = settings
         self._known = {table.oid: table for table in tables}
         self._wanted = wanted
         self._rows_step = rows_step
 
     def open(self, position: int, *, in_progress: bool) -> ReplicationStream:
-        stream = open_reader(self._settings, position, in_progress=in_progress)
+        stream = self.readers.open(position, in_progress=in_progress)
         _remove_old_stages(Path(self._settings.directory))
         return stream
 

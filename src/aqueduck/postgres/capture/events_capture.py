@@ -19,7 +19,7 @@ from aqueduck.model.schema import TableSchema
 from aqueduck.postgres.capture.announced_tables import AnnouncedTables
 from aqueduck.postgres.capture.capture import Capture
 from aqueduck.postgres.capture.capture_settings import CaptureSettings, save_settings
-from aqueduck.postgres.capture.readers import open_reader
+from aqueduck.postgres.capture.readers import Readers
 from aqueduck.postgres.capture.stage import Stage
 from aqueduck.postgres.decode.decoder import (
     Commit,
@@ -130,6 +130,7 @@ class EventsUse:
     reports = True
 
     def __init__(self, settings: EventsSettings, start: StartStream | None = None) -> None:
+        self.readers = Readers(settings.capture)
         self._settings = settings
         self._start = start
 
@@ -139,7 +140,7 @@ class EventsUse:
         s = self._settings.capture
         before = self._making_slot()
         if before is None:
-            return open_reader(s, position, in_progress=in_progress)
+            return self.readers.open(position, in_progress=in_progress)
         return start_stream(s.dsn, s.slot, s.publication, position, in_progress=in_progress, before=before)
 
     def _making_slot(self) -> str | None:

@@ -8,6 +8,9 @@ frames of the stream (`step_rows`, `text_rows`), so capture, decoder and stage s
 Through a pooler, each step peeks from the slot's own position, and what was read before is skipped.  On a session of
 its own, it consumes a temporary copy of the slot instead, which reads nothing twice.  The slot itself moves only
 when the capture reports a position as durable, with `pg_replication_slot_advance`.
+
+A *bulk* reader reads a backlog for `capture: auto` and then ends, also when it fails: the stream continues
+after what it read (`catchup` decides).  Its copy of the slot ends with its connection.
 """
 
 from __future__ import annotations
@@ -24,12 +27,14 @@ import numpy as np
 from aqueduck import faults
 from aqueduck.model.errors import (
     AqueduckError,
+    ConfigError,
     ConnectionLostError,
     SlotActiveError,
     SlotLimitError,
     own_error,
 )
 from aqueduck.model.schema import lsn_text, parse_lsn
+from aqueduck.postgres.capture.catchup import BulkRead, Step
 from aqueduck.postgres.decode.pgoutput import Bytes
 from aqueduck.postgres.decode.step_rows import StepRows, keepalive_frame
 from aqueduck.postgres.session.quoting import identifier, literal
@@ -44,7 +49,6 @@ IDLE_SECONDS_MAX = 1.0
 ADVANCE_SECONDS = 1.0
 BULK_ADVANCE_SECONDS = 10.0  # the server spends the same time on decoding
 FAR_SECONDS = 0.5
-NEAR_BYTES = 1 << 20  # a bulk reader that is this close to the server's end has finished
 
 
 # What the stream does not report when a relation changes: how many columns it ever had, and, with a full
@@ -71,11 +75,14 @@ class Rows(Protocol):
     @property
     def relations(self) -> tuple[int, ...]: ...
 
+    step_bytes: int
+    open_bytes: int
+
     def begin(self, marks: dict[int, str], now: int) -> None: ...
 
     def convert(self, raw: Bytes, start: int, end: int) -> tuple[int, list[Bytes], bool]: ...
 
-    def end(self, position: int) -> Iterable[Bytes] | None: ...
+    def end(self, position: int) -> Iterable[Bytes]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +103,12 @@ class StepPlan:
         )
 
 
-def pgoutput_step(publication: str) -> StepPlan:
-    """The step of a slot that streams could read, too."""
-    options = (("proto_version", "1"), ("publication_names", identifier(publication)))
+def pgoutput_step(publication: str, *, in_progress: bool = False) -> StepPlan:
+    """The step of a slot that streams could read, too; `in_progress` sends large transactions before they end."""
+    protocol: tuple[tuple[str, str], ...] = (("proto_version", "1"),)
+    if in_progress:
+        protocol = (("proto_version", "2"), ("streaming", "on"))
+    options = (*protocol, ("publication_names", identifier(publication)))
     return StepPlan("binary_changes", "lsn, data", options)
 
 
@@ -125,10 +135,10 @@ class PolledStream:
         rows: Rows | None = None,
         interval_seconds: float = 0.1,
         step_bytes: int = 64 << 20,
-        bulk: bool = False,
+        bulk: BulkRead | None = None,
         silence_seconds: float = 30.0,
     ) -> None:
-        """`bulk` reads up to the server's end on a copy of the slot, then ends; it fails if no copy can be made."""
+        """With `bulk`, it reads a backlog on a copy of the slot, then ends; it fails if no copy can be made."""
         self._slot = slot
         self._plan = plan
         self._rows: Rows = rows or StepRows(position)
@@ -136,6 +146,9 @@ class PolledStream:
         self._step_bytes_max = step_bytes
         self._step_bytes = min(FIRST_STEP_BYTES, step_bytes)
         self._bulk = bulk
+        self._again_bytes = 0
+        self.failure: AqueduckError | None = None
+        """Why a bulk reader ended before it had read the backlog."""
         self._silence_seconds = silence_seconds
         self._copy: str | None = None
         self._source: str | None = None
@@ -148,7 +161,7 @@ class PolledStream:
         self._ending = self._stopping = False
         self._nudged = False
         self._wanted = 0
-        self._advanced_at = time.monotonic() if bulk else 0.0
+        self._advanced_at = time.monotonic() if bulk is not None else 0.0
         self.ended = False
         self._conn = SqlConnection(dsn, lambda: self._stopping)
         try:
@@ -167,9 +180,10 @@ class PolledStream:
             if not self._queue and not self._finished and self._failure is None:
                 self._changed.wait(timeout)
             if not self._queue:
-                if self._failure is not None:
+                if self._failure is not None and self._bulk is None:
                     raise self._failure
-                self.ended = self._finished
+                self.failure = self._failure
+                self.ended = self._finished or self._failure is not None
                 return 0
             start = at
             while self._queue and at < buf.size:
@@ -203,7 +217,9 @@ class PolledStream:
 
     def _begin(self, conn: SqlConnection) -> int:
         """Copy the slot if the session is ours alone; returns the position of the slot itself."""
-        if self._bulk or not conn.is_pooled:
+        if self._bulk is not None and conn.is_pooled:  # the copy would stay with a connection of the pool
+            raise ConfigError("the connection goes through a pooler")
+        if not conn.is_pooled:
             copy = f"{self._slot[:48]}_{time.monotonic_ns() % (1 << 40):x}"
             try:
                 conn.query(
@@ -211,7 +227,7 @@ class PolledStream:
                 )
                 self._copy = copy
             except SlotLimitError:
-                if self._bulk:
+                if self._bulk is not None:
                     raise
         [[confirmed]] = conn.query(
             "select coalesce(max(confirmed_flush_lsn), '0/0') from pg_replication_slots"
@@ -219,9 +235,16 @@ class PolledStream:
         )
         return parse_lsn(confirmed or "0/0")
 
+    def _skip_read(self) -> None:
+        """Move the copy to what was read before, which takes a fraction of the time that decoding takes."""
+        if self._copy is not None and self._rows.position > self._confirmed:
+            to = literal(lsn_text(self._rows.position))
+            self._conn.query(f"select pg_replication_slot_advance({literal(self._copy)}, {to})")
+
     def _work(self) -> None:
         idle = self._interval
         try:
+            self._skip_read()
             while not self._ending:
                 self._advance()
                 began = time.monotonic()
@@ -232,11 +255,11 @@ class PolledStream:
                     pause = self._rest_after(time.monotonic() - began, behind=server > self._rows.position)
                 else:
                     pause, idle = idle, min(idle * 1.5, max(self._interval, IDLE_SECONDS_MAX))
-                if self._bulk and server - self._rows.position < NEAR_BYTES:
+                if self._bulk is not None and self._has_ended(self._bulk, server):
                     self._finish(None)
                     break
                 self._pause(pause)
-            if not self._bulk:  # the reader after a bulk reader takes the slot, and confirms
+            if self._bulk is None:  # the reader after a bulk reader takes the slot, and confirms
                 self._advance(at_once=True)
         except Stopped:
             pass
@@ -249,6 +272,17 @@ class PolledStream:
         with self._changed:
             self._failure, self._finished = failure, failure is None
             self._changed.notify_all()
+
+    def _has_ended(self, bulk: BulkRead, server: int) -> bool:
+        left = server - self._rows.position
+        step = Step(
+            full=left > 0,
+            left_bytes=left,
+            frame_bytes=self._rows.step_bytes,
+            open_bytes=self._rows.open_bytes,
+            again_bytes=self._again_bytes,
+        )
+        return bulk.has_ended(step)
 
     def _pause(self, seconds: float) -> None:
         with self._changed:
@@ -275,13 +309,18 @@ class PolledStream:
     def _step(self, server: int) -> None:
         """Decode one piece of WAL, and pass on what is new."""
         rows = self._rows
-        upto = min(server, max(rows.position, self._confirmed) + self._step_bytes)
         rows.begin(*self._look())
+        begin, size = max(rows.position, self._confirmed), self._step_bytes
+        if self._bulk is not None:
+            size = self._bulk.step_bytes(size, self._again_bytes)
+        upto = min(server, begin + size)
         for piece in self._messages(self._plan.sql(self._copy or self._slot, upto, consume=bool(self._copy))):
             self._put(piece)
-        for piece in rows.end(upto) or ():
+        for piece in rows.end(upto):
             self._put(piece)
         self._put(keepalive_frame(upto))
+        if self._bulk is not None:
+            self._bulk.wal_bytes += upto - begin
         full = upto < server
         self._step_bytes = min(2 * self._step_bytes if full else FIRST_STEP_BYTES, self._step_bytes_max)
 
@@ -289,9 +328,14 @@ class PolledStream:
         """The marks of the relations, and a position that was read after them."""
         oids = ", ".join(map(str, self._rows.relations))
         known = f"(select string_agg(oid || ':' || {_MARK}, ' ') from pg_class c where oid in ({oids or 0}))"
-        look = f"select {known}, pg_current_wal_insert_lsn(), {_SOURCE}"
-        [[marks, now, source]] = self._conn.query(look, self._silence_seconds)
+        again = (
+            f"(select pg_wal_lsn_diff({literal(lsn_text(self._rows.position))}, restart_lsn)::int8"
+            f" from pg_replication_slots where slot_name = {literal(self._copy or self._slot)})"
+        )
+        look = f"select {known}, pg_current_wal_insert_lsn(), {_SOURCE}, {again}"
+        [[marks, now, source, again_bytes]] = self._conn.query(look, self._silence_seconds)
         assert now is not None
+        self._again_bytes = int(again_bytes or 0)
         if self._source not in (None, source):  # another server behind the same pooler or name
             raise ConnectionLostError("another server has taken over")
         self._source = source
@@ -302,7 +346,7 @@ class PolledStream:
         """The frames of a step; raises an error that the server sends."""
         pieces: list[Bytes] = []
         size = need = 0
-        for piece in self._conn.copy(sql):
+        for piece in self._conn.copy(sql, self._silence_seconds):
             pieces.append(piece)
             size += piece.size
             if size < need:  # within a large row
@@ -335,7 +379,7 @@ class PolledStream:
     def _advance(self, *, at_once: bool = False) -> None:
         """Move the slot to the durable position; the server may stop before it, and returns the position."""
         now = time.monotonic()
-        often = BULK_ADVANCE_SECONDS if self._bulk else ADVANCE_SECONDS
+        often = BULK_ADVANCE_SECONDS if self._bulk is not None else ADVANCE_SECONDS
         soon = not at_once and now - self._advanced_at < often
         if self._wanted <= self._confirmed or soon:
             return

@@ -13,7 +13,7 @@ from typing import Protocol
 from aqueduck.model.errors import ConfigError, PublicationError, TableMissingError
 from aqueduck.model.schema import Column, TableSchema
 from aqueduck.postgres.capture.capture_settings import CaptureSettings
-from aqueduck.postgres.capture.readers import open_reader
+from aqueduck.postgres.capture.readers import Readers
 from aqueduck.postgres.catalog.tables import describe_oid, has_key, resolve_type
 from aqueduck.postgres.decode.decoder import Decoder
 from aqueduck.postgres.decode.stream_tables import GivenTables
@@ -31,6 +31,8 @@ class SlotUse(Protocol):
     """Whether the server's own position is confirmed while no change is pending; otherwise only what is durable."""
     reports: bool
     """Whether counters are written for a driver."""
+    readers: Readers
+    """Which reader is used, and how the last one fared."""
 
     def open(self, position: int, *, in_progress: bool) -> ReplicationStream:
         """Continue reading after `position`."""
@@ -75,12 +77,13 @@ class GroupUse:
     reports = True
 
     def __init__(self, settings: CaptureSettings) -> None:
+        self.readers = Readers(settings)
         self._settings = settings
         self._lookups = CatalogLookups(settings.dsn)
         self._tables_mark: tuple[int, int, int] | None = None
 
     def open(self, position: int, *, in_progress: bool) -> ReplicationStream:
-        return open_reader(self._settings, position, in_progress=in_progress)
+        return self.readers.open(position, in_progress=in_progress)
 
     def decoder(self, *, first_ord: int, first_version: int, in_progress: bool) -> Decoder:
         return Decoder(self._tables(), first_ord=first_ord, first_version=first_version, streams=in_progress)

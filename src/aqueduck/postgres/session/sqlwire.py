@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
+from psycopg import Error as PsycopgError
 from psycopg import OperationalError, pq
 
 from aqueduck.model.connections import SET_LOCAL_GUARDS, guard_session
-from aqueduck.model.errors import ConnectionLostError
+from aqueduck.model.errors import AqueduckError, ConnectionLostError
 from aqueduck.postgres.decode.pgoutput import Bytes
-from aqueduck.postgres.session.connection import connection_parameters, options_of
+from aqueduck.postgres.session.connection import connect, connection_parameters, options_of
 from aqueduck.postgres.session.wire import connect_wire, raise_failed
 
 __all__ = ["SqlConnection", "Stopped"]
@@ -39,7 +40,8 @@ class SqlConnection:
 
     def __init__(self, dsn: str, stopping: Callable[[], bool]) -> None:
         self._stopping = stopping
-        self._deadline = math.inf
+        self._deadline = self._silence_seconds = math.inf
+        self._dsn = dsn
         self._pgconn = connect_wire(dsn)
         self._pgconn.nonblocking = 1
         self._socket: socket.socket | None = None
@@ -91,7 +93,11 @@ class SqlConnection:
         return self._pgconn.get_result()
 
     def _wait(self, *, write: bool = False) -> None:
+        heard_at = time.monotonic()
         while True:
+            if time.monotonic() - heard_at > self._silence_seconds:
+                self._ask_elsewhere()
+                heard_at = time.monotonic()
             if self._stopping():
                 raise Stopped
             if time.monotonic() > self._deadline:
@@ -100,13 +106,31 @@ class SqlConnection:
             if any(select.select([] if write else fd, fd if write else [], [], 0.5)):
                 return
 
-    def copy(self, sql: str) -> Iterator[Bytes]:
-        """Run statements that include one COPY; yields the server's messages in pieces, to be read up to ReadyForQuery."""
-        with _lost_where_broken():
-            if self._socket is None:
-                yield from self._copy_libpq(sql)
-            else:
-                yield from self._copy_socket(self._socket, sql)
+    def _ask_elsewhere(self) -> None:
+        """A statement may take its time, but its server process must be there: asked on another connection."""
+        sql = "select from pg_stat_activity where pid = %s"
+        try:
+            with connect(self._dsn) as conn:
+                works = self.is_pooled or conn.execute(sql, [self._pgconn.backend_pid]).fetchone() is not None
+        except (AqueduckError, PsycopgError) as exc:
+            raise ConnectionLostError("the server does not answer") from exc
+        if not works:
+            raise ConnectionLostError("the server does not run our statement any more")
+
+    def copy(self, sql: str, silence_seconds: float = math.inf) -> Iterator[Bytes]:
+        """
+        Run statements that include one COPY; yields the server's messages in pieces, to be read up to ReadyForQuery.
+        After so many seconds without a message, another connection must find the server at work.
+        """
+        self._silence_seconds = silence_seconds
+        try:
+            with _lost_where_broken():
+                if self._socket is None:
+                    yield from self._copy_libpq(sql)
+                else:
+                    yield from self._copy_socket(self._socket, sql)
+        finally:
+            self._silence_seconds = math.inf
 
     def _copy_socket(self, sock: socket.socket, sql: str) -> Iterator[Bytes]:
         query = sql.encode() + b"\0"

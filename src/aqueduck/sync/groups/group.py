@@ -220,6 +220,11 @@ class GroupRunner:
             log.warning("the server cannot stream a transaction: read whole", group=self.group.name)
         status.streams_in_progress = streams
         status.reading = bool(report)
+        status.reader = str(report.get("reader", status.reader))
+        trouble, before = report.get("bulk_trouble"), status.bulk_trouble
+        if trouble and not before:
+            log.warning("backlogs cannot be read in bulk: streamed", group=self.group.name, reason=trouble)
+        status.bulk_trouble = trouble
         status.paused = bool(report.get("paused", False))
         status.held = bool(report.get("held", False))
         status.last_error = report.get("trouble") or status.last_error

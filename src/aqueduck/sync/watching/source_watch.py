@@ -220,7 +220,7 @@ def _take_proof(runner: GroupRunner, probe: Probe) -> None:
     status = runner.refresh()
     waits = status.held or status.paused or status.state != "streaming" or not status.reading
     received = int(runner.report().get("received_bytes", 0))
-    reading = Reading(runner.group.slot_name, status.seen, received, waits, runner.group.capture == "poll")
+    reading = Reading(runner.group.slot_name, status.seen, received, waits, status.reader != "stream")
     before = runner.proof.error
     runner.proof.take(probe, reading)
     if runner.proof.error is not None and before is None:
