@@ -1,5 +1,5 @@
 """
-Links that die without a word.
+Links that die silently.
 
 `SilentProxy` forwards until `silence` is called: its system continues acknowledging, as that of a proxy or VPN does.  `Wire` is a
 pair of network interfaces between this machine and a network namespace, on which packets are lost for real, in one direction

@@ -62,7 +62,7 @@ def parse(
     return parse_events(json.dumps(values), base_dir=Path("/base"), env=env or {})
 
 
-def test_the_reference_file_is_read_as_it_stands() -> None:
+def test_the_reference_file_is_read_unchanged() -> None:
     """The file that users have runs unchanged; paths are relative to it."""
     config = parse_events(REFERENCE, base_dir=Path("/base"), env={})
     assert config.source.idle_timeout == 30

@@ -102,7 +102,7 @@ def destination(*changes: dict[str, Any]) -> dict[str, Any]:
     return {**SMALLEST, "destinations": [{**SMALLEST["destinations"][0], **change} for change in changes]}
 
 
-def test_the_configuration_that_users_know_is_read_as_it_stands() -> None:
+def test_the_configuration_that_users_know_is_read_unchanged() -> None:
     """The reference file: PostgreSQL catalogs by variable, S3 properties, a table that defaults to the source's."""
     config = parse(REFERENCE)
     assert [d.id for d in config.destinations] == ["quacksworth-lake", "mallardine-lake"]
@@ -122,7 +122,7 @@ def test_the_configuration_that_users_know_is_read_as_it_stands() -> None:
     assert source["s3_secret_access_key"] == "geheim"
 
 
-def test_the_flow_is_told_by_the_keys() -> None:
+def test_the_flow_is_inferred_from_the_keys() -> None:
     """A file with routing or destinations is a fan-out."""
     assert is_fanout(yaml.safe_load(REFERENCE))
     assert not is_fanout({"source": {}, "lake": {}, "groups": []})
@@ -413,7 +413,7 @@ def test_tables_of_one_lake_and_lakes_of_one_database_are_apart() -> None:
         ("sqlite:/srv/a", "sqlite:/srv/b", False),
     ],
 )
-def test_a_lake_is_told_by_its_database_not_by_its_spelling(one: str, two: str, same: bool) -> None:
+def test_a_lake_is_identified_by_its_database_not_by_its_spelling(one: str, two: str, same: bool) -> None:
     """The same address for each form of a connection string and each user; the text holds no credentials."""
     found = [
         lake_address(

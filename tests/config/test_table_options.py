@@ -71,7 +71,7 @@ def test_a_command_line_that_is_not_clear_is_refused(rename: list[str], mask: li
     ],
 )
 def test_options_that_contradict_each_other_are_refused_by_name(options: dict[str, Any], says: str) -> None:
-    """P-S26: in the words of the file."""
+    """P-S26: the error uses the words of the file."""
     with pytest.raises(ValidationError) as caught:
         TableConfig.model_validate({"source": "t", **options})
     assert says in describe_problems(caught.value, {(): TableConfig})

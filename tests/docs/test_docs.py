@@ -70,7 +70,7 @@ FILES = [
 
 
 @pytest.mark.parametrize("text", FILES)
-def test_a_configuration_is_accepted_as_it_stands(text: str, tmp_path: Path) -> None:
+def test_a_configuration_is_accepted_unchanged(text: str, tmp_path: Path) -> None:
     """Whole files of each flow by the loader of the flow; pieces of files have at least to be YAML."""
     values = yaml.safe_load(text)
     assert isinstance(values, dict)
@@ -261,7 +261,7 @@ def test_every_block_is_run_or_says_why_not() -> None:
         Block("sh", "curl localhost", "not run: no"),
     ],
 )
-def test_a_block_that_nobody_runs_would_be_found(block: Block) -> None:
+def test_a_block_that_no_test_runs_would_be_found(block: Block) -> None:
     """The test above can fail."""
     assert unaccounted("docs/new.md", block)
 

@@ -39,7 +39,7 @@ def test_the_shop_is_synced_compared_and_asked() -> None:
 
 
 def test_every_tenant_gets_its_own_rows_also_after_a_move() -> None:
-    """P-F01, P-F02: a lake for each tenant, one of them listed, the others made by the pattern."""
+    """P-F01, P-F02: a lake for each tenant; one is listed, the pattern creates the others."""
     lines = lines_of("multi-tenant-fanout")
     assert lines[-3:] == [
         "quacksworth: 280 rows, 280 of them its own",
@@ -61,7 +61,7 @@ def test_the_webhook_gets_every_event() -> None:
     assert '"op": "insert"' in lines[-1]
 
 
-def test_the_job_goes_on_where_it_stopped() -> None:
+def test_the_job_continues_where_it_stopped() -> None:
     """P-E10: two runs, no order twice; a delete is none."""
     assert [line.split(",")[0] for line in lines_of("pyspark-job")[-3:]] == [
         "CH: 200 orders",

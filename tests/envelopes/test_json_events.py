@@ -164,7 +164,7 @@ def _truncated(events: list[dict[str, Any]]) -> list[str]:
 
 
 def test_unchanged_toast_is_left_out_and_named(db: Database, watch: Watch) -> None:
-    """P-E: a value that did not come is never shown as null; with a full identity it comes with the old row."""
+    """P-E: a value that was not sent is never shown as null; with a full identity it is taken from the old row."""
     for name in ("d", "f"):
         db.execute(f'create table {name} (id int primary key, doc text, "big ""one""" text, n int)')
         db.execute(
@@ -282,7 +282,7 @@ BAD_TEXTS = [
 
 @pytest.mark.parametrize(("oid", "text"), BAD_TEXTS)
 def test_bad_text_for_a_type_is_a_typed_error_without_the_value(oid: int, text: str) -> None:
-    """P-E05: what PostgreSQL does not write for a type is refused, and the error shows the column only."""
+    """P-E05: text that PostgreSQL never writes for a type is refused, and the error shows the column only."""
     table = TableSchema(1, "public", "t", (Column("the_column", oid, -1),), (), "d")
     values: dict[str, list[Any]] = {
         "_op": [1], "_ord": [0], "_lsn": [0], "_seq": [0], "_ts": [0], "_xid": [0], "_kc": [False], "_old": [0],

@@ -1,4 +1,4 @@
-"""`check` of a file of the flow `events` says what a start says, by the same code."""
+"""`check` of an events file reports what a start would report, by the same code."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_a_catalog_that_cannot_be_read_is_shown_while_events_flow(flow: Flow) ->
         assert service.seen_at > blind_since
 
 
-def test_events_whose_slot_nobody_reads_are_shown_with_an_error(
+def test_events_whose_slot_has_no_reader_are_shown_with_an_error(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P-T01: the capture reports what it knew last, so the server is asked whether it still reads."""
@@ -179,7 +179,9 @@ def test_events_whose_slot_nobody_reads_are_shown_with_an_error(
         service.stop()
 
 
-def test_a_flow_that_may_goes_on_over_a_gap(flow: Flow, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flow_that_may_skip_changes_continues_after_a_gap(
+    flow: Flow, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`on_unpublished: continue` says what was lost once, as a warning."""
     flow.source = {"on_unpublished": "continue"}
     for statement in (GAPS["taken out"][0], "insert into o values (2)", GAPS["taken out"][1]):

@@ -57,7 +57,7 @@ def test_each_destination_is_compared_at_its_own_cursor(fan: Fan) -> None:
     ],
 )
 def test_any_difference_is_found(fan: Fan, damage: str) -> None:
-    """A row that is missing, doubled or has another cell is a difference, with counts and without values."""
+    """A missing, doubled or changed row is a difference, reported with counts and without values."""
     fan.poll()
     with connect(fan.place("one"), "data_inlining_row_limit 5") as con:
         con.execute(damage)

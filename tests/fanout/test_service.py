@@ -127,7 +127,7 @@ def test_a_row_that_claims_a_table_of_another_is_left_out(fan: Fan, serve: Serve
 
 @pytest.mark.slow
 def test_a_pattern_leaves_the_tables_of_others_alone(fan: Fan, serve: Serve) -> None:
-    """P-F14: a value whose lake would be a listed destination's, or the source itself, is left out and reported."""
+    """P-F14: a value is left out and reported if its lake would be the source or that of a listed destination."""
     fan.change("insert into lake.t values (5, 'one', 5), (6, 'source', 6)")
     service = serve(dynamic=pattern(fan, id="tenant-{value}"))
     assert ids(service) == {"one", "two", "tenant-p"}
@@ -716,8 +716,8 @@ def test_a_source_that_was_put_back_and_written_on_seeds_again(
     assert fan.snapshots() == before, "the cursor is one of the new history"
 
 
-def test_a_source_that_was_put_back_to_before_the_cursor_goes_on(fan: Fan, serve: Serve) -> None:
-    """P-F16: a destination that had read nothing of what was lost keeps its rows and continues."""
+def test_a_source_that_was_restored_to_before_the_cursor_continues(fan: Fan, serve: Serve) -> None:
+    """P-F16: a destination that had not read the lost changes keeps its rows and continues."""
     service = serve()
     catch_up(service)
     put_back(
@@ -775,7 +775,7 @@ def test_a_name_that_was_away_in_the_middle_of_history_seeds_again(
 
 
 def test_a_destination_is_seeded_again_beside_one_that_fails(fan: Fan, serve: Serve, tmp_path: Path) -> None:
-    """P-F09: one lake cannot be written while all are to be seeded again; it is seeded when it can, the other at once."""
+    """P-F09: all are to be seeded again while one lake cannot be written; the others are seeded at once, that one later."""
     service = serve()
     catch_up(service)
 

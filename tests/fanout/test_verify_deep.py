@@ -66,7 +66,7 @@ def test_rows_that_were_changed_by_hand_are_counted_by_kind(fan: Fan) -> None:
     assert (found["two"].verdict, found["two"].note, found["two"].rows) == ("identical", None, 100)
 
 
-def test_rows_of_another_tenant_are_found_and_their_values_are_not_told(fan: Fan) -> None:
+def test_rows_of_another_tenant_are_found_and_their_values_are_not_shown(fan: Fan) -> None:
     """A row whose value belongs to another destination or to the source is a leak; only its table and number are reported."""
     damage(
         fan,
@@ -87,7 +87,7 @@ def test_a_row_moved_to_another_tenant_in_the_destination_is_missing_and_foreign
     assert (found.verdict, found.deep.missing, found.deep.foreign) == ("different", 1, 1)
 
 
-def test_rows_of_values_that_nobody_has_are_counted_and_not_judged(fan: Fan) -> None:
+def test_rows_of_unknown_values_are_counted_and_not_judged(fan: Fan) -> None:
     """Rows that another user keeps in a destination's table under a value of their own are reported as not compared."""
     damage(fan, "one", "insert into lake.t values (1000, 'mine', 1, null)")
     found = deeply(fan)["one"]
@@ -114,7 +114,7 @@ def test_two_destinations_may_share_a_table(tmp_path: Path) -> None:
         second.close()
 
 
-def test_values_that_are_equal_and_not_the_same_are_told_apart(fan: Fan) -> None:
+def test_equal_values_that_are_not_the_same_are_distinguished(fan: Fan) -> None:
     """A month is not thirty days, although DuckDB compares them as equal."""
     damage(fan, "one", "update lake.t set i = to_days(30) where id = 3")
     counts = deeply(fan)["one"].deep

@@ -104,7 +104,7 @@ def test_a_table_that_is_removed_with_its_target_and_added_at_once(shared: Sync)
     sync.wait_same()
 
 
-def test_a_group_that_loses_its_slot_stands_alone(shared: Sync) -> None:
+def test_a_group_that_loses_its_slot_stops_alone(shared: Sync) -> None:
     """P-S19, P-S30: the group says what it needs, and continues when it has that; the other group is not affected."""
     sync, db = shared, shared.db
     db.execute("create table a (id int primary key); create table b (id int primary key)")

@@ -190,7 +190,7 @@ def _many_tables(sync: Sync, number: int) -> None:
 @pytest.mark.slow
 @pytest.mark.kills("sync")
 @pytest.mark.parametrize("point", ["copy.chunk_written:4", "copy.before_landing", "copy.landed"])
-def test_a_copy_killed_at_a_durable_step_goes_on_after_a_restart(
+def test_a_copy_killed_at_a_durable_step_continues_after_a_restart(
     db: Database, sync_of: Any, point: str
 ) -> None:
     """Hazard 8, P-S05: kill -9 of everything during a copy; the next start copies only what is missing, exactly once."""
@@ -221,7 +221,7 @@ def test_a_copy_killed_at_a_durable_step_goes_on_after_a_restart(
 
 
 @pytest.mark.slow  # without Spark in tests/sync/test_wanted_meanwhile.py
-def test_a_service_that_is_told_to_stop_does_not_wait_for_a_copy(db: Database, sync_of: Any) -> None:
+def test_a_service_that_is_stopped_does_not_wait_for_a_copy(db: Database, sync_of: Any) -> None:
     """Its job is cancelled, and continues with the missing chunks at the next start; nothing is lost or doubled."""
     db.execute("create table t (id int primary key, v text)")
     db.execute("insert into t select g, repeat(md5(g::text), 20) from generate_series(1, 600000) g")

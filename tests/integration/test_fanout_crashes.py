@@ -210,7 +210,9 @@ def service(fan: Fan) -> Iterator[Service]:
 @pytest.mark.parametrize(
     "point", ["fanout.read:2", "fanout.before_commit", "fanout.after_commit:2", "fanout.after_seed"]
 )
-def test_a_killed_service_goes_on_where_its_destinations_are(fan: Fan, service: Service, point: str) -> None:
+def test_a_killed_service_continues_where_its_destinations_are(
+    fan: Fan, service: Service, point: str
+) -> None:
     """Hazard 8: a worker dies at a durable step, then the driver and everything with it; nothing is lost or doubled."""
     fan.change(*HISTORY)
     passed = passing(fan.directory / "log.txt", point)

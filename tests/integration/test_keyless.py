@@ -32,7 +32,7 @@ def rows_in(flow: Flow) -> Counter[str]:
 
 
 def test_columns_called_like_what_finds_the_rows(db: Database, tmp_path: Path) -> None:
-    """P-S10: a user's `rowid` hides the lake's own; each delete takes one row all the same, not all that share the value."""
+    """P-S10: a user's column `rowid` hides the lake's own; each delete still removes one row, not all with the same value."""
     db.execute("create table odd (rowid int, k0 text); alter table odd replica identity full")
     with Flow(db, tmp_path, ["odd"]) as flow:
         db.execute(

@@ -93,7 +93,7 @@ def test_sync_killed_at_each_step_loses_and_doubles_nothing(
 
 
 @pytest.mark.kills("sync", *COPY)
-def test_a_copy_killed_at_each_step_goes_on(db: Database, sync_of: Callable[..., Sync]) -> None:
+def test_a_copy_killed_at_each_step_continues(db: Database, sync_of: Callable[..., Sync]) -> None:
     """Hazard 8, P-S05: the next start copies only the chunks that are missing, while rows change between the starts."""
     db.execute("create table t (id int primary key, v text, doc text)")
     db.execute("alter table t alter doc set storage external")

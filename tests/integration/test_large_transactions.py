@@ -55,7 +55,7 @@ def test_small_transactions_pass_a_large_one_and_it_arrives_whole(shared: Sync) 
 
 
 @pytest.mark.slow
-def test_a_kill_while_a_large_transaction_goes_on(db: Database, sync_of: Callable[..., Sync]) -> None:
+def test_a_kill_while_a_large_transaction_is_open(db: Database, sync_of: Callable[..., Sync]) -> None:
     """P-S29, promise 1: kill -9 with half of it staged; after a restart it arrives once if it commits, otherwise not at all."""
     _little_memory(db)
     db.execute("create table t (id int primary key, v text)")

@@ -194,7 +194,7 @@ def refuse_talk(pid: int, directory: Path, scratch: Path, log: str, given: set[s
     ]
 
 
-def test_a_busy_sync_tells_no_secret(
+def test_a_busy_sync_reveals_no_secret(
     db: Database, sync_of: Any, tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P-T10: passwords, salt, settings and cells, while it copies, streams, hashes and parks."""
@@ -242,7 +242,7 @@ def _has(flow: Flow, lines: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_busy_events_flow_tells_no_secret(
+def test_a_busy_events_flow_reveals_no_secret(
     db: Database, flow_of: Callable[..., Flow], scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P-T10: the same for events, whose cells are in the sink and in the private stage only."""
@@ -272,7 +272,7 @@ def test_a_busy_events_flow_tells_no_secret(
 
 
 @pytest.mark.slow
-def test_a_busy_fan_out_tells_no_secret(
+def test_a_busy_fan_out_reveals_no_secret(
     pg: Any, tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P-T10: the same for lakes behind passwords, while it seeds and polls."""

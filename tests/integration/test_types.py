@@ -210,7 +210,7 @@ def test_vectors_are_their_text(db: Database, tmp_path: Path) -> None:
 
 
 def test_keys_that_are_equal_but_written_differently(db: Database, tmp_path: Path) -> None:
-    """P-S08: -0 and 0, 1.0 and 1.00, NaN and padded text are found again, and a change of the text is a change of the row."""
+    """P-S08: -0 and 0, 1.0 and 1.00, NaN and padded text find their rows, and a change of the text is a change of the row."""
     db.execute("""
         create table f (k float8 primary key, v int); create table n (k numeric primary key, v int);
         create table d (k numeric(5,1) primary key, v int); create table c (k char(5) primary key, v int)

@@ -63,7 +63,7 @@ def test_a_load_ends_after_its_acts_and_not_before_the_service_runs_again() -> N
     assert text.getvalue().index("first") < text.getvalue().index("second")
 
 
-def test_a_service_that_ends_by_itself_ends_the_demo_with_its_last_line(tmp_path: Path) -> None:
+def test_a_service_that_ends_early_ends_the_demo_with_its_last_line(tmp_path: Path) -> None:
     """A demo does not wait for a service that is gone."""
     service = ServiceProcess(tmp_path / "missing.yaml", 1)
     service.start()

@@ -203,7 +203,7 @@ def started(child: subprocess.Popen[str]) -> tuple[psutil.Process, list[Path]]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a death signal")
 def test_a_server_dies_with_a_process_that_was_killed(child: subprocess.Popen[str]) -> None:
-    """SIGKILL of the process that started it ends the server, though its thread was long gone."""
+    """SIGKILL of the process that started the server ends it, even if the thread that started it has ended."""
     server, folders = started(child)
     assert server.is_running()
     child.kill()
@@ -240,7 +240,7 @@ def test_many_threads_may_start_servers() -> None:
 
 
 @as_root
-def test_root_runs_the_server_as_somebody_else(new_server: NewServer) -> None:
+def test_root_runs_the_server_as_another_user(new_server: NewServer) -> None:
     """PostgreSQL refuses root, so its processes and files belong to another user."""
     server = new_server()
     assert psutil.Process(server.pid).uids().effective != 0

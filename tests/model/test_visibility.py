@@ -52,7 +52,7 @@ def test_a_position_shows_all_earlier_commits() -> None:
     st.integers(0, NUMBERS - 1), st.sets(st.integers(0, NUMBERS - 1), max_size=5),
     st.lists(st.tuples(st.integers(1, 20), st.integers(0, NUMBERS - 1)), min_size=1),
 )  # fmt: skip
-def test_changes_of_a_segment_are_told_apart_as_one_by_one(
+def test_changes_of_a_segment_are_judged_as_one_by_one(
     xmax: int, running: set[int], rows: list[tuple[int, int]]
 ) -> None:
     """The columns of a segment give what each of its changes gives."""
@@ -62,7 +62,7 @@ def test_changes_of_a_segment_are_told_apart_as_one_by_one(
 
 
 def test_a_segment_is_left_out_only_if_all_of_it_is_shown() -> None:
-    """A segment ends with a commit, whose end may be the position itself; numbers of transactions say nothing of a whole segment."""
+    """A segment may end exactly at the position; transaction numbers cannot decide about a whole segment."""
     segment = SegmentRef(
         1, 1, "rows", "s", 5, 50, 5, 0, 0, 0, 0, first_ord=1, last_lsn=100, last_ts=0, schema_json="{}"
     )

@@ -1,4 +1,4 @@
-"""Boards and alerts ask for metrics that exist, with labels that exist, and explain themselves (P-F17)."""
+"""Boards and alerts use metrics and labels that exist, and have descriptions (P-F17)."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_board_can_be_imported(board: Path) -> None:
 
 
 def test_every_metric_is_on_a_board() -> None:
-    """P-F17: what is measured can be seen."""
+    """P-F17: each metric is on a board."""
     asked = {
         name
         for board in BOARDS

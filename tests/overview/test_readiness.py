@@ -32,7 +32,7 @@ def test_an_idle_group_is_ready_for_ever() -> None:
     assert [look(watch, at, sync(group(table()))) for at in (0, 100, 10_000)] == [[], [], []]
 
 
-def test_a_group_with_work_that_stands_still_is_stalled() -> None:
+def test_a_group_with_work_and_no_progress_is_stalled() -> None:
     """After the given time, the group, its waiting tables and the reason are named."""
     watch = ProgressWatch(60)
     stuck = sync(group(table(queued_changes=5), table("public.quiet"), lag_bytes=4096))
@@ -103,7 +103,7 @@ def test_a_table_that_failed_leaves_the_rest_ready() -> None:
     assert look(watch, 61, sync(group(BROKEN))) == []
 
 
-def test_a_long_seed_is_ready_and_a_fan_out_that_stands_still_is_not() -> None:
+def test_a_long_seed_is_ready_and_a_fan_out_without_progress_is_not() -> None:
     """P-F13: health stays green during a long seed and turns red when progress stops."""
     watch = ProgressWatch(60)
     for at in range(0, 600, 50):

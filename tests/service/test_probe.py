@@ -25,7 +25,7 @@ def error_after(*taken: tuple[Probe, Reading]) -> str | None:
 LATE = STILL_SECONDS + 1
 
 
-def test_a_slot_that_nobody_reads_is_found() -> None:
+def test_a_slot_without_a_reader_is_found() -> None:
     """Not at once: a query that is started again lets go of it for a moment."""
     idle = reading(100)
     assert error_after((probe(0), idle), (probe(5, active=False), idle)) is None
@@ -35,7 +35,7 @@ def test_a_slot_that_nobody_reads_is_found() -> None:
     assert error_after((probe(0), idle), (probe(LATE, active=False), idle), (probe(LATE + 5), idle)) is None
 
 
-def test_a_position_that_stands_while_the_server_goes_on_is_found() -> None:
+def test_a_position_that_stops_while_the_server_advances_is_found() -> None:
     """The connection is there, and nothing comes."""
     late = error_after(
         (probe(0), reading(100)),

@@ -35,7 +35,7 @@ def visible(directory: Path) -> dict[str, str]:
 
 
 def test_a_file_is_cut_back_to_what_the_bookmark_knows(tmp_path: Path) -> None:
-    """P-E03: what was written after the last bookmark is written again, in the same place."""
+    """P-E03: events after the last bookmark are written again, at the same offset of the file."""
     path = tmp_path / "out" / "changes.jsonl"
     sink = JsonlSink(path)
     sink.recover(None)
@@ -51,7 +51,7 @@ def test_a_file_is_cut_back_to_what_the_bookmark_knows(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_file_of_somebody_else_is_only_appended_to(tmp_path: Path) -> None:
+def test_a_file_of_another_program_is_only_appended_to(tmp_path: Path) -> None:
     """Without a bookmark, or with one about another file, nothing is cut."""
     path = tmp_path / "changes.jsonl"
     path.write_text("theirs\n")

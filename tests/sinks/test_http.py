@@ -121,7 +121,7 @@ def test_events_are_posted_in_batches_with_what_names_them(receiver: Receiver, t
 
 
 def test_what_fails_for_now_is_tried_again_with_backoff(receiver: Receiver, tmp_path: Path) -> None:
-    """P-E10: 5xx, 429 and lost answers: the same batch again, later each time; nothing is left out."""
+    """P-E10: after 5xx, 429 and lost answers the same batch is sent again with growing delays; nothing is left out."""
     slept: list[float] = []
     receiver.answers = [503, 429, 0, 200]
     sink_of(receiver, slept, backoff=0.5).write([rows(tmp_path, EVENTS)], 1)

@@ -311,7 +311,7 @@ def test_a_table_of_events_in_partitions_does_not_feed_on_itself(db: Database, f
     assert db.query(found) == [("orders", str(n)) for n in range(1, 8)]
 
 
-def test_a_role_that_may_not_write_is_told_the_statement(db: Database, flow_of: FlowOf) -> None:
+def test_a_role_that_may_not_write_gets_the_statement(db: Database, flow_of: FlowOf) -> None:
     """P-E07: the grant that is missing, in `check` and in the error of a run."""
     db.execute(SHOP)
     role = f"poor_{db.name}"

@@ -52,7 +52,7 @@ def test_a_position_and_a_time_lead_to_the_snapshot_that_shows_them(service: Sma
     assert json.loads(result.stdout)["snapshot"] == asof(service, lsn=moments[0][1]).snapshot
 
 
-def test_a_group_that_is_not_in_the_file_is_told_those_that_are(service: SmallService) -> None:
+def test_an_unknown_group_is_answered_with_the_groups_of_the_file(service: SmallService) -> None:
     """A misspelt name is found at once."""
     with pytest.raises(NoSnapshotError) as caught:
         find_snapshot(service.config, lsn="0/1", time=None, group="nonsense")

@@ -316,7 +316,7 @@ def test_a_table_that_is_created_anew_while_nothing_runs(db: Database, tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["resync", "keep"])
 def test_a_partition_that_is_dropped(db: Database, tmp_path: Path, policy: str) -> None:
-    """P-S14: its rows go with a new copy, or stay by `on_partition_change: keep`."""
+    """P-S14: a new copy removes its rows, or `on_partition_change: keep` keeps them."""
     db.execute(
         "create table p (id int primary key) partition by range (id); create table other (id int primary key)"
     )

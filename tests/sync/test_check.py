@@ -236,7 +236,7 @@ def test_an_identity_that_would_break_updates_is_reported(shop: Database, tmp_pa
     assert failures(config) == {}
 
 
-def test_a_slot_of_somebody_else_is_reported(shop: Database, tmp_path: Path) -> None:
+def test_a_slot_of_another_program_is_reported(shop: Database, tmp_path: Path) -> None:
     """A slot of that name which is not ours is a conflict, with the statement that drops it."""
     shop.execute("select pg_create_physical_replication_slot('aqueduck_g')")
     config = config_for(shop.dsn, tmp_path, "orders")
@@ -421,7 +421,7 @@ def test_a_catalog_of_another_version_says_which(pg: EmbeddedPostgres, tmp_path:
         assert list(file.iterdump()) == before
 
 
-def test_another_data_path_is_told_the_one_of_the_lake(pg: EmbeddedPostgres, tmp_path: Path) -> None:
+def test_another_data_path_is_refused_with_that_of_the_lake(pg: EmbeddedPostgres, tmp_path: Path) -> None:
     """The message names what to put back."""
     open_lake(config_for(pg.dsn, tmp_path, data_path="first").lake).close()
     fix = failures(config_for(pg.dsn, tmp_path, data_path="second"))["catalog"].fix
@@ -437,7 +437,7 @@ def test_a_file_in_the_way_is_not_repaired_by_making_a_folder(pg: EmbeddedPostgr
 
 
 def test_a_group_that_fills_another_lake_is_reported(shop: Database, tmp_path: Path) -> None:
-    """The service would refuse it: one group, one lake."""
+    """The service would refuse it, because a group fills one lake."""
     first = config_for(shop.dsn, tmp_path, "orders", catalog="sqlite:a.sqlite", data_path="a")
     with connect(shop.dsn) as conn:
         install(conn)
@@ -458,7 +458,7 @@ def test_a_catalog_server_that_is_not_there_is_reported(pg: EmbeddedPostgres, tm
 
 
 def test_a_state_directory_that_cannot_be_written_is_reported(pg: EmbeddedPostgres, tmp_path: Path) -> None:
-    """Stage and checkpoint need a place."""
+    """Stage and checkpoint need a writable directory."""
     (tmp_path / "file").touch()
     config = config_for(pg.dsn, tmp_path).model_copy(update={"state_dir": str(tmp_path / "file" / "state")})
     assert isinstance(failures(config)["state directory"].error, ConfigError)

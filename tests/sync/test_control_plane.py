@@ -118,7 +118,7 @@ def test_a_registry_without_a_row_removes_nothing(db: Database, tmp_path: Path) 
 
 
 def test_a_start_with_a_new_registry_forgets_nothing(db: Database, tmp_path: Path) -> None:
-    """P-T02: what the lake has and the new registry does not know is not followed, loudly; added again, it is copied."""
+    """P-T02: a table that is in the lake but not in the new registry is reported and not followed; added again, it is copied."""
     with two_tables(db, tmp_path) as service:
         config = service.config
     db.execute("drop schema aqueduck cascade")

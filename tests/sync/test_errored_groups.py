@@ -128,7 +128,7 @@ def errored(
         yield running
 
 
-def test_an_errored_group_is_tried_again_when_somebody_acts(db: Database, errored: LocalService) -> None:
+def test_an_errored_group_is_retried_after_a_user_acts(db: Database, errored: LocalService) -> None:
     """A notice, other settings, or a minute: not all the time."""
     service = errored.service
     tried, looks = service.errored["two"].retry_at, errored.looks
@@ -157,7 +157,7 @@ def test_an_errored_group_can_be_given_up(
 
 
 @pytest.mark.usefixtures("without_spark")
-def test_a_group_that_is_tried_again_keeps_nobody_waiting(
+def test_a_group_that_is_retried_does_not_delay_the_others(
     db: Database, config: SyncConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pause of one group was a pause of all: requests by SQL, copies and other groups waited for it."""

@@ -24,7 +24,7 @@ def ordinary_db(request: pytest.FixtureRequest) -> Iterator[Database]:
 
 @pytest.mark.usefixtures("without_spark")
 def test_the_documented_rights_are_enough(ordinary_db: Database, tmp_path: Path) -> None:
-    """`check`, a start with a copy, the stream, a table that comes by SQL and one that goes: nothing needs a superuser."""
+    """`check`, a start with a copy, the stream, a table that is added by SQL and one that is removed: nothing needs a superuser."""
     db = ordinary_db
     db.execute("create table t (id int primary key, v text); insert into t values (1, 'a')")
     config = local_config(db, tmp_path, {"main": ["public.t"]})

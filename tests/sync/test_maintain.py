@@ -84,7 +84,7 @@ def test_the_lake_equals_the_source_with_maintenance_in_between(db: Database, tm
         assert report.expiry.snapshots_after < 10
 
 
-def test_the_command_works_by_itself_where_no_service_runs(db: Database, tmp_path: Path) -> None:
+def test_the_command_works_alone_where_no_service_runs(db: Database, tmp_path: Path) -> None:
     """It holds the groups' locks, reports before and after, and changes no row."""
     db.execute("create table public.t (id int primary key, v text)")
     with small_service(db, tmp_path, "public.t") as service:
@@ -235,7 +235,7 @@ def test_destinations_take_turns(fan: Fan) -> None:
 
 
 @pytest.mark.slow
-def test_a_fan_out_goes_on_after_maintenance_of_its_source(fan: Fan, tmp_path: Path) -> None:
+def test_a_fan_out_continues_after_maintenance_of_its_source(fan: Fan, tmp_path: Path) -> None:
     """P-F16: flushes, merges, rewrites and expiry up to the oldest cursor lead to no gap and to no new seed."""
     from aqueduck.config.sync import LakeConfig
     from aqueduck.lake.session.catalog import open_lake

@@ -120,7 +120,7 @@ def test_a_malformed_row_of_a_running_group_is_shown_at_once(db: Database, tmp_p
         "update aqueduck.table_mappings set lag_seconds = 'nan'",
     ],
 )
-def test_the_registry_does_not_take_what_nobody_could_read(
+def test_the_registry_does_not_accept_unreadable_values(
     db: Database, config: SyncConfig, statement: str
 ) -> None:
     """What would concern all groups, or has no form at all, is refused where it is written."""

@@ -93,7 +93,7 @@ def test_a_standby_that_lacks_what_the_lake_has_is_refused_although_it_has_passe
     group.stop()
 
 
-def test_a_standby_that_has_everything_goes_on(group: WholeGroup, twins: Twins) -> None:
+def test_a_standby_that_has_everything_continues(group: WholeGroup, twins: Twins) -> None:
     """P-T05: with its slot carried along, and the lake not ahead of it, nothing is re-copied; then its timeline is ours."""
     copies = group.copies
     group.capture.stop()
@@ -147,7 +147,9 @@ def test_a_role_without_rights_learns_what_would_prove_that_the_history_is_ours(
     assert list(left) == [1]
 
 
-def test_a_backup_without_a_timeline_of_its_own_is_told_by_the_slot(group: WholeGroup, twins: Twins) -> None:
+def test_a_backup_without_a_timeline_of_its_own_is_recognized_by_the_slot(
+    group: WholeGroup, twins: Twins
+) -> None:
     """P-T05: a copied data directory that is started again and written on past the lake's position."""
     for number in range(2, 4):  # with a checkpoint, decoding has a new place to begin
         twins.db.execute("checkpoint")
@@ -253,7 +255,7 @@ def test_a_flow_of_events_is_refused_by_a_server_that_lacks_what_was_delivered(
     assert events.config_file.parent.joinpath("changes.jsonl").read_bytes() == before
 
 
-def test_a_flow_of_events_goes_on_with_a_standby_that_has_everything(events: Flow, twins: Twins) -> None:
+def test_a_flow_of_events_continues_with_a_standby_that_has_everything(events: Flow, twins: Twins) -> None:
     """P-T05: nothing is lost or doubled where the slot was carried along."""
     twins.fail_over(promote=True)
     events.db = twins.db
@@ -306,7 +308,7 @@ class Pair(Database):
 
 
 @pytest.mark.slow
-def test_a_failover_slot_that_was_synchronized_goes_on(
+def test_a_failover_slot_that_was_synchronized_continues(
     new_server: Callable[..., EmbeddedPostgres], tmp_path: Path
 ) -> None:
     """P-T05: PostgreSQL 17 and later carry the slot along, and make the lake wait for the standby."""

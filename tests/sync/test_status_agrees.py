@@ -171,7 +171,7 @@ def test_everybody_says_the_same(
 def test_an_errored_group_is_errored_everywhere(
     db: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P-T01, P-S19: its tables too, and the group's error is theirs."""
+    """P-T01, P-S19: its tables are errored as well, with the group's error."""
     db.execute("create table a (id int primary key); create table b (id int primary key)")
     with asked(db, tmp_path, capsys, monkeypatch, ["public.a"]) as asker:
         db.execute(
@@ -228,7 +228,7 @@ def test_everybody_says_the_same_of_states_on_the_way(
 def test_a_lake_that_takes_nothing_is_not_shown_as_streamed_into(
     db: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P-T01: a commit that hangs stops neither what is shown nor the watches, and its tables are not STREAMING."""
+    """P-T01: a hanging commit stops neither status nor watches, and its tables are not STREAMING."""
     monkeypatch.setattr("aqueduck.sync.observe.STILL_SECONDS", 0.5)
     monkeypatch.setattr("aqueduck.sync.service.WATCH_SECONDS", 0.1)
     db.execute("create table t (id int primary key)")

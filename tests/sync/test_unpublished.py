@@ -39,7 +39,7 @@ def check(group: WholeGroup) -> None:
         ),
     ],
 )
-def test_a_publication_that_somebody_changed(db: Database, tmp_path: Path, change: str) -> None:
+def test_a_publication_that_was_changed_by_hand(db: Database, tmp_path: Path, change: str) -> None:
     """P-S17, P-S30: what was not sent is found in the catalog; later changes of the table seemed to be all there was."""
     db.execute(SETUP)
     watch = SourceWatch()
@@ -163,7 +163,7 @@ def test_a_publication_that_is_changed_in_the_middle_of_a_copy(db: Database, tmp
         check(group)
 
 
-def test_a_publication_that_was_changed_while_nobody_ran(db: Database, tmp_path: Path) -> None:
+def test_a_publication_that_was_changed_while_no_service_ran(db: Database, tmp_path: Path) -> None:
     """P-S17, P-S30: a start publishes the table again, and copies it."""
     db.execute(SETUP)
     with whole_group(db, tmp_path, TABLES) as group:

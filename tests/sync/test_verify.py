@@ -418,7 +418,7 @@ def test_a_table_that_is_copied_again_meanwhile_is_compared_afterwards(
     assert (result.verdict, result.source_rows) == ("identical", 1000)
 
 
-def test_a_dropped_table_is_named_and_the_others_go_on(db: Database, start: Start) -> None:
+def test_a_dropped_table_is_named_and_the_others_continue(db: Database, start: Start) -> None:
     """One table cannot hurt another."""
     db.execute("create table a (id int primary key); create table b (id int primary key)")
     service = start("public.a", "public.b")

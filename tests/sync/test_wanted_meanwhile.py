@@ -191,7 +191,7 @@ def test_a_copy_commit_whose_answer_was_lost_counts(
     assert_same(group)
 
 
-def test_a_copy_commit_that_nobody_knows_of_is_found_later(
+def test_a_copy_commit_with_a_lost_answer_is_found_later(
     group: WholeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The catalog stays away: whether the copy is in is asked again before it is made again."""
@@ -226,7 +226,7 @@ def test_changes_that_were_parked_of_a_ready_table_are_applied_at_the_next_start
     assert_same(group)
 
 
-def test_a_batch_that_fails_after_a_table_was_isolated_isolates_nobody(
+def test_a_batch_that_fails_after_a_table_was_isolated_isolates_no_table(
     group: WholeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory and lake agree on which tables are ready; otherwise parked changes would be forgotten."""
@@ -351,7 +351,7 @@ def test_a_table_that_cannot_be_published_is_not_followed(
 ROWS_2 = "insert into foreign_one values (1), (2)"
 
 
-def test_a_table_of_somebody_else_is_refused_by_itself(db: Database, role: str, tmp_path: Path) -> None:
+def test_a_table_of_another_role_is_refused_alone(db: Database, role: str, tmp_path: Path) -> None:
     """Guarantee 5: one table that the role may not publish does not keep the group from starting."""
     db.execute(f'create table mine (id int primary key); alter table mine owner to "{role}"')
     db.execute(f'create table theirs (id int primary key); grant select on theirs to "{role}"')
@@ -398,7 +398,7 @@ def test_a_copy_that_waits_for_its_snapshot_can_be_given_up(db: Database) -> Non
 
 
 def test_stopping_a_group_ends_its_jobs(group: WholeGroup) -> None:
-    """A copy of hours was waited for, by the other groups too."""
+    """The attack: stopping waited for a copy of hours, and delayed the other groups too."""
     cancelled = threading.Event()
     copier = group.runner.copier
 

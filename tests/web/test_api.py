@@ -1,4 +1,4 @@
-"""The API says what is, does what it is asked, and refuses the rest in JSON (P-S27)."""
+"""The API reports the state, carries out requests, and refuses bad ones in JSON (P-S27)."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_a_method_that_is_refused_names_those_that_are_not(client: Client) -> No
 
 
 def test_a_body_has_to_be_declared_as_json(client: Client) -> None:
-    """A form is refused, with the header that is wanted."""
+    """A form is refused, and the answer names the required header."""
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     answer = client.ask("POST", "/api/v1/groups", b"name=a", token=TOKEN, headers=form)
     assert answer.status == 400
@@ -186,7 +186,7 @@ def test_a_refusal_of_the_registry_keeps_its_code_and_hint(client: Client, refus
     assert answer.error == {"code": refusal.code, "message": refusal.message, "hint": refusal.hint}
 
 
-def test_a_bug_tells_its_kind_and_place_and_nothing_else(client: Client) -> None:
+def test_a_bug_shows_its_kind_and_place_and_nothing_else(client: Client) -> None:
     """The text of a foreign exception may hold a cell value or a password: it never reaches an answer."""
     client.stage.refusal = ValueError("password=hunter2 row (4711, secret)")
     answer = client.ask("POST", "/api/v1/groups", {"name": "a"}, token=TOKEN)
@@ -217,7 +217,7 @@ def test_every_answer_forbids_what_a_browser_should_not_do(client: Client) -> No
         assert "default-src 'none'" in headers["content-security-policy"]
 
 
-def test_the_page_is_whole_and_asks_nobody_else(client: Client) -> None:
+def test_the_page_is_whole_and_asks_no_other_server(client: Client) -> None:
     """Every file that a file of the page names is served, and no other host is named."""
     todo, seen = ["/"], set[str]()
     while todo:

@@ -132,7 +132,7 @@ def test_two_thousand_destinations_cost_only_the_busy_ones() -> None:
     assert len(feed.since(seq)["set"]) == 6
 
 
-def test_a_service_that_cannot_say_how_it_fares_turns_red() -> None:
+def test_a_service_that_cannot_report_its_state_turns_red() -> None:
     """Without an overview for long the server is alive and not ready, and says why in our own words."""
     stage = Stage()
     feed = feed_of(stage, stall_seconds=0)
@@ -185,7 +185,7 @@ def test_readyz_turns_red_and_green_again(server_of: Callable[..., Client]) -> N
     wait_until(lambda: client.get("/readyz").status == 200, "readyz turns green", 30)
 
 
-def test_a_server_ends_quietly_while_somebody_listens(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_server_ends_quietly_while_a_client_listens(capfd: pytest.CaptureFixture[str]) -> None:
     """An open page holds nothing up: its stream ends, and nothing is printed about it."""
     stage = Stage()
     began = 0.0

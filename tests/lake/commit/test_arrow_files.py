@@ -22,7 +22,7 @@ def batches(count: int, then: Exception | None = None) -> Iterator[pa.RecordBatc
 
 
 def test_row_groups_stay_small(tmp_path: Path) -> None:
-    """Of two batches here, as one is less than the limit."""
+    """A row group has two batches here, because one is below the limit."""
     assert BATCH.nbytes < ROW_GROUP_BYTES < 2 * BATCH.nbytes
     file = write_arrow(batches(5), ["v"], str(tmp_path), "a.parquet")
     metadata = pq.read_metadata(file.path)

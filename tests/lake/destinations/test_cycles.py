@@ -211,7 +211,7 @@ def test_state_is_readable_with_sql(fan: Fan) -> None:
     assert changed is not None
 
 
-def test_rows_of_nobody_are_counted(fan: Fan) -> None:
+def test_rows_without_a_destination_are_counted(fan: Fan) -> None:
     """P-F07: values without a destination and NULLs are counted apart, once each."""
     fan.poll()
     fan.change("insert into lake.t values (1, 'x', 1), (2, null, 2), (3, 'a', 3), (4, '', 4)")
@@ -509,7 +509,7 @@ def test_the_pool_keeps_the_recently_used(tmp_path: Path) -> None:
 def test_what_a_lake_snapshot_did_is_read_with_its_quotes(
     text: str, runs: list[tuple[int, int, bool]]
 ) -> None:
-    """P-F06: a table whose name looks like a change is no change; compactions are skipped."""
+    """P-F06: a table whose name looks like a kind of change is read as a name; compactions are skipped."""
     assert [(r.first, r.last, r.removes) for r in readable_ranges([(5, text)], 1)] == runs
 
 

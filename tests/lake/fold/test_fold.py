@@ -245,7 +245,7 @@ def test_a_patch_names_the_row_that_has_the_value(kernel: duckdb.DuckDBPyConnect
 def test_a_key_deleted_and_inserted_again_takes_nothing_from_its_former_life(
     kernel: duckdb.DuckDBPyConnection, tmp_path: Path
 ) -> None:
-    """An unchanged cell goes back to the insert of its own row, not further."""
+    """The value of an unchanged cell is looked up as far as the insert of its own row, not further."""
     history = [
         Change(OP_DELETE, old_key=A),
         Change(OP_INSERT, row(A, big=None)),

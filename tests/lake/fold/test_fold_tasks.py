@@ -87,7 +87,7 @@ def test_a_run_that_the_copy_has_is_not_planned(copy_position: int, runs: int) -
     assert (len(table.runs), table.skip_before) == (runs, copy_position)
 
 
-def test_tasks_are_told_of_tables_that_are_not_ready_or_catch_up() -> None:
+def test_tasks_learn_of_tables_that_are_not_ready_or_catch_up() -> None:
     """A table whose copy lies behind the stream needs no word."""
     states = [state(), replace(state(copy_position=200), oid=2), replace(state(ready=False), oid=3)]
     assert skips_of(states, 100) == {2: 200, 3: None}

@@ -62,7 +62,7 @@ def test_several_changes_of_a_merged_file_arrive_together(fan: Fan) -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 3])
-def test_changes_of_a_merged_file_are_told_with_their_lake_snapshots(fan: Fan, parts: int) -> None:
+def test_changes_of_a_merged_file_have_their_lake_snapshots(fan: Fan, parts: int) -> None:
     """P-T03, hazard 13: `ducklake_changes` loses no delete and dates each, however it is split up."""
     start = fan.latest()
     fan.change("delete from lake.t where id in (12, 105)", *AFTERWARDS[1:])
@@ -77,8 +77,8 @@ def test_changes_of_a_merged_file_are_told_with_their_lake_snapshots(fan: Fan, p
     assert changes(fan, start, start + 1, parts) == changes(fan, start, start + 3, parts)[:2]
 
 
-def test_a_row_of_a_merged_file_is_inserted_and_deleted_by_itself(fan: Fan) -> None:
-    """P-T03, hazard 13: history that is read after a merge has each insert and each delete once, at its time."""
+def test_a_row_of_a_merged_file_is_inserted_and_deleted_at_its_time(fan: Fan) -> None:
+    """P-T03, hazard 13: a history read after a merge has each insert and each delete once, at its time."""
     start = fan.latest()
     fan.change("insert into lake.t values (200, 'teal', 0)", "insert into lake.t values (201, 'teal', 0)")
     fan.change("call ducklake_merge_adjacent_files('lake')", "delete from lake.t where id in (200, 201)")
@@ -90,7 +90,7 @@ def test_a_row_of_a_merged_file_is_inserted_and_deleted_by_itself(fan: Fan) -> N
     ]
 
 
-def test_rows_that_leave_a_file_in_two_steps_are_told_once(fan: Fan) -> None:
+def test_rows_that_leave_a_file_in_two_steps_are_reported_once(fan: Fan) -> None:
     """P-T03: one transaction deletes some rows of a file, then all others; `ducklake_changes` has each once."""
     start = fan.latest()
     fan.change("insert into lake.t values (200, 'teal', 0), (201, 'teal', 0)")

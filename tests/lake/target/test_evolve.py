@@ -172,7 +172,7 @@ def test_a_column_is_not_dropped_where_it_was_added(lake: Lake) -> None:
 
 
 def test_columns_that_become_wider_on_the_way_are_found_by_their_first_name() -> None:
-    """Several versions in one batch: what is to be wider in the end is made so before, under the name that it has then."""
+    """Several versions in one batch: a column that is wider in the end is widened first, under its first name."""
     first = schema(ID, col("a", INT2, 2))
     versions = [schema(ID, col("b", INT4, 2)), schema(ID, col("c", INT8, 2))]
     start, between = wider_columns(first, versions)

@@ -8,7 +8,7 @@ from tests.fanout_lakes import Fan, connect
 
 
 def test_a_partitioned_destination_is_seeded_and_follows(tmp_path: Path) -> None:
-    """P-L01: set before the seed of one, and between two cycles of the other."""
+    """P-L01: one destination is partitioned before its seed, the other between two cycles."""
     fan = Fan(tmp_path, {"one": "a", "two": "b"})
     fan.change(
         "create table lake.t (id int, c varchar, v int)",

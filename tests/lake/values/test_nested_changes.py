@@ -108,7 +108,7 @@ def test_a_state_without_fields_is_that_of_the_same_column() -> None:
     assert evolution([stored], [replaced]) is None
 
 
-def test_a_state_tells_fields_and_reads_them_again() -> None:
+def test_a_state_stores_fields_and_reads_them_back() -> None:
     """Fields survive the text of the state, those of an earlier version included."""
     text = '{"uuid": "u", "columns": [{"id": 1, "name": "l", "type": "INTEGER[]", "default": null}]}'
     assert SourceTable.from_json(text).columns == (SourceColumn(1, "l", "INTEGER[]"),)

@@ -64,8 +64,8 @@ Steps = list[tuple[str, int, str]]
     ),
     st.integers(0, 14),
 )
-def test_a_history_is_told_right_or_not_at_all(steps: Steps, asked: int) -> None:
-    """P-S12: versions are met in order, each with the catalog of that step or a later one; names may come back on other columns."""
+def test_a_history_is_identified_rightly_or_not_at_all(steps: Steps, asked: int) -> None:
+    """P-S12: versions arrive in order, each with the catalog of its step or of a later one; other columns may reuse names."""
     catalogs: list[tuple[dict[int, str], int]] = []
     columns, newest = {1: "id"}, 1
     seen: list[int] = []

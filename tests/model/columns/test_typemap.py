@@ -283,7 +283,7 @@ def test_the_table_has_every_built_in_type(any_db: Database) -> None:
 
 
 def test_arrow_types_are_what_duckdb_gives(engine: duckdb.DuckDBPyConnection) -> None:
-    """The Arrow column of the table is true."""
+    """The Arrow types in the table are those that DuckDB returns."""
     for row in TABLE:
         arrow = str(engine.execute(f"select null::{row.lake} as x").to_arrow_table().schema.field(0).type)
         assert arrow.partition("(")[0] == row.arrow, row.lake

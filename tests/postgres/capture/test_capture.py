@@ -253,7 +253,7 @@ def test_columns_that_the_stream_announces_are_mapped_as_the_catalog_would(
 def test_a_held_capture_lets_go_of_the_slot_and_misses_nothing(
     db: Database, start: Callable[..., Running]
 ) -> None:
-    """P-S19: while held the slot is free; afterwards everything comes, once."""
+    """P-S19: while a capture is held, its slot is free; afterwards every change arrives once."""
     run = start(db)
     db.execute("insert into t values (1, 'before')")
     run.wait_seen(run.position())
@@ -268,7 +268,7 @@ def test_a_held_capture_lets_go_of_the_slot_and_misses_nothing(
     assert run.rows() == 2
 
 
-def test_a_slot_that_somebody_else_reads_is_an_error_after_some_tries(
+def test_a_slot_with_another_reader_is_an_error_after_some_tries(
     db: Database, start: Callable[..., Running]
 ) -> None:
     """P-S31: bounded retries, then a typed error."""

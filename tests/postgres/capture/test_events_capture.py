@@ -133,7 +133,7 @@ def test_commits_one_by_one_hold_what_commits_together_hold() -> None:
     assert runs(False) == [["1", "2", "3"], 220, ["4"]]
 
 
-def test_a_transaction_that_is_read_while_it_goes_on_gives_the_same_events(
+def test_a_transaction_that_is_read_in_progress_gives_the_same_events(
     db: Database, watch: Callable[..., Watched]
 ) -> None:
     """P-E01, P-E08: in order, at the place of its commit, without what was rolled back; counted once it is whole."""
@@ -232,9 +232,7 @@ def test_a_table_that_joins_with_a_full_identity_has_its_key(
     assert len(looks) == 1
 
 
-def test_a_table_of_a_transaction_that_goes_on_has_its_key(
-    db: Database, watch: Callable[..., Watched]
-) -> None:
+def test_a_table_of_an_open_transaction_has_its_key(db: Database, watch: Callable[..., Watched]) -> None:
     """P-E08, P-E10: other sessions see the table only after the commit; then its key is found, for what follows, too."""
     db.execute(f"alter database {db.name} set logical_decoding_work_mem = '64kB'")
     watched = watch(db, segment_bytes=32 << 10)

@@ -56,7 +56,7 @@ def watch(tmp_path: Path) -> Iterator[Callable[..., Replica]]:
 ROWS = "insert into t select g, repeat('x', 100) from generate_series({}, {}) g"
 
 
-def test_a_large_transaction_is_staged_while_it_goes_on(
+def test_a_large_transaction_is_staged_while_it_is_open(
     big_db: Database, watch: Callable[..., Replica]
 ) -> None:
     """P-S29: its rows are on our disk before it commits, and arrive whole and at once when it does."""

@@ -81,7 +81,7 @@ def test_rows_that_go_without_a_change(db: Database, statement: str, kind: str) 
     assert news == replace(News(), **{kind: (names["public.low"],)})  # type: ignore[arg-type]
 
 
-def test_truncate_of_the_table_is_told_from_that_of_each_partition(db: Database) -> None:
+def test_truncate_of_the_table_differs_from_that_of_each_partition(db: Database) -> None:
     db.execute(SETUP)
     assert news_after(db, "truncate t")[0].whole
     news, names = news_after(db, "truncate low", "truncate high_a", "truncate high_rest")

@@ -178,7 +178,7 @@ def test_a_deferrable_primary_key_is_refused_with_the_ways_out(any_db: Database,
 
 @pytest.mark.parametrize("more", ["", "; create unique index on t (abs(a))"])
 def test_the_full_identity_will_do_without_a_key(any_db: Database, conn: Connection, more: str) -> None:
-    """P-S10: a row is then found by all of its cells."""
+    """P-S10: with the full identity, a row is found by all of its cells."""
     any_db.execute(f"create table t (a int){more}; alter table t replica identity full")
     found = describe_table(conn, "t")
     assert (found.key, found.identity) == ((), "f")
@@ -262,7 +262,7 @@ def test_describing_needs_no_rights(db: Database, role: str) -> None:
 
 
 def test_a_key_is_what_no_two_rows_share_at_any_moment(db: Database) -> None:
-    """P-S08: an index over some of the columns will do; nothing that is partial, deferrable, about expressions or over NULLs."""
+    """P-S08: an index over some columns is enough, unless it is partial, deferrable, over expressions or over nullable columns."""
     db.execute("create table t (a int not null, b int not null, c int)")
     with db.connect() as conn:
         table = oid(db, "t")

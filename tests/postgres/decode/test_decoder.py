@@ -207,7 +207,7 @@ def test_a_changed_relation_is_a_new_version() -> None:
         (Column("x", 20_005, 3, "vector(3)"), (20_005, -1), False),
     ],
 )
-def test_what_the_catalog_knows_holds_until_the_stream_tells_of_another_type(
+def test_the_catalogs_type_holds_until_the_stream_describes_another(
     described_as: Column, sent: tuple[int, int], same: bool
 ) -> None:
     """P-S12: facts about domains and arrays survive a Relation message that agrees, and no change of a type is missed."""
@@ -374,7 +374,7 @@ def test_a_mutated_stream_only_ever_raises_protocol_error(data: st.DataObject) -
     ("step", "chosen"),
     [(None, [4]), (0, [0, 1, 2, 3, 4]), (1, [0, 2, 3, 4]), (4, [2, 4]), (5, [3, 4]), (100, [4])],
 )
-def test_commits_are_told_after_so_many_rows_and_at_the_end(step: int | None, chosen: list[int]) -> None:
+def test_commits_are_reported_after_so_many_rows_and_at_the_end(step: int | None, chosen: list[int]) -> None:
     """A decoder that cuts at commits returns one as soon as there are `step` rows, and always the last."""
     choice = last_commit if step is None else commit_after(step)
     rows = np.array(

@@ -191,7 +191,7 @@ def test_the_parts_of_lines_are_found_whatever_they_hold() -> None:
     ]
 
 
-def test_tables_are_told_apart_by_every_byte(tmp_path: Path) -> None:
+def test_tables_are_distinguished_by_every_byte(tmp_path: Path) -> None:
     """The attack: tables were distinguished by a hash of 64 bits, for which a collision is found within seconds."""
     names = ["t1", "t2", '"T1"', '"t1 "']
     oids = {name.strip('"'): oid for oid, name in enumerate(names, 1)}

@@ -72,7 +72,7 @@ def published(db: Database, name: str = "pub") -> list[str]:
 # -- the server
 
 
-def test_the_server_tells_about_itself(any_db: Database, conn: Connection) -> None:
+def test_the_server_describes_itself(any_db: Database, conn: Connection) -> None:
     """Version, identity, limits and position come in one look."""
     info = read_server(conn)
     assert info.version_num // 10000 == any_db.server.version
@@ -87,7 +87,7 @@ def test_the_server_tells_about_itself(any_db: Database, conn: Connection) -> No
 
 
 def test_used_slots_and_walsenders_are_counted(any_db: Database, conn: Connection) -> None:
-    """The limits can be compared with what is taken."""
+    """The counts can be compared with the server's limits."""
     before = read_server(conn)
     create_slot(conn, "counted")
     with any_db.connect(replication="database"):
@@ -166,7 +166,7 @@ def test_a_publication_made_by_hand_is_corrected(
 
 
 def test_generated_columns_stay_unpublished(db: Database) -> None:
-    """What the descriptions of tables leave out is not in the stream."""
+    """Generated columns are neither in a table's description nor in the stream."""
     db.execute("create table g (id int primary key, twice int generated always as (id * 2) stored)")
     with db.connect() as conn:
         table = describe_table(conn, "g")

@@ -94,7 +94,7 @@ def test_the_file_wins_for_what_it_names(conn: Connection) -> None:
     assert group(conn, "g").settings == Settings(segment_bytes=5)
 
 
-def test_the_caller_is_told_that_the_file_will_win(any_db: Database, conn: Connection) -> None:
+def test_the_caller_learns_that_the_file_will_win(any_db: Database, conn: Connection) -> None:
     """Nobody wonders the next day why a removed table is back."""
     reconcile_file(conn, config_of({"name": "g", "names": ["a"]}))
     with any_db.connect() as other:

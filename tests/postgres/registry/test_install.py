@@ -140,7 +140,7 @@ def test_a_schema_that_an_administrator_made_is_used(any_db: Database, user: str
         assert install(conn)
 
 
-def test_a_schema_of_somebody_else_is_not_filled(any_db: Database, user: str) -> None:
+def test_a_schema_of_another_user_is_not_filled(any_db: Database, user: str) -> None:
     """Its owner could replace the functions that others call, and make a schema of that name before anybody needs it."""
     any_db.execute(f"create schema aqueduck authorization {identifier(user)}")
     with connect(any_db.dsn) as admin:
@@ -206,7 +206,7 @@ def test_a_registry_of_an_ordinary_role_is_not_used(any_db: Database, user: str)
         any_db.execute("drop owned by victim; drop role victim")
 
 
-def test_a_service_can_use_a_registry_of_somebody_else(any_db: Database, conn: Connection, user: str) -> None:
+def test_a_service_can_use_a_registry_of_another_role(any_db: Database, conn: Connection, user: str) -> None:
     """P-S24: `aqueduck init` may be run by an administrator; the grants are in the error."""
     with connect(any_db.dsn_for(user)) as service:
         with pytest.raises(PrivilegeError) as caught:

@@ -83,7 +83,7 @@ def test_bad_settings_are_refused_by_name(conn: Connection, name: str, value: st
 
 
 def test_a_setting_has_its_levels(conn: Connection) -> None:
-    """P-S26: what would have no effect is refused."""
+    """P-S26: a setting on a level where it has no effect is refused."""
     call(conn, "add_table", source="a")
     problem = refused(conn, "set_setting", name="flush_interval_ms", value="1", source="a").message
     assert problem == "flush_interval_ms cannot be set for a table"
@@ -93,7 +93,7 @@ def test_a_setting_has_its_levels(conn: Connection) -> None:
     assert "unknown setting x" in refused(conn, "set_setting", name="x", value=None).message
 
 
-def test_a_refusal_keeps_its_hint_however_the_server_tells_of_it(conn: Connection) -> None:
+def test_a_refusal_keeps_its_hint_in_each_form_of_the_server(conn: Connection) -> None:
     """P-S26: even if the registry's schema is on the search path, and so is not named in the error's context."""
     conn.execute("set search_path = aqueduck, public")
     with pytest.raises(ConfigError) as caught:

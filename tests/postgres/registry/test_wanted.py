@@ -1,4 +1,4 @@
-"""Calls change what is wanted, once, by name, and are heard."""
+"""Calls change the desired state once, by name, and notify the service."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_adding_a_table_is_one_call(conn: Connection) -> None:
     assert row.observed.source_oid == describe_table(conn, "a").oid
 
 
-def test_sources_may_share_a_target_that_tells_them_apart(any_db: Database, conn: Connection) -> None:
+def test_sources_may_share_a_target_that_distinguishes_them(any_db: Database, conn: Connection) -> None:
     """P-S15: the same mode and column, another value; the value is the source's name by default, and stays with the mapping."""
     any_db.execute("create table second (id int primary key); create table third (id int primary key)")
     shared = {"target": "both", "mode": "history", "source_column": "src"}
@@ -146,7 +146,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_table_is_refused_if_and_only_if_the_service_would_refuse_it(db: Database, shape: str) -> None:
-    """P-S02: people hear of a missing key from the call, not from the state of the table later."""
+    """P-S02: the call itself reports a missing key, not the table's state later."""
     db.execute(shape)
     with connect(db.dsn) as conn:
         install(conn)

@@ -84,7 +84,7 @@ def test_gssapi_encryption_is_refused_instead_of_left_out(
 
 @pytest.mark.parametrize("address", ["10.1.2.3", "2001:db8::1", "fe80::1%eth0"])
 def test_rows_in_clear_on_a_network_are_noted(address: str) -> None:
-    """`aqueduck check` says so, with what to set; it is no failure."""
+    """`aqueduck check` warns and says what to set; it is no failure."""
     found = encryption(encrypted=False, address=address)
     assert found.ok
     assert "in clear" in found.detail

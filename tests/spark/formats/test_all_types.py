@@ -218,7 +218,7 @@ except AqueduckError as exc:
 @pytest.mark.slow
 @pytest.mark.spark
 def test_the_formats_work_where_python3_is_another_interpreter(tmp_path: Path) -> None:
-    """P-E10: in a notebook of a virtual environment workers run its Python; one that lacks aqueduck is refused in one line."""
+    """P-E10: in a notebook of a virtual environment workers run its Python; an interpreter without aqueduck is refused in one line."""
     other = tmp_path / "bin" / "python3"
     other.parent.mkdir()
     other.write_text("#!/bin/sh\nexit 3\n")

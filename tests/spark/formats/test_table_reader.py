@@ -96,7 +96,7 @@ def test_the_holder_leaves_when_all_parts_are_read(table: Database, monkeypatch:
         rows_of(reader, partitions)
 
 
-def test_a_read_that_nobody_runs_does_not_stay(table: Database) -> None:
+def test_an_abandoned_read_does_not_stay(table: Database) -> None:
     """A plan that is only explained holds its snapshot for `snapshot_seconds`, not for ever."""
     reader, partitions = made(table, snapshot_seconds="1")
     wait_until(lambda: holders(table) == [], "the snapshot ends")
@@ -163,7 +163,7 @@ def test_filters_are_applied_by_the_server(table: Database) -> None:
 
 
 def test_only_safe_filters_become_conditions() -> None:
-    """What the server might judge otherwise than Spark, or not understand, is left to Spark."""
+    """Filters that the server might judge differently from Spark, or not understand, are left to Spark."""
     columns = {
         "t": Column("t", 25, -1),
         "i": Column("i", 23, -1),

@@ -36,7 +36,7 @@ def no_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("version", "feature"), [("17", 17), ("21", 21), ("1.8", 8)])
 def test_a_java_says_its_version_and_home(tmp_path: Path, version: str, feature: int) -> None:
-    """Old and new ways of counting versions are understood."""
+    """Versions such as 1.8 and 17 are both understood."""
     home = install_java(tmp_path / "jdk with space", version)
     assert read_java(str(home / "bin" / "java")) == Java(home, feature)
 

@@ -1,4 +1,4 @@
-"""The directory in which Spark and its workers meet goes with its process, however that ends."""
+"""The directory that Spark and its workers share is removed with its process, however that ends."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_a_clusters_driver_can_be_reached(master: str) -> None:
 
 
 def test_workers_run_the_same_python() -> None:
-    """An interpreter that the environment names for other programs is not used."""
+    """An interpreter that the environment sets for other programs is not used."""
     env = {**os.environ, "PYSPARK_PYTHON": "/usr/bin/python2"}
     prepare_environment(env, "local[1]")
     assert env["PYSPARK_PYTHON"] == sys.executable

@@ -1,4 +1,4 @@
-"""Columns, names, masks and row filters of our own: what the lake shows is what was asked for, by copy and by stream."""
+"""Chosen columns, names, masks and row filters: copy and stream both fill the lake as configured."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_values_that_are_left_out_are_in_no_file(db: Database, tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tasks", TASKS)
-def test_a_masked_key_still_tells_rows_apart(db: Database, tmp_path: Path, tasks: bool) -> None:
+def test_a_masked_key_still_identifies_rows(db: Database, tmp_path: Path, tasks: bool) -> None:
     """P-S08: updates, deletes and changes of a hashed key reach the right row."""
     db.execute("create table t (a text, b int, v int, primary key (a, b))")
     db.execute("insert into t select 'k' || g, g, 0 from generate_series(1, 50) g")

@@ -215,7 +215,7 @@ def change(db: Database, dice: random.Random) -> None:
 
 @pytest.mark.parametrize("by", ["stream", "sql", "encrypted", pytest.param("pooler", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 12))])
-def test_a_copy_goes_on_where_it_was_interrupted(
+def test_a_copy_continues_where_it_was_interrupted(
     db: Database, make_world: Callable[..., World], pooler: Callable[..., str], by: str, seed: int
 ) -> None:
     """P-S05, P-S22, P-E09: chunks of several snapshots, with changes all the time, become exactly the source's rows."""

@@ -83,7 +83,7 @@ def test_a_name_whose_directory_ducklake_chooses_is_there_before(
         assert all(found.same for found in group.verify())
 
 
-def test_names_that_a_lake_cannot_hold_are_told_before_anything_is_read(
+def test_names_that_a_lake_cannot_hold_are_reported_before_anything_is_read(
     db: Database, tmp_path: Path, before_reads: BeforeReads
 ) -> None:
     db.execute('create table t (id int primary key, v text, "V" text)')

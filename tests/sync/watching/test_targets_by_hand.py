@@ -147,7 +147,7 @@ UNDONE = {
 @pytest.mark.parametrize(
     "hand", [h if h == "partitioned" else pytest.param(h, marks=pytest.mark.slow) for h in UNDONE]
 )
-def test_a_quiet_table_is_named_within_a_look_and_goes_on_when_it_is_right_again(
+def test_a_quiet_table_is_named_within_a_look_and_continues_when_it_is_right_again(
     tables: Database, tmp_path: Path, hand: str
 ) -> None:
     """P-L03, P-T01: it is found without a write, and parked changes are replayed without a request when it is undone."""
@@ -218,7 +218,7 @@ def test_a_table_in_the_targets_place_is_never_written_or_dropped(tables: Databa
 @pytest.mark.parametrize(
     "hand", ["dropped", *(pytest.param(h, marks=pytest.mark.slow) for h in HANDS if h != "dropped")]
 )
-def test_a_target_that_changed_while_nobody_ran_is_named_at_the_start(
+def test_a_target_that_changed_while_no_service_ran_is_named_at_the_start(
     tables: Database, tmp_path: Path, hand: str
 ) -> None:
     """P-L03: even if nothing is written to the table; until then `verify` reports it."""

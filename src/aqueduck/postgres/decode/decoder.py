@@ -79,7 +79,7 @@ class Commit:
 
 StreamItem = Rows | Truncate | Commit | Forget | Finish
 
-Place = tuple[int, int, int]
+IndexPoint = tuple[int, int, int]
 """The numbers of rows, transactions and control messages of the index before a place in it."""
 
 CommitChoice = Callable[[wireformat.Ints, int], Iterable[int]]
@@ -188,7 +188,7 @@ class Decoder:
     def _items(self, buf: wireformat.Bytes, rows: int, txs: int, controls: int) -> Iterator[StreamItem]:
         """The indexed messages in order, divided where blocks of streamed transactions begin and end."""
         index = self._index
-        done: Place = (0, 0, 0)
+        done: IndexPoint = (0, 0, 0)
         for mark in np.flatnonzero(_BOUNDS[index.control_kind[:controls]]).tolist():
             here = (int(index.control_rows[mark]), int(index.control_tx[mark]) + 1, mark)
             yield from self._section(buf, done, here)
@@ -196,7 +196,7 @@ class Decoder:
             done = (here[0], here[1], mark + 1)
         yield from self._section(buf, done, (rows, txs, controls))
 
-    def _section(self, buf: wireformat.Bytes, start: Place, stop: Place) -> Iterator[StreamItem]:
+    def _section(self, buf: wireformat.Bytes, start: IndexPoint, stop: Place) -> Iterator[StreamItem]:
         if self._stream is None:
             yield from self._whole(buf, start, stop)
             return
@@ -206,7 +206,7 @@ class Decoder:
             at = int(self._index.control_rows[c])
         yield from self._rows(buf, at, stop[0])
 
-    def _whole(self, buf: wireformat.Bytes, start: Place, stop: Place) -> Iterator[StreamItem]:
+    def _whole(self, buf: wireformat.Bytes, start: IndexPoint, stop: Place) -> Iterator[StreamItem]:
         """Transactions that arrive whole: rows between control messages, and commits after those that `commits` chooses."""
         index = self._index
         at, tx, control = start
