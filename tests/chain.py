@@ -269,7 +269,7 @@ class Chain:
         self._others("expire", "call ducklake_expire_snapshots('lake', older_than => now())")
 
     def _others(self, name: str, *statements: str) -> None:
-        """Another client of the lake does it, with a session of its own."""
+        """Done by another client of the lake, in its own session."""
         if not self.foreign_upkeep:
             return
         self.steps.append(name)
@@ -295,7 +295,7 @@ class Changes:
         return sorted(self._rows.elements(), key=repr)
 
     def catch_up(self) -> bool:
-        """Apply what is new; false if a change does not belong to what was asked for."""
+        """Apply new changes; false if a change is outside of the requested range."""
         if self._reader is None:
             self._begin()
         try:

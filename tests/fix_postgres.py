@@ -71,7 +71,7 @@ def wait_until(
     log: Callable[[], str] | None = None,
     pause: float = 0.02,
 ) -> None:
-    """Wait for a condition; says which one when it does not come, and what the log has then."""
+    """Wait for a condition; on timeout, fail with its name and the log."""
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:

@@ -25,7 +25,7 @@ KEY, SECRET = "AQUEDUCKTESTKEY", "a-secret-that-no-log-may-show"
 
 @dataclass
 class S3:
-    """Where it listens, and what it was asked."""
+    """Its address, and the requests that it received."""
 
     address: str
     asked: Counter[str] = field(default_factory=Counter)

@@ -124,7 +124,7 @@ class Sync:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """What happens inside waits in WAL, and then comes as one batch."""
+        """Changes made inside wait in WAL, and then arrive as one batch."""
         hold = self.directory / "state" / self.group / "hold"
         hold.touch()
         wait_until(lambda: not self.slot_active(), "the capture lets go of the slot")

@@ -90,7 +90,7 @@ class Replica:
                 rows[r["n0"]] = image
 
     def assert_same(self) -> None:
-        """What was replayed is what the source has."""
+        """The replayed rows equal the source's."""
         for schema in self.schemas:
             with self.db.connect() as conn:
                 names = [c.name for c in describe_table(conn, schema.name).columns]

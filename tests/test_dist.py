@@ -1,4 +1,4 @@
-"""What `make dist` builds: nothing is missing in it, and it works where nothing else is installed."""
+"""The files of `make dist` are complete, and work in a clean environment."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class WholeGroup:
         self.copy()
 
     def start_without_copies(self, tables: Mapping[str, Options], **keywords: Any) -> None:
-        """The same, but what fails is not raised."""
+        """The same, without raising failures."""
         self.config = self._config(tables)
         self.lake = open_lake(self.config.lake)
         try:

@@ -41,7 +41,7 @@ def leftovers(db: Database) -> list[tuple[Any, ...]]:
 
 
 def test_an_unknown_key_is_refused_by_name(db: Database, run: Cli) -> None:
-    """Exit code 2, the key, and what it should have been."""
+    """Exit code 2, the key, and the expected value."""
     code, error = run.fails("init", "-c", run.config(db.dsn, "public.t", sorce={}))
     assert (code, "[config.invalid]" in error, "sorce" in error, "source" in error) == (2, True, True, True)
 
@@ -156,7 +156,7 @@ def test_warnings_do_not_mix_with_json(db: Database, role: str, run: Cli) -> Non
 
 
 def test_a_table_without_a_key_is_refused(db: Database, run: Cli) -> None:
-    """P-S02: pg.no_key says how to get one; nothing stays behind."""
+    """P-S02: pg.no_key says how to add a key; nothing is left behind."""
     db.execute("create table t (id int)")
     code, error = run.fails("init", "-c", run.config(db.dsn, "public.t"))
     assert code == 1
@@ -288,7 +288,7 @@ def test_tables_groups_and_settings_are_managed_and_shown(db: Database, run: Cli
 
 
 def test_settings_are_set_read_and_taken_back(db: Database, run: Cli) -> None:
-    """P-S26: for all groups or for one; unknown names are refused with those that there are."""
+    """P-S26: for all groups or for one; the error for an unknown name lists the known ones."""
     db.execute("create table t (id int primary key)")
     config = run.config(db.dsn, "public.t")
     run("init", "-c", config)

@@ -72,7 +72,7 @@ def test_every_function_of_the_sql_api_has_its_command(db: Database, shop: Path,
 
 
 def test_a_table_is_paused_and_resumed(db: Database, shop: Path, run: Cli) -> None:
-    """The registry has what the command says."""
+    """The registry contains the change that the command reports."""
     assert run("tables", "disable", "t", "-c", shop)[1] == "changes of t are parked until it is enabled\n"
     assert db.value("select enabled from aqueduck.tables()") is False
     assert run("tables", "enable", "t", "-c", shop)[0] == 0

@@ -103,7 +103,7 @@ def test_status_shows_errors_in_full_and_names_with_brackets() -> None:
 
 
 def test_groups_show_the_wal_that_they_keep() -> None:
-    """P-S18: what an unused slot pins is said in words."""
+    """P-S18: the retained WAL of an unused slot is reported in words."""
     row = {
         "name": "g", "running": False, "enabled": True, "tables": 0, "tables_errored": 0, "slot_name": "aqueduck_g",
         "publication": "aqueduck_g", "retained_bytes": 64 << 20, "staged_bytes": None, "restarts": 0,
@@ -121,7 +121,7 @@ def test_nothing_yet_says_what_to_do() -> None:
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_progress_is_a_bar_for_each_table_on_a_terminal(terminal: bool) -> None:
-    """People see what is done with which table; a file or a pipe gets nothing."""
+    """A terminal shows the progress of each table; a file or a pipe gets nothing."""
     out = Console(file=io.StringIO(), force_terminal=terminal, width=100)
     with verify_progress(out) as report:
         report("public.t", "waits for a snapshot of the source", 0.0)

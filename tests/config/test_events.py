@@ -1,4 +1,4 @@
-"""The file of the flow `events`: what users of such tools have runs unchanged, every mistake is named."""
+"""The file of the flow `events`: existing files of such tools run unchanged, every mistake is named."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_flow_is_known_by_the_keys() -> None:
 
 
 def test_every_option_of_the_source_is_taken() -> None:
-    """P-E04: the options that such tools have."""
+    """P-E04: the options of similar tools."""
     config = parse(
         {
             "slot_type": "temporary", "tls": {"mode": "verify_full", "ca_path": "ca.pem"}, "start_lsn": "0/16A4F88",
@@ -194,7 +194,7 @@ def test_every_setting_is_documented() -> None:
 
 @pytest.mark.parametrize("kind", ["env", "file"])
 def test_the_catalog_of_a_lake_may_be_elsewhere(kind: str, tmp_path: Path) -> None:
-    """For the sink and for the state, in a variable or in a file; it is not shown."""
+    """The connection string of sink and state may be in a variable or in a file; it is not shown."""
     secret = "postgres:host=db password=hunter2"
     (tmp_path / "catalog").write_text(f"{secret}\n")
     place = {"data_path": "lake", f"catalog_{kind}": "catalog"}

@@ -238,7 +238,7 @@ def test_credentials_come_through_variables_only(values: object) -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    """Neither a configuration nor a lake's place prints what variables hold."""
+    """Neither a configuration nor a lake's place prints the values of variables."""
     config = parse(REFERENCE)
     place = resolve(config.source, {}, ENV)
     assert "geheim" not in repr(config) + repr(place)
@@ -454,7 +454,7 @@ def test_every_whole_configuration_in_the_document_is_valid() -> None:
 
 
 def test_the_reference_document_runs_in_form() -> None:
-    """Every key of the file that users know has a place here; nothing of it is ignored."""
+    """Every key of the reference file is supported; none is ignored."""
     known = yaml.safe_load(REFERENCE)
     assert set(known) <= set(FanoutConfig.model_fields)
     config = parse(REFERENCE)

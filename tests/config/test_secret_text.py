@@ -68,7 +68,7 @@ def places() -> list[Any]:
 
 @pytest.mark.parametrize("number", range(5))
 def test_no_closure_has_a_password(kept: Path, number: int) -> None:
-    """What a task gets is pickled without the password, and has it again when it is there."""
+    """A task's settings are pickled without the password, and have it again in the task."""
     value = places()[number]
     pickled = cloudpickle.dumps(lambda: value)  # type: ignore[no-untyped-call]
     assert b"planted" not in pickled
@@ -105,7 +105,7 @@ def test_a_task_without_the_file_says_why(kept: Path) -> None:
 
 
 def test_it_is_a_text_like_others_and_shows_nothing() -> None:
-    """Libraries take it for what it is; a traceback or a log has no use for it."""
+    """Libraries can use the text; tracebacks and logs do not show it."""
     text = SecretText(DSN)
     assert text == DSN
     assert f"{text}" == DSN

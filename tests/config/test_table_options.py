@@ -86,7 +86,7 @@ def renamed(table: TableSchema, **after: str) -> TableSchema:
 
 
 def test_options_go_with_a_column_that_is_renamed() -> None:
-    """P-S12: a column is known by its number; what must not be shown, by its name as well."""
+    """P-S12: a column is identified by its number; a masked or excluded one by its name as well."""
     bound = bind(TABLE, Projection(exclude=("b",), rename=(("a", "x"),)))
     assert names(bound) == ["id", "x", "c"]
     assert names(renamed(bound, a="z", b="y")) == ["id", "x", "c"]
@@ -104,7 +104,7 @@ def test_a_column_that_may_be_a_hidden_one_is_a_problem() -> None:
 
 
 def test_only_what_is_needed_is_read() -> None:
-    """Left-out columns are not read at all, redacted ones are left empty; a filter keeps what it reads."""
+    """Excluded columns are not read, redacted ones stay empty; columns that a filter needs are read."""
     wanted = Projection(
         exclude=("a", "b"),
         masks=(("c", Mask("redact")),),

@@ -305,7 +305,7 @@ def test_files_that_the_documents_name_exist() -> None:
 
 
 def test_every_fault_point_is_documented_and_crashed_at() -> None:
-    """What guarantees.md says of every durable step is true of the code: each point is a row there, and in a test."""
+    """Each fault point of the code is a row in the table of durable steps in guarantees.md, and in a test."""
     sources, tests = (
         "".join(p.read_text(encoding="utf-8") for p in sorted((ROOT / d).rglob("*.py")))
         for d in ("src", "tests")

@@ -21,7 +21,7 @@ REFERENCE = runpy.run_path(str(ROOT / "docs" / "_site" / "reference.py"))
 
 @pytest.mark.parametrize("path", REFERENCE["PAGES"])
 def test_a_generated_page_is_not_stale(path: str) -> None:
-    """What `make reference` would write now is what is there."""
+    """The page equals what `make reference` would write now."""
     written = (ROOT / path).read_text(encoding="utf-8") if (ROOT / path).exists() else ""
     assert written == REFERENCE["PAGES"][path](), f"{path} is stale: run `make reference`"
 

@@ -184,7 +184,7 @@ def choices(line: str) -> list[str]:
 
 
 def rank(words: list[str]) -> tuple[bool, int]:
-    """What belongs to a fan-out comes when the lake that it reads is there."""
+    """Commands of a fan-out run after the lake that it reads exists."""
     name = "run --once" if words[0] == "run" and "--once" in words else words[0]
     return bool({"viaduck.yaml", "fanout.yaml"} & set(words)), ORDER.index(name)
 
@@ -199,7 +199,7 @@ def tour(db: Database, tmp_path: Path) -> Tour:
 
 
 def test_every_command_of_the_documents_works(tour: Tour) -> None:
-    """With exit code 0, from `init` to `verify`, and what the SQL of the documents asks the lake has an answer."""
+    """Each command exits with 0, from `init` to `verify`, and the lake answers the SQL of the documents."""
     lines = {line for _, line in command_lines()}
     commands = {
         tuple(tour.fill(one)) for line in lines for one in choices(line) if not ELSEWHERE & set(one.split())

@@ -1,4 +1,4 @@
-"""Somebody who follows a tutorial from top to bottom gets what it shows."""
+"""A user who follows a tutorial from top to bottom gets the results that it shows."""
 
 from __future__ import annotations
 

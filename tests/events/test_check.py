@@ -46,7 +46,7 @@ def started(flow: Flow) -> set[str]:
 def test_check_says_what_a_start_says_of_the_sink_and_the_stage(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """P-T07: a start makes the sink and its own directory; a check finds what will keep it from that, and makes nothing."""
+    """P-T07: a start creates the sink and its own directory; a check finds what would prevent that, and creates nothing."""
     if what != "a package that is not installed":
         pytest.importorskip("confluent_kafka")
     db.execute("create table o (id int primary key); create publication faucet_pub for table o")

@@ -69,7 +69,7 @@ def test_tail_prints_changes_and_leaves_nothing(db: Database) -> None:
 
 
 def test_tail_of_one_table_for_people(db: Database) -> None:
-    """--table, --format and --count; what a killed tail left is dropped by the next one."""
+    """--table, --format and --count; the next tail drops the slot of a killed one."""
     db.execute('create table a (id int primary key, v text); create table "B b" (id int primary key)')
     db.execute("create publication aqueduck_tail_dead for table a; create publication mine for table a")
     with tailing(db, "--table", '"B b"', "--format", "pretty", "--count", "2") as process:
@@ -83,7 +83,7 @@ def test_tail_of_one_table_for_people(db: Database) -> None:
 
 
 def test_a_tail_that_has_no_slot_yet_keeps_its_publication(db: Database) -> None:
-    """Another tail that starts in the same moment drops what a killed one left, and nothing else."""
+    """Another tail that starts at the same time drops the slot of a killed one, and nothing else."""
     db.execute("create table a (id int primary key); create publication aqueduck_tail_dead for table a")
     with (
         connect(db.dsn) as first,

@@ -1,4 +1,4 @@
-"""A publication that did not send everything while events were read from it: the stream says nothing of it on PostgreSQL 18."""
+"""A publication that did not send everything while events were read from it: on PostgreSQL 18 the stream does not show it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_gap_while_no_flow_runs_is_said(flow: Flow, gap: tuple[str, str]) -> N
 
 @pytest.mark.parametrize("gap", GAPS.values(), ids=GAPS)
 def test_a_gap_while_the_flow_runs_ends_it(flow: Flow, gap: tuple[str, str]) -> None:
-    """P-E01: with the code pg.unpublished, or pg.publication where it is looked at while there is none."""
+    """P-E01: the code is pg.unpublished, or pg.publication if the publication is missing when it is read."""
     service = flow.service()
     service.prepare()
     service.start()
@@ -158,7 +158,7 @@ def test_a_catalog_that_cannot_be_read_is_shown_while_events_flow(flow: Flow) ->
 def test_events_whose_slot_has_no_reader_are_shown_with_an_error(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P-T01: the capture reports what it knew last, so the server is asked whether it still reads."""
+    """P-T01: the capture's last report may be old, so the server is asked whether the slot is still read."""
     monkeypatch.setattr("aqueduck.service.probe.STILL_SECONDS", 0.5)
     service = flow.service()
     overviews = EventsOverviews(service)
@@ -182,7 +182,7 @@ def test_events_whose_slot_has_no_reader_are_shown_with_an_error(
 def test_a_flow_that_may_skip_changes_continues_after_a_gap(
     flow: Flow, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`on_unpublished: continue` says what was lost once, as a warning."""
+    """`on_unpublished: continue` reports the lost changes once, as a warning."""
     flow.source = {"on_unpublished": "continue"}
     for statement in (GAPS["taken out"][0], "insert into o values (2)", GAPS["taken out"][1]):
         flow.db.execute(statement)

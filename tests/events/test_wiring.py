@@ -1,4 +1,4 @@
-"""What an events file says about its connection is what the connection is."""
+"""The connection has the settings of the events file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_tls_of_the_file_is_that_of_the_connection(pg: EmbeddedPostgres, tmp
 
 
 def test_keepalives_of_the_file_are_those_of_the_connection() -> None:
-    """P-E04: seconds, none at all with 0; what the connection string says itself stays."""
+    """P-E04: a number of seconds, no limit with 0; a setting in the connection string takes precedence."""
     for keys, wanted in [
         ({}, {"keepalives_idle": "10"}),
         ({"tcp_keepalive": 7}, {"keepalives_idle": "7"}),

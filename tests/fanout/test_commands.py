@@ -38,7 +38,7 @@ def verdicts(fan: Fan, **sections: Any) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_each_destination_is_compared_at_its_own_cursor(fan: Fan) -> None:
-    """Destinations that are behind are right for where they are; one that is not seeded is not compared."""
+    """Destinations that are behind are compared at their cursor; a destination without a seed is not compared."""
     fan.poll("one")
     assert verdicts(fan) == {"one": "identical", "two": "not compared"}
     fan.poll()
@@ -142,7 +142,7 @@ def test_check_names_what_is_wrong(fan: Fan, tmp_path: Path) -> None:
 
 
 def test_check_compares_columns_as_a_seed_does(fan: Fan) -> None:
-    """A table that is there before the first seed, or took the place of ours: with other columns it is refused by its code."""
+    """A table that existed before the first seed, or replaced ours, is refused with its code if its columns differ."""
     fan.poll("two")
     for name in ("one", "two"):
         with connect(fan.place(name), "data_inlining_row_limit 5") as con:

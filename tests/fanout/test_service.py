@@ -1,4 +1,4 @@
-"""The service of a fan-out, with real lakes and a small Spark: which destinations it serves, and what it survives."""
+"""The service of a fan-out, with real lakes and a small Spark: which destinations it serves, and which failures it survives."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_pattern_leaves_the_tables_of_others_alone(fan: Fan, serve: Serve) -> 
 
 
 def test_a_value_that_is_the_id_of_a_listed_destination_takes_nothing_from_it(fan: Fan, serve: Serve) -> None:
-    """P-F14: the listed destination stays what it is, at the start, with a change and with a new list."""
+    """P-F14: the listed destination does not change: at the start, after a change and after a new list."""
     elsewhere = pattern(fan, catalog=f"sqlite:{fan.directory}/d_{{value}}.sqlite")
     fan.change("insert into lake.t values (5, 'one', 5)")
     service = serve(dynamic=elsewhere)
@@ -290,7 +290,7 @@ def test_a_tenant_that_lost_its_last_row_meanwhile_is_emptied(fan: Fan, serve: S
 
 @pytest.mark.slow
 def test_what_another_pattern_made_is_not_made_again(fan: Fan, serve: Serve) -> None:
-    """A value that is gone has a lake where it was, and gets none where a changed pattern would put it."""
+    """The lake of a value that is gone stays where it is; a changed pattern creates none for it."""
     catch_up(serve(dynamic=pattern(fan)))
     fan.change("delete from lake.t where c = 'p'")
     moved = serve(dynamic=pattern(fan, catalog=f"sqlite:{fan.directory}/moved_{{value}}.sqlite"))
@@ -361,7 +361,7 @@ def one(fan: Fan, **keys: str) -> list[dict[str, Any]]:
 
 
 def test_a_changed_table_is_seeded(fan: Fan, serve: Serve) -> None:
-    """P-F16: the cursor of another table says nothing about this one; what was written there, and what others have here, stays."""
+    """P-F16: the cursor of another table does not count for this one; rows in the old table and rows of others stay."""
     catch_up(serve(destinations=one(fan)))
     with connect(fan.place("one"), "data_inlining_row_limit 5") as con:
         con.execute("create table lake.u (id int, c varchar, v int)")
@@ -391,7 +391,7 @@ def test_a_changed_table_is_not_dropped_for_its_columns(fan: Fan, serve: Serve) 
 
 
 def test_a_changed_routing_field_is_seeded(fan: Fan, serve: Serve) -> None:
-    """P-F02: rows that another column routed here are gone, those that belong here now are there."""
+    """P-F02: rows that the former routing column sent here are removed, and rows of the new one are added."""
     fan.change("alter table lake.t add column d varchar", "update lake.t set d = c where id <> 1")
     fan.change("update lake.t set d = 'a' where id in (2, 3)", "insert into lake.t values (9, 'a', 9, null)")
     catch_up(serve())
@@ -461,7 +461,7 @@ def test_a_state_of_an_earlier_version_fits_and_is_completed(fan: Fan, serve: Se
 
 
 class Away:
-    """Takes the source away from a service, and counts how often it is asked; who asks without rest fails the test."""
+    """Takes the source away from a service, and counts how often it is asked; a loop without pauses fails the test."""
 
     def __init__(self, service: FanoutService, patch: pytest.MonkeyPatch) -> None:
         self.asked = 0
@@ -554,7 +554,7 @@ def test_catching_up_once_ends_after_its_tries(fan: Fan, serve: Serve) -> None:
 def test_a_source_that_goes_away_while_a_gap_is_looked_at_ends_nothing(
     fan: Fan, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P-F16: what has expired is found out later; until then the destination keeps its cursor."""
+    """P-F16: expired lake snapshots are detected later; until then the destination keeps its cursor."""
     service = serve()
     catch_up(service)
     fan.change("insert into lake.t values (5, 'a', 5)", "insert into lake.t values (6, 'a', 6)")
@@ -760,7 +760,7 @@ def test_a_cursor_of_an_earlier_version_is_adopted(fan: Fan, serve: Serve) -> No
 def test_a_name_that_was_away_in_the_middle_of_history_seeds_again(
     fan: Fan, serve: Serve, away: list[str], replay: bool
 ) -> None:
-    """P-F16: where a cycle would end while the table or a column has another name, the rows of now are the way out."""
+    """P-F16: if the table or a column has another name at the end of a cycle, the destination is seeded with the current rows."""
     keys = {"routing": REPLAY} if replay else {}
     catch_up(serve(**keys))
     other = "create table if not exists lake.beside (i int)"
@@ -849,7 +849,7 @@ def test_commits_to_other_tables_are_no_news(fan: Fan, serve: Serve, monkeypatch
 
 
 def test_no_news_of_a_history_that_is_gone_hides_nothing(fan: Fan, serve: Serve) -> None:
-    """P-F16: what was passed by is forgotten when the source is put back to before it; the cursor is still good."""
+    """P-F16: skipped lake snapshots are forgotten when the source is restored to before them; the cursor stays valid."""
     service = serve()
     catch_up(service)
 
@@ -947,7 +947,7 @@ def test_counting_takes_a_small_share_of_the_time(fan: Fan, serve: Serve) -> Non
 
 
 def test_destinations_that_only_gain_rows_are_not_counted(fan: Fan, serve: Serve) -> None:
-    """P-F01: without key columns, what the source loses stays at the destination."""
+    """P-F01: without key columns, rows that the source deletes stay at the destination."""
     service = serve(routing={"field": "c"})
     catch_up(service)
     fan.change("delete from lake.t where id = 1", "insert into lake.t values (5, 'a', 5)")
@@ -993,7 +993,7 @@ def test_a_destination_that_lost_its_table_is_seeded_again(
 
 @pytest.mark.parametrize("kind", ["table", "view"])
 def test_another_table_in_the_place_of_a_destinations_is_refused(fan: Fan, serve: Serve, kind: str) -> None:
-    """P-T01: it is neither written nor dropped, even when the source's columns change; once it is away, the destination is seeded."""
+    """P-T01: the foreign table is neither written nor dropped, even when columns change; once it is gone, the destination is seeded."""
     service = serve()
     catch_up(service)
     made = {
@@ -1022,7 +1022,7 @@ def test_another_table_in_the_place_of_a_destinations_is_refused(fan: Fan, serve
 
 
 def test_a_table_that_a_state_of_an_earlier_version_had_is_not_taken_for_full(fan: Fan, serve: Serve) -> None:
-    """P-T01: a seed that dies after it made the table leaves no cursor that says that its rows are there."""
+    """P-T01: a seed that dies after it created the table leaves no cursor that claims its rows."""
     service = serve()
     catch_up(service)
     by_hand(

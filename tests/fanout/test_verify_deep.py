@@ -98,7 +98,7 @@ def test_rows_of_unknown_values_are_counted_and_not_judged(fan: Fan) -> None:
 
 
 def test_two_destinations_may_share_a_table(tmp_path: Path) -> None:
-    """Rows of a value whose own destination says, in the same lake, that it keeps them there are no leak."""
+    """Rows of a value are no leak if its own destination keeps them in the same lake."""
     first = Fan(tmp_path, {"one": "a"})
     second = Fan(tmp_path, {"two": "b"}, places=first.places)
     second.places["two"] = first.place("one")
@@ -123,7 +123,7 @@ def test_equal_values_that_are_not_the_same_are_distinguished(fan: Fan) -> None:
 
 
 def test_a_change_in_the_source_by_hand_that_was_not_carried_is_found(fan: Fan) -> None:
-    """A destination whose cursor says more than it has: the difference is between rows, not between cursors."""
+    """A destination whose cursor is ahead of its rows: the difference is found in rows, not in cursors."""
     fan.change("delete from lake.t where id = 3", "update lake.t set c = 'b' where id = 6")
     cursor = fan.latest()
     damage(fan, "one", f"update lake.aqueduck.fanout_state set last_snapshot_id = {cursor}")

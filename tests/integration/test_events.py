@@ -161,7 +161,7 @@ def test_a_run_ends_when_nothing_happens_for_idle_timeout(db: Database, flow_of:
 
 
 def test_a_transaction_beyond_max_staged_records_is_a_typed_error(db: Database, flow_of: FlowOf) -> None:
-    """P-E08: only where it is asked for; without, the same transaction passes."""
+    """P-E08: the limit applies only if it is set; without it, the same transaction passes."""
     db.execute(SHOP)
     flow = flow_of(source={"max_staged_records": 100})
     assert flow.once() == 0, flow.log()
@@ -290,7 +290,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(db: Database, fl
 
 
 def test_a_slot_that_lost_something_is_refused(db: Database, flow_of: FlowOf) -> None:
-    """P-S30 for events: dropped, or made again behind our back; and a bookmark of another cluster."""
+    """P-S30 for events: a slot that was dropped or re-created by others, and a bookmark of another cluster."""
     db.execute(SHOP)
     flow = flow_of()
     assert flow.once() == 0, flow.log()

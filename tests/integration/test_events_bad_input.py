@@ -53,7 +53,7 @@ def unknown_message(data: bytes) -> bytes:
 
 
 def garbage(data: bytes) -> bytes:
-    """Noise where a message with an insert is."""
+    """Replaces a message with an insert by noise."""
     return bytes(b ^ 0xA5 for b in data) if b"N\x00\x03t\x00\x00\x00" in data else data
 
 
@@ -105,7 +105,7 @@ def test_bad_text_for_a_type_stops_the_flow_without_showing_it(
 def test_a_full_disk_stops_the_flow_and_nothing_is_lost(
     db: Database, flow_of: FlowOf, file_bytes: int, code: str
 ) -> None:
-    """Where the sink is and where changes are staged: a typed error; with room again, every event is there once."""
+    """A full disk of the sink or of the stage is a typed error; with space again, every event is there once."""
     db.execute(SHOP)
     flow = flow_of(more={"segment_bytes": "64KiB", "batch_bytes_max": "64KiB"})
     assert flow.once() == 0, flow.log()

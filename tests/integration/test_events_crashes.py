@@ -152,7 +152,7 @@ def test_rotated_files_are_whole_and_exact(db: Database, flow_of: FlowOf, point:
 
 
 def test_without_a_bookmark_everything_comes_again(db: Database, flow_of: FlowOf) -> None:
-    """P-E02, P-E03: the slot stays where the bookmark was; who removes the bookmark gets what the slot still has."""
+    """P-E02, P-E03: the slot stays at the bookmark's position; after the bookmark is removed, all events of the slot come again."""
     flow = flow_of()
     db.execute(SETUP)
     assert flow.once() == 0

@@ -92,7 +92,7 @@ def test_a_running_flow_shows_itself(db: Database, served: tuple[Flow, EventsSer
 def test_a_failure_is_shown_until_it_is_over_and_noted_for_later(
     db: Database, served: tuple[Flow, EventsService, str], arm: Callable[[str], None]
 ) -> None:
-    """The error with its code while it is tried again; afterwards it is the last error, and the flow is well."""
+    """During retries the error is shown with its code; afterwards it is the last error, and the flow is well."""
     flow, _, address = served
     arm("sink.flushed:raise")
     db.execute("insert into orders values (1, 'a')")
@@ -139,7 +139,7 @@ def test_status_works_without_a_service(db: Database, flow_of: FlowOf) -> None:
 def test_a_port_that_is_taken_stops_only_who_asked_for_it(
     db: Database, flow_of: FlowOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two files of such tools run on one machine as before; a server that the file names has to start."""
+    """Two files without a server section run on one machine; a server that the file names must start."""
     db.execute(SHOP)
     flow = flow_of(source={"idle_timeout": 1})
 

@@ -1,4 +1,4 @@
-"""The page's server beside a real service: what it says is what happens, from the first copy to the last change."""
+"""The page's server beside a real service: it shows what happens, from the first copy to the last change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partitioned tables, and tables that are dropped: what is not in the stream reaches the lake too."""
+"""Partitioned tables, and tables that are dropped: changes that are not in the stream reach the lake too."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_a_kill_at_any_step_loses_and_doubles_nothing(polled: Sync, point: str) 
 def test_a_kill_during_bulk_catch_up_loses_and_doubles_nothing(
     sync_of: Callable[..., Sync], point: str
 ) -> None:
-    """Promise 1: `auto` reads a backlog on a copy of the slot, which dies with it; the slot is where the lake is."""
+    """Promise 1: `auto` reads a backlog on a temporary copy of the slot; the slot itself stays at the lake's position."""
     small = dict.fromkeys(("catchup_bytes", "poll_step_bytes", "segment_bytes", "batch_bytes_max"), "1MiB")
     sync = sync_of("public.t", capture="auto", **small)
     db = sync.db

@@ -1,4 +1,4 @@
-"""`sync` into a lake whose files are in S3: what driver and workers write there, and what they leave."""
+"""`sync` into a lake whose files are in S3: the files that driver and workers write there, and the files that remain."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def telling_variables(pid: int) -> set[str]:
 
 
 def answer(port: int, path: str) -> bytes:
-    """What a port says over HTTP; nothing where it speaks another protocol."""
+    """The answer of a port over HTTP; empty if it speaks another protocol."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         connection.request("GET", path)

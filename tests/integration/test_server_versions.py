@@ -35,7 +35,7 @@ def old_db(old_server: EmbeddedPostgres) -> Iterator[Database]:
 
 
 def test_copy_and_stream_and_transactions_in_progress(old_db: Database, tmp_path: Path) -> None:
-    """P-S05, P-S08, P-S29: what is copied and what is streamed, in small and in large transactions, is what the source has."""
+    """P-S05, P-S08, P-S29: copied and streamed rows, in small and large transactions, equal the source's."""
     old_db.execute("create table t (id int primary key, v text, n numeric(10,2), d timestamptz)")
     old_db.execute("alter table t alter v set storage external")
     with Flow(old_db, tmp_path, ["t"]) as flow:

@@ -1,4 +1,4 @@
-"""Every type on both ways into a lake: what comes by copy and by stream is what the source has, and its keys are found."""
+"""Every type on both ways into a lake: copied and streamed values equal the source's, and keys are found."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_settings_that_postgres_refuses_are_a_named_error(new_server: NewServer)
 
 
 def test_a_first_start_that_fails_leaves_nothing_and_a_later_one_keeps_the_data() -> None:
-    """A fresh temporary cluster goes with its failure; one that was used survives bad settings."""
+    """A new temporary cluster is removed if it fails; a used one survives bad settings."""
     server = EmbeddedPostgres(settings={"wal_level": "nonsense"})
     with pytest.raises(SourceUnreachableError):
         server.start()
@@ -167,7 +167,7 @@ def test_a_first_start_that_fails_leaves_nothing_and_a_later_one_keeps_the_data(
 
 
 def test_an_unknown_version_is_refused(new_server: NewServer) -> None:
-    """Only what is in the wheel can be had."""
+    """Only versions in the wheel are available."""
     with pytest.raises(ConfigError, match="no embedded PostgreSQL 9"):
         new_server(version=9)
 

@@ -114,7 +114,7 @@ def test_unchanged_values_that_move_between_keys_stay_in_one_fold_task() -> None
 def test_spark_tasks_take_all_fold_tasks_in_their_order(
     given_segments: list[SegmentRef], tasks_max: int
 ) -> None:
-    """P-S28: there are never more than allowed, and none where there is nothing to do."""
+    """P-S28: there are never more Spark tasks than allowed, and none without work."""
     units = plan_fold_tasks(given_segments)
     tasks = share_tasks(units, tasks_max)
     in_order = [u for u in units if u.direct] + [u for u in units if not u.direct]

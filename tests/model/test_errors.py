@@ -101,7 +101,7 @@ def test_the_offset_comes_back_from_text(offset: int) -> None:
 
 
 def test_the_error_is_found_in_a_failed_query_of_spark() -> None:
-    """What Spark 4.3 says about a failing source gives back the error of the source."""
+    """The error of a source is restored from the text of Spark 4.3."""
     error = AqueduckError.from_text(STREAM_FAILURE)
     assert isinstance(error, SlotLostError)
     assert (error.message, error.table, error.hint) == ("the slot a is gone", "public.t", "copy again")

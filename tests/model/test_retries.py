@@ -39,7 +39,7 @@ def test_the_last_error_is_raised_when_no_delay_is_left() -> None:
 
 
 def test_other_errors_are_raised_at_once() -> None:
-    """What is not named, and what is named and final, is not tried again."""
+    """Other errors, and final ones, are not retried."""
     for error in (ConfigError("c"), LakeBusyError("final")):
         work = Work(error)
         with pytest.raises(type(error)):

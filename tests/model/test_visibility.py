@@ -13,7 +13,7 @@ NUMBERS = 1 << 32
 
 
 def test_a_snapshot_shows_what_had_ended_when_it_was_taken() -> None:
-    """Hazard 1: not what was running, not what came later, and nothing after the position that was read last."""
+    """Hazard 1: a snapshot excludes running and later transactions, and everything after the position that was read last."""
     visibility = Visibility.from_snapshot("100:110:100,104", 5000)
     assert [x for x in range(98, 113) if visibility.shows(4999, x)] == [
         98,

@@ -33,7 +33,7 @@ def test_an_error_that_comes_back_is_a_new_one() -> None:
 
 
 def test_the_same_error_of_two_destinations_is_two() -> None:
-    """That one is well again says nothing about the other."""
+    """If one table recovers, the error of the other stays."""
     problems = Problems("fanout")
     problems.see(BROKEN, destination="a")
     kept = problems.see(BROKEN, destination="b")

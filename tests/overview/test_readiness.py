@@ -124,7 +124,7 @@ def test_one_failing_destination_leaves_a_fan_out_ready_but_all_of_them_do_not()
 
 
 def test_a_fan_out_whose_source_is_out_of_reach_is_stalled() -> None:
-    """P-F13: what cannot look at its source cannot know whether there is work."""
+    """P-F13: a flow that cannot read its source cannot know whether there is work."""
     watch = ProgressWatch(60)
     blind = fanout(destination("a"), source_snapshot=7, error=Problem(code="lake.catalog", message="refused"))
     look(watch, 0, blind)

@@ -21,7 +21,7 @@ def ago(seconds: float) -> datetime:
 
 
 def test_a_look_that_failed_changes_no_verdict() -> None:
-    """P-T01: what could not be looked at is as it was, with the reason beside it; never identical."""
+    """P-T01: a table that could not be compared keeps its last verdict, with the reason; it never becomes identical."""
     failed = Look(verdict="not compared", note="away")
     assert after(NEVER, failed, NOW, deep=True).verdict == "never"
     known = after(NEVER, Look(verdict="different", differences=3, note="3 missing"), ago(60), deep=True)

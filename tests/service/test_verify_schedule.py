@@ -153,7 +153,7 @@ def test_a_source_that_is_away_proves_nothing(fan: Fan, serve: Serve) -> None:
 
 
 def test_verdicts_outlive_the_service(fan: Fan, serve: Serve) -> None:
-    """A restart knows what was found and when, and asks nothing again before it is due; a damaged file means never."""
+    """A restart knows the last results, and compares nothing before it is due; a damaged file counts as never compared."""
     service = serve()
     fanout_verifier(service).turn()
     before = {name: d.verified for name, d in shown(service).items()}
@@ -168,7 +168,7 @@ def test_verdicts_outlive_the_service(fan: Fan, serve: Serve) -> None:
 def test_a_comparison_is_given_up_when_the_flow_needs_the_machine(
     fan: Fan, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lag that comes between two reads ends it; nothing is called identical that was not read to its end."""
+    """A lag between two reads ends the comparison; only completely read tables are called identical."""
     service = serve(verify={"interval": "0.001s", "pause_lag_seconds": 5})
     verifier = fanout_verifier(service)
     read = deep_digest.sum_source

@@ -1,4 +1,4 @@
-"""The webhook: batches, retries with backoff, what names an event, what is put aside."""
+"""The webhook: batches, retries with backoff, names of events, the dead-letter file."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def test_receiver_and_sink_know_each_other_by_certificates(receiver: Receiver, t
 def test_a_flow_to_a_webhook_that_fails_now_and_then(
     db: Database, flow_of: Callable[..., Flow], receiver: Receiver
 ) -> None:
-    """P-E03: a kill in the middle of a batch; at least once, what comes again has the names it had, order is kept."""
+    """P-E03: a kill in the middle of a batch; at least once, repeated events keep their names, order is kept."""
     db.execute("create table t (id int primary key); create publication faucet_pub for table t")
     sink = {"type": "http", "config": {"url": receiver.url, "batch_size": 7, "backoff": 0.01}}
     flow = flow_of(sink=sink)

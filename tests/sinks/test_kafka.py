@@ -123,7 +123,7 @@ def test_brokers_that_are_down_are_a_typed_error(
 def test_an_event_that_is_too_large_is_refused_and_the_next_batch_is_not(
     db: Database, watch: Callable[..., Watched], brokers: str, tmp_path: Path
 ) -> None:
-    """Bad input: a limit of the producer is the operator's to raise; what was given up with the batch is no later failure."""
+    """Bad input: only the operator can raise a limit of the producer; events given up with a batch cause no later failure."""
     db.execute("create table t (id int primary key, v text)")
     watched = watch(db)
     writer = PartWriter(str(tmp_path / "parts"), "default", "x", "rows")

@@ -24,7 +24,7 @@ def ids(flow: Flow) -> list[int]:
 def test_a_kill_prints_a_batch_again_or_not_at_all(
     db: Database, flow_of: Callable[..., Flow], point: str, again: int
 ) -> None:
-    """P-E03: at least once; what was printed comes again only if its bookmark was not saved."""
+    """P-E03: at least once; printed events come again only if their bookmark was not saved."""
     db.execute("create table t (id int primary key); create publication faucet_pub for table t")
     flow = flow_of(sink={"type": "stdout"})
     assert flow.once() == 0, flow.log()

@@ -1,4 +1,4 @@
-"""Tables of events, in PostgreSQL and in a lake: what is in them, what they refuse, and exactly once under crashes."""
+"""Tables of events, in PostgreSQL and in a lake: their contents, refused input, and exactly once under crashes."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def refusal(flow: Flow) -> AqueduckError:
 
 
 def test_check_probes_a_table_and_makes_nothing(db: Database, flow_of: FlowOf) -> None:
-    """P-E07: will it be made, can it take events, may the role write it."""
+    """P-E07: whether the table would be created, fits the events, and may be written."""
     db.execute(SHOP)
     flow = flow_of(sink=sink_of("postgres"))
     assert checked(flow)["sink"] == (True, "log.events will be created")

@@ -15,7 +15,7 @@ from tests.whole_group import whole_group
 def test_what_is_open_when_a_table_comes_is_waited_for(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Promise 6: what such a transaction did before the table was published never comes by the stream, so the copy has to have it."""
+    """Promise 6: the stream never has the changes of such a transaction from before the table was published, so the copy must have them."""
     db.execute("create table t (id int primary key); create table late (id int primary key)")
     with whole_group(db, tmp_path, {"t": {}}, group={"capture": "poll"}) as group, db.connect() as writer:
         monkeypatch.setattr(group, "copy", lambda: group.runner.copier.start())

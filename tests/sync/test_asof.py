@@ -31,7 +31,7 @@ def asof(service: SmallService, **asked: str) -> SourceState:
 
 
 def test_a_position_and_a_time_lead_to_the_snapshot_that_shows_them(service: SmallService) -> None:
-    """The snapshot has every commit up to there, and none after it; also beside commits of others."""
+    """The lake snapshot has every commit up to the position, and no later one, even beside commits of others."""
     db, moments = service.db, []
     for i in range(1, 5):
         db.execute(f"insert into t values ({i})")

@@ -269,7 +269,7 @@ def test_settings_that_are_too_low_are_repaired_by_what_is_printed(
 
 
 def test_a_server_that_is_not_there_leaves_the_lake_to_check(tmp_path: Path) -> None:
-    """What does not depend on the connection is checked all the same."""
+    """Checks that do not need the connection still run."""
     results = {
         result.name: result
         for result in run_checks(config_for("host=127.0.0.1 port=1 user=a", tmp_path, "t"))
@@ -407,7 +407,7 @@ def test_a_file_of_sqlite_without_a_lake_gets_one(pg: EmbeddedPostgres, tmp_path
 
 @pytest.mark.parametrize("version", ["99.0", "0.3"])
 def test_a_catalog_of_another_version_says_which(pg: EmbeddedPostgres, tmp_path: Path, version: str) -> None:
-    """P-L04: newer or older, both versions are named; a start refuses it too, and leaves it as it is."""
+    """P-L04: for a newer or older catalog, both versions are named; a start refuses it too, and does not change it."""
     config = config_for(pg.dsn, tmp_path, catalog="sqlite:lake.sqlite")
     open_lake(config.lake).close()
     with contextlib.closing(sqlite3.connect(tmp_path / "lake.sqlite")) as file:
@@ -430,7 +430,7 @@ def test_another_data_path_is_refused_with_that_of_the_lake(pg: EmbeddedPostgres
 
 
 def test_a_file_in_the_way_is_not_repaired_by_making_a_folder(pg: EmbeddedPostgres, tmp_path: Path) -> None:
-    """The repair says what is in the way."""
+    """The repair names the obstacle."""
     (tmp_path / "file").touch()
     failed = failures(config_for(pg.dsn, tmp_path, data_path="file/data"))
     assert failed["data path"].fix == f"choose another path, or move the file {tmp_path}/file away"

@@ -1,4 +1,4 @@
-"""`check` says what a start says, by the same code, in every state that a start refuses."""
+"""`check` reports the same code as a start, in every state that a start refuses."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_check_asks_about_tables_that_only_the_registry_has(db: Database, stoppe
 def test_check_and_verify_say_which_rows_of_the_registry_cannot_be_read(
     db: Database, stopped: WholeGroup, row: str
 ) -> None:
-    """P-T07, P-T01: such a row stops its group or its table at a start, and hides tables that the lake may lack."""
+    """P-T07, P-T01: an unreadable row stops its group or table at a start, and hides tables that the lake may lack."""
     db.execute("create table extra (id int primary key)")
     with db.connect() as conn:
         install(conn)

@@ -63,7 +63,7 @@ STEPS = (
 
 @dataclass
 class Matrix:
-    """The service, who cuts, and what is checked after each step."""
+    """The service, the cutter, and the checks after each step."""
 
     db: Database
     service: LocalService

@@ -195,7 +195,7 @@ def test_an_error_that_needs_a_person_ends_only_its_group(db: Database, config: 
 def test_a_table_that_was_removed_with_its_target_and_added_before_a_start(
     db: Database, config: SyncConfig
 ) -> None:
-    """The target goes first, and what the lake knew of the table with it: the table begins anew."""
+    """The target is dropped first, with the lake's state of the table: the table starts again."""
     list(prepare(config))
     oid = db.value("select 'one'::regclass::oid::int8")
     db.execute("update aqueduck.table_mappings set source_oid = %s where source_table = 'one'", (oid,))

@@ -41,7 +41,7 @@ KNOWN = {
 
 
 def test_file_and_sql_have_the_same_settings_with_the_same_default_and_range(db: Database) -> None:
-    """All that can be set, so that nothing is taken by one and refused by the other."""
+    """All settings, so that none is accepted by one and refused by the other."""
     with db.connect() as conn:
         install(conn)
         listed = {row["name"]: row for row in rows_of(conn, "list_settings")}
@@ -132,7 +132,7 @@ class _Staged:
 
 
 def test_a_task_has_the_memory_that_it_was_given(db: Database, tmp_path: Path) -> None:
-    """A fold and a copy that cannot do with it say so, and what to do; with the default they pass."""
+    """A fold and a copy with too little memory report it with the next step; with the default they pass."""
     db.execute(
         "create table t (id int primary key, v text);"
         "insert into t select n, repeat(md5(n::text), 30) from generate_series(1, 20000) n"

@@ -169,7 +169,7 @@ def config_of(fan: Fan) -> FanoutConfig:
 
 
 def test_the_oldest_cursor_of_a_readers_destinations_is_found(fan: Fan) -> None:
-    """A destination that is behind holds what it has not read; one without a cursor holds nothing."""
+    """A destination that is behind keeps unread lake snapshots; a destination without a cursor keeps none."""
     config_of(fan)
     files, catalog = [str(fan.directory / "fanout.yaml")], fan.place("source").catalog
     assert oldest_cursor(files, catalog, {}) == (None, None)
@@ -270,7 +270,7 @@ def test_a_fan_out_continues_after_maintenance_of_its_source(fan: Fan, tmp_path:
 
 
 def test_lakes_that_share_a_directory_keep_each_others_files(tmp_path: Path) -> None:
-    """P-T11: what one catalog does not know may be another lake's; orphans are removed only where one lake is alone."""
+    """P-T11: a file that one catalog does not know may belong to another lake; orphans are removed only if a lake is alone."""
 
     def place(name: str, path: str) -> LakePlace:
         return LakePlace(catalog=f"sqlite:{tmp_path}/{name}.sqlite", data_path=path)

@@ -123,7 +123,7 @@ def test_a_malformed_row_of_a_running_group_is_shown_at_once(db: Database, tmp_p
 def test_the_registry_does_not_accept_unreadable_values(
     db: Database, config: SyncConfig, statement: str
 ) -> None:
-    """What would concern all groups, or has no form at all, is refused where it is written."""
+    """A value that would affect all groups, or is malformed, is refused when it is written."""
     list(prepare(config))
     with pytest.raises(psycopg.errors.CheckViolation):
         db.execute(statement)

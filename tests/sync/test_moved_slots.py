@@ -1,4 +1,4 @@
-"""A slot that is not what it was when the capture last had it: found before anything is written, also without a start of the service."""
+"""A slot that changed since the capture last read it is detected before anything is written, even without a start of the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state that people see of a table follows from what is known of it."""
+"""The visible state of a table follows from its lifecycle, its lake state and the proof."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MOVES = {
 def test_a_table_goes_through_its_states_and_comes_to_rest(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P-S03, P-S07: copied, failed, tried again: only moves that there are; the last one comes without new traffic."""
+    """P-S03, P-S07: copied, failed, retried: only allowed transitions; the last one needs no new traffic."""
     db.execute("create table t (id int primary key); insert into t select generate_series(1, 50)")
     with whole_group(db, tmp_path, {"t": {}}) as group:
         runner, copier = group.runner, group.runner.copier

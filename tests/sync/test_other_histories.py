@@ -256,7 +256,7 @@ def test_a_flow_of_events_is_refused_by_a_server_that_lacks_what_was_delivered(
 
 
 def test_a_flow_of_events_continues_with_a_standby_that_has_everything(events: Flow, twins: Twins) -> None:
-    """P-T05: nothing is lost or doubled where the slot was carried along."""
+    """P-T05: nothing is lost or doubled if the slot was carried along."""
     twins.fail_over(promote=True)
     events.db = twins.db
     twins.db.execute("insert into o values (2)")

@@ -92,7 +92,7 @@ def test_an_operator_cannot_have_the_slot_of_another_consumer_dropped(
 
 
 def test_a_publication_of_others_is_not_changed(db: Database, config: SyncConfig, operator: str) -> None:
-    """It may be used as it is while it fits, and stays when the group goes."""
+    """It may be used unchanged while it fits, and stays when the group is dropped."""
     _ask(db, operator, "select aqueduck.create_group('g', publication => 'theirs')")
     _ask(db, operator, "select aqueduck.add_table('public.three', group_name => 'g')")
     with service_of(config) as service:
@@ -179,7 +179,7 @@ def test_a_table_of_others_is_no_target(db: Database, config: SyncConfig, operat
 def test_a_table_that_is_adopted_is_a_target(
     db: Database, config: SyncConfig, operator: str, kept: str
 ) -> None:
-    """`adopt => true` is consent to what the copy does, and may be given afterwards."""
+    """`adopt => true` allows the copy to replace the table, and may be given afterwards."""
     add = f"select aqueduck.add_table('public.two', '{kept}', 'mine'"
     _ask(db, operator, f"{add})", f"{add}, adopt => true)")
     with service_of(config) as service:

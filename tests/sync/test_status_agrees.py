@@ -85,7 +85,7 @@ class Asker:
         return set(json.loads(self.get("readyz"))["errored"])
 
     def differences(self, wanted: Told) -> list[str]:
-        """What anybody says otherwise."""
+        """All answers that differ."""
         states = {source: state for source, (state, _) in wanted.items()}
         said: dict[str, Any] = {
             "SQL": (self.sql(), wanted),

@@ -40,7 +40,7 @@ def check(group: WholeGroup) -> None:
     ],
 )
 def test_a_publication_that_was_changed_by_hand(db: Database, tmp_path: Path, change: str) -> None:
-    """P-S17, P-S30: what was not sent is found in the catalog; later changes of the table seemed to be all there was."""
+    """P-S17, P-S30: missing changes are detected in the catalog; the stream alone shows only the later ones."""
     db.execute(SETUP)
     watch = SourceWatch()
     with whole_group(db, tmp_path, TABLES) as group:
@@ -137,7 +137,7 @@ def test_another_owner_of_the_publication_is_no_gap(db: Database, tmp_path: Path
 
 
 def test_a_publication_that_is_changed_in_the_middle_of_a_copy(db: Database, tmp_path: Path) -> None:
-    """P-S17, P-S22: the copy that is under way is older than what was not sent, so another one follows."""
+    """P-S17, P-S22: the running copy is older than the missing changes, so another one follows."""
     db.execute(SETUP)
     watch = SourceWatch()
     with whole_group(db, tmp_path, TABLES) as group:

@@ -145,7 +145,7 @@ def test_publications_of_everything_can_be_used(any_db: Database, tmp_path: Path
 def test_a_table_is_added_that_the_stream_has_described_before(
     db: Database, tmp_path: Path, capture: str
 ) -> None:
-    """P-S12: the server sends it all along and does not describe it again; what comes after its copy is applied."""
+    """P-S12: the server keeps sending it without a new description; changes after its copy are applied."""
     db.execute(TABLE + "; create table late (id int primary key, v text)")
     db.execute("create publication theirs for all tables")
     with whole_group(db, tmp_path, {"t": {}}, group={**GROUP, "capture": capture}) as group:
@@ -308,7 +308,7 @@ def test_a_listed_generated_column_comes_too(db: Database, tmp_path: Path) -> No
 
 
 def test_a_key_with_a_generated_column_is_refused_with_a_way_out(any_db: Database) -> None:
-    """P-S02: the stream would not bring what rows are matched by."""
+    """P-S02: the stream would lack the columns that match rows."""
     any_db.execute("create table t (n int, g int generated always as (n + 1) stored primary key)")
     with any_db.connect() as conn, pytest.raises(NoKeyError, match="generated column") as caught:
         describe_table(conn, "t")

@@ -263,7 +263,7 @@ def test_a_truncate_meanwhile_is_no_difference(db: Database, items: SmallService
 def test_a_truncate_under_the_reader_is_no_difference(
     db: Database, items: SmallService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P-S11: TRUNCATE takes rows from older snapshots, too; what was read of them is thrown away."""
+    """P-S11: TRUNCATE removes rows from older snapshots, too; the reading is discarded."""
     monkeypatch.setattr(verify_reads, "CHUNK_BYTES", 8192)
 
     def empty() -> None:
@@ -353,7 +353,7 @@ def test_a_busy_source_is_verified_without_false_differences(
 
 
 def test_a_row_that_changes_all_the_time_is_counted(db: Database, items: SmallService) -> None:
-    """Rounds are bounded: what moved in each of them is said, not guessed."""
+    """Rounds are bounded: keys that changed in each round are reported, not judged."""
 
     def progress(_table: str, doing: str, _share: float) -> None:
         if doing.startswith("waits for the lake"):
@@ -456,7 +456,7 @@ def test_columns_that_no_row_has_brought_yet(db: Database, tmp_path: Path, chang
 
 
 def test_one_table_can_be_chosen(db: Database, start: Start) -> None:
-    """By its name as in SQL; an unknown one is refused with those that there are."""
+    """A table is named as in SQL; the error for an unknown one lists the known tables."""
     db.execute("create table a (id int primary key); create table b (id int primary key)")
     service = start("public.a", "public.b")
     assert [r.table for r in verify(service, tables=["b"])] == ["public.b"]

@@ -77,7 +77,7 @@ def settle(group: WholeGroup) -> None:
 
 @pytest.mark.parametrize("before", BEFORE, ids=["after the chunks", "before the chunks"])
 def test_a_resync_while_it_is_copied_is_that_copy(group: WholeGroup, before: bool) -> None:
-    """P-S22: the journal was taken from under the copy, which was committed empty or failed for good."""
+    """P-S22: the journal was removed during the copy, which was then committed empty or failed permanently."""
     oid = oid_of(group)
     in_the_middle(group, lambda: group.runner.resync(oid), before=before)
     group.runner.resync(oid)
@@ -124,7 +124,7 @@ def test_a_table_that_is_removed_while_it_is_copied(group: WholeGroup) -> None:
 
 
 def test_a_table_that_is_disabled_while_it_is_copied(group: WholeGroup) -> None:
-    """Its copy is committed; what comes after it is parked until the table is enabled."""
+    """Its copy is committed; later changes are parked until the table is enabled."""
     oid = oid_of(group)
     in_the_middle(group, lambda: group.runner.set_enabled(oid, False))
     group.runner.resync(oid)
@@ -194,7 +194,7 @@ def test_a_copy_commit_whose_answer_was_lost_counts(
 def test_a_copy_commit_with_a_lost_answer_is_found_later(
     group: WholeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The catalog stays away: whether the copy is in is asked again before it is made again."""
+    """The catalog stays away: the copy is repeated only after a check that it was not committed."""
     oid = oid_of(group)
     copier = group.runner.copier
     with lost_answers(monkeypatch, "copy of", then_away=True) as lost:

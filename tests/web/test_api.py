@@ -50,7 +50,7 @@ def test_everything_can_be_read(client: Client, what: str) -> None:
 
 
 def test_status_is_the_overview(client: Client) -> None:
-    """What the API says is what the service says, field by field."""
+    """The API returns the service's state, field by field."""
     expected = json.loads(json.dumps(to_plain(FULL)))
     answer = client.get("/api/v1/status").json
     assert {**answer, "at": None} == {**expected, "at": None}
@@ -66,7 +66,7 @@ def test_a_table_has_the_promised_columns(client: Client) -> None:
 
 
 def test_lists_can_be_narrowed(client: Client) -> None:
-    """Filters and pages of the lists give what fits and nothing else."""
+    """Filters and pages of the lists return exactly the matching entries."""
     assert client.get("/api/v1/tables?group=nobody").json["tables"] == []
     assert len(client.get("/api/v1/tables?group=shop").json["tables"]) == 3
     page = client.get("/api/v1/destinations?limit=1&offset=1").json

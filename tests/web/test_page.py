@@ -291,7 +291,7 @@ def test_actions_want_the_token_and_a_yes(client: Client, open_page: Callable[..
 
 
 def test_a_group_is_paused_and_resumed(client: Client, open_page: Callable[..., Any]) -> None:
-    """The button offers what the group is not doing."""
+    """The button offers to pause a running group, and to resume a paused one."""
     client.stage.now = overview(sync(group(table())))
     page = open_page(client.address)
     unlock(page)

@@ -168,7 +168,7 @@ def test_a_foreign_name_leaves_a_line(server_of: ServerOf) -> None:
 
 
 def test_a_refusal_leaves_a_line(server_of: ServerOf) -> None:
-    """Guessing is seen; what was guessed is not repeated."""
+    """Guessing is logged; the guessed values are not."""
     client = server_of(env=ENV, **KEYS)
     with capture_logs() as lines:
         client.ask(*CHANGE, token="guessed-by-a-stranger")

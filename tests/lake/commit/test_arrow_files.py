@@ -32,7 +32,7 @@ def test_row_groups_stay_small(tmp_path: Path) -> None:
 
 
 def test_memory_holds_one_row_group(tmp_path: Path) -> None:
-    """However long a chunk is: what is written is not held."""
+    """Written rows are not kept in memory, however long a chunk is."""
     before, most = pa.total_allocated_bytes(), 0
 
     def fresh() -> Iterator[pa.RecordBatch]:

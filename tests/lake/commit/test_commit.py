@@ -108,7 +108,7 @@ def test_a_stale_batch_is_refused(shop: Lake, tmp_path: Path) -> None:
 def test_inlined_rows_are_flushed_beyond_the_limit(
     shop: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P-S32: what the catalog itself holds stays small; the rows stay the same."""
+    """P-S32: few rows stay inlined in the catalog; the rows stay the same."""
     monkeypatch.setattr(inlined, "ROWS_MAX", 5)
     for i in range(4):
         plan = BatchPlan(replace(END, position=1100 + i), (table(ONE, insert(tmp_path, 2 * i, 2 * i + 1)),))
@@ -233,7 +233,7 @@ def test_a_value_that_does_not_fit_is_the_tables_failure(shop: Lake, tmp_path: P
 
 
 def test_changes_that_the_copy_has_are_left_out(shop: Lake, tmp_path: Path) -> None:
-    """P-S07: what committed before the copy's position is not applied again."""
+    """P-S07: changes that committed before the copy's position are not applied again."""
     history = [
         Change(OP_INSERT, ("big", "a", "1", str(i), "x")) for i in range(10)
     ]  # at positions 1000, 1001, …

@@ -213,7 +213,7 @@ def test_deletions_of_inlined_rows_are_in_their_range_after_a_flush(inlined: Lak
 
 @pytest.mark.parametrize("how", [MERGE, FLUSH])
 def test_files_of_several_lake_snapshots_are_marked(tmp_path: Path, how: str) -> None:
-    """`partial_max` of their row in the catalog; by that we know where deletions cannot be dated."""
+    """`partial_max` of their row in the catalog shows where deletions cannot be dated."""
     lake = Lake(tmp_path, f"data_inlining_row_limit {0 if how == MERGE else 1000}")
     lake.run("insert into lake.t values (1, 0)", "insert into lake.t values (2, 0)")
     lake.run(how)

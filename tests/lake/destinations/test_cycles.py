@@ -344,7 +344,7 @@ def test_columns_that_hide_where_rows_are_change_nothing(tmp_path: Path, inline:
 
 
 def test_expired_lake_snapshots_lead_to_a_reseed(fan: Fan) -> None:
-    """P-F16: what expired before it was read is no silent gap."""
+    """P-F16: lake snapshots that expired unread are no silent gap."""
     same_after(fan, "insert into lake.t values (1, 'a', 1), (2, 'b', 1), (3, 'a', 3)")
     fan.change("delete from lake.t where id = 1", "insert into lake.t values (4, 'a', 4)")
     fan.change("call ducklake_expire_snapshots('lake', older_than => now())")
@@ -538,7 +538,7 @@ def test_a_split_plan_reads_every_lake_snapshot_once(fan: Fan) -> None:
 
 
 def test_a_range_in_which_columns_changed_can_be_split(fan: Fan) -> None:
-    """P-F16: each task reads by the names of its own part; what they read together is what one of them reads."""
+    """P-F16: each task uses the names of its own range; together they read what a single task reads."""
     for number, change in enumerate(
         [
             "add column w int default 5",

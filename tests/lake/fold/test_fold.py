@@ -228,7 +228,7 @@ def test_an_unchanged_value_follows_its_row_through_changes_of_the_key(
 
 
 def test_a_patch_names_the_row_that_has_the_value(kernel: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
-    """P-S10: a value that the run never shows is to be taken from the key that the row had before the run."""
+    """P-S10: a value that is never sent in the run is read from the key that the row had before the run."""
     history = [
         Change(OP_UPDATE, row(B, big=None, other=None), old_key=A, unchanged=(0, 4)),
         Change(OP_UPDATE, row(C, big=None, other="seen"), old_key=B, unchanged=(0,)),

@@ -79,7 +79,7 @@ def test_files_that_have_changes_of_the_copy_do_not_count() -> None:
 
 @pytest.mark.parametrize(("copy_position", "runs"), [(0, 1), (299, 1), (300, 0)])
 def test_a_run_that_the_copy_has_is_not_planned(copy_position: int, runs: int) -> None:
-    """Tasks, driver and parking ask one function what a copy has: here, all of a run up to the copy's position."""
+    """Tasks, driver and parking decide by one function what a copy includes: here, all of a run up to the copy's position."""
     plan = plan_batch(
         [(task(), LeftToDriver.SMALL)], {1: state(copy_position=copy_position)}, Position("g", 400, 0, "s", 1), before=100
     )  # fmt: skip

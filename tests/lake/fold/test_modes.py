@@ -333,7 +333,7 @@ def column(name: str, oid: int, number: int, missing: str | None = None) -> Colu
 
 
 def test_columns_of_a_log_are_kept(session: LakeSession) -> None:
-    """P-S12: what is dropped stays, a name that returns sets the old column aside, a rename takes the values along."""
+    """P-S12: a dropped column stays, a name that is used again sets the old column aside, a rename keeps the values."""
     mode, target = TableMode("append"), TableName("main", "columns_of_a_log")
     key = column("id", 23, 1)
     old = replace(TABLE, columns=(key, column("a", 25, 2), column("b", 25, 3)), key=("id",))

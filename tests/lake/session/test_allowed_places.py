@@ -126,7 +126,7 @@ LISTED: dict[str, Any] = {
     ],
 )
 def test_a_list_says_it_all(keys: dict[str, Any], allowed: bool) -> None:
-    """Directories with what is beneath them, and connection strings with these settings, no others and no fewer."""
+    """A directory allows everything beneath it; a connection string allows exactly its settings."""
     file = config(
         destinations=[{**OWN, "catalog_env": "TENANTS", "catalog": None}], destinations_allow=LISTED
     )

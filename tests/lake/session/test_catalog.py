@@ -142,7 +142,7 @@ def test_a_data_path_that_cannot_be_written_leaves_nothing_behind(
 
 
 def test_another_data_path_than_the_lakes_own_is_refused(lake_config: LakeConfig, tmp_path: Path) -> None:
-    """A lake keeps the data path it was made with; another one is a mistake, and its directory does not stay."""
+    """A lake keeps the data path it was created with; another path is refused, and its directory is not left behind."""
     open_lake(lake_config).close()
     error = refused(lake_config.model_copy(update={"data_path": str(tmp_path / "other")}))
     assert isinstance(error, DataPathError)

@@ -62,7 +62,7 @@ def test_without_the_extension_an_encrypted_lake_is_refused_before_anything_is_w
     monkeypatch: pytest.MonkeyPatch,
     enter: Callable[[LakeConfig], object],
 ) -> None:
-    """DuckDB would refuse to encrypt at the first file; every way in says `lake.encrypted` instead, and reading works."""
+    """DuckDB would refuse to encrypt at the first file; every writer raises `lake.encrypted` instead, and reading works."""
     monkeypatch.setattr("aqueduck.lake.session.encryption.can_encrypt", lambda: False)
     before = entries(tmp_path)
     with pytest.raises(EncryptedLakeError, match="httpfs"):

@@ -152,7 +152,7 @@ def test_a_bucket_that_is_not_there_is_an_error_of_ours(s3: S3, tmp_path: Path) 
 
 
 def test_a_store_that_refuses_is_an_error_of_ours(s3: S3) -> None:
-    """Listing and removing say what the store answers, and neither its address nor a key."""
+    """Errors of listing and removing have the store's answer, but neither its address nor a key."""
     path = f"s3://{s3.make_bucket('refusing')}/data"
     know_store(path, {**dict(s3.resolved), "s3_access_key_id": "geheim"})
     for doing in (lambda: list(list_files(path, "")), lambda: remove_file(f"{path}/x.parquet")):

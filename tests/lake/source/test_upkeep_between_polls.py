@@ -80,7 +80,7 @@ class Source:
 
 
 class Follower:
-    """Somebody who has all rows, and keeps them up to date with what `ducklake_changes` gives."""
+    """A consumer with all rows, which keeps them up to date by `ducklake_changes`."""
 
     def __init__(self, fan: Fan) -> None:
         self.fan = fan

@@ -104,7 +104,7 @@ def test_a_target_with_odd_names_is_made_once(lake: Lake) -> None:
 
 
 def test_files_in_the_tables_directory_become_rows(lake: Lake) -> None:
-    """A file that `write_files` made where DuckLake keeps its own is added as it is, next to inlined rows."""
+    """A file that `write_files` put beside DuckLake's own is added unchanged, next to inlined rows."""
     with lake.session.transaction():
         ensure_target(lake.session, TARGET, TABLE)
     directory = table_directory(lake.session, TARGET)
@@ -190,7 +190,7 @@ def test_an_update_that_only_toasts_keeps_what_the_lake_has(lake: Lake, tmp_path
 def test_batches_applied_to_a_lake_equal_replay(
     data: st.DataObject, places: list[int], inline_rows: int, tmp_path: Path
 ) -> None:
-    """What a real lake holds after folding and applying batch after batch is what replay gives."""
+    """After folding and applying batch after batch, a real lake has the rows that replay gives."""
     directory = tmp_path / f"lake{len(list(tmp_path.iterdir()))}"
     directory.mkdir()
     stored: State = data.draw(states())

@@ -94,7 +94,7 @@ def test_values_that_the_stream_does_not_bring_need_a_new_copy() -> None:
 
 
 def test_versions_are_numbered_by_the_one_before_and_the_catalog() -> None:
-    """Which column it is, and what rows from before it have; without a catalog names have to do."""
+    """The catalog gives a column's number and the value of older rows; without it, names are used."""
     before = schema(ID, col("a", number=2))
     version = schema(col("id", INT4), col("a"))
     again = schema(ID, col("a", number=3, missing="x"))
@@ -182,7 +182,7 @@ def test_columns_that_become_wider_on_the_way_are_found_by_their_first_name() ->
 
 
 def test_a_wider_type_may_be_a_domain() -> None:
-    """P-S12: such a column became text on its way, which the lake refused for good."""
+    """P-S12: such a column was taken for text, which the lake refused permanently."""
     plain, domain = col("a", INT4, 2), col("a", 90_001, 2, base_oid=INT8)
     for was, now in ((plain, domain), (replace(domain, base_oid=INT4), col("a", INT8, 2))):
         start, [version] = wider_columns(schema(ID, was), [schema(ID, now)])

@@ -16,7 +16,7 @@ from tests.fanout_lakes import connect
 
 
 def test_the_file_is_on_disk_before_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the commit the slot is confirmed; also if the same transaction creates the table."""
+    """The file is on disk before the slot is confirmed, even if the same transaction creates the table."""
     synced: list[str] = []
 
     def syncing(path: str) -> None:

@@ -1,4 +1,4 @@
-"""What the catalog says about files and lake snapshots is what there is."""
+"""Files and lake snapshots are reported as they exist."""
 
 from __future__ import annotations
 

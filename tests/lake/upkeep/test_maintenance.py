@@ -236,7 +236,7 @@ def test_a_rewrite_leaves_statistics_that_cover_the_past(lake: Lake) -> None:
 
 
 def test_a_table_that_was_emptied_keeps_its_past(lake: Lake) -> None:
-    """No row is left to have statistics, and the next insert must not narrow what is known of the past."""
+    """Without rows there are no statistics, and the next insert must not narrow those of earlier lake snapshots."""
     session = lake.session
     session.execute("create table lake.main.t (id bigint, v varchar, n bigint)")
     session.execute("insert into lake.main.t values (1, null, -2)")
@@ -387,7 +387,7 @@ def test_one_table_that_fails_does_not_keep_the_others(lake: Lake) -> None:
 
 
 def test_a_run_survives_whatever_happens(lake: Lake) -> None:
-    """An error of no kind that we know is reported like any other: the next run comes in any case."""
+    """An unknown error is reported like any other, and the next run still happens."""
     session = lake.session
     for name in ("t", "u"):
         session.execute(f"create table lake.main.{name} (id bigint)")

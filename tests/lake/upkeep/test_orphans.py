@@ -29,7 +29,7 @@ def put(lake: Lake, directory: Path, name: str) -> Path:
 
 
 def test_files_of_a_dead_batch_are_removed_and_not_adopted(lake: Lake, directory: Path) -> None:
-    """What a group wrote and no catalog row knows goes; what the lake has stays, and its rows with it."""
+    """Files of the group that the catalog does not know are removed; the lake's files and rows stay."""
     known = put(lake, directory, file_name("shop", "run1", 1, 0))
     dead = put(lake, directory, file_name("shop", "run1", 2, 0))
     with lake.session.transaction():
@@ -76,7 +76,7 @@ def test_a_table_that_has_no_files_yet_has_no_orphans(lake: Lake) -> None:
 
 
 def test_files_of_a_copy_that_was_never_committed_are_removed(lake: Lake) -> None:
-    """They lie where the table will be that its copy was to make; those that a copy will still need stay."""
+    """Files in the future directory of a table are removed, unless a copy still needs them."""
     planned = read_directories(lake.session).planned(TARGET)
     assert planned is not None
     dead = put(lake, Path(planned), file_name("shop", "run1c", 1, 0))

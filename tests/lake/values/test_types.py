@@ -137,7 +137,7 @@ def test_a_type_of_which_no_file_can_be_written_is_refused_before_anything_is_re
 
 
 def test_these_are_all_types_of_a_lake(small: Fan) -> None:
-    """P-F02: what the tests above carry is what `create table` in a lake takes."""
+    """P-F02: the tests above cover every type that `create table` accepts in a lake."""
     found = small.source.execute(
         "select distinct type_name from duckdb_types() where database_name = 'system' and type_name not in"
         " ('list', 'array', 'map', 'struct', 'union', 'row', 'null')"

@@ -183,7 +183,7 @@ def test_files_of_a_dead_attempt_are_removed(writes: Writes) -> None:
 
 
 def test_dropping_parts_never_touches_the_tables_files(writes: Writes) -> None:
-    """The answer to a commit may be lost, and Spark then aborts: what the catalog knows stays."""
+    """If the answer to a commit is lost, Spark aborts: files that the catalog knows stay."""
     target = writes.open(APPEND)
     committed = writes.parts(target, [many(0, 2000)])
     commit_parts(writes.pool, writes.place, APPEND, target, committed, None)
@@ -216,7 +216,7 @@ def test_upsert_replaces_rows_by_key(writes: Writes, count: int) -> None:
 
 
 def test_two_rows_of_a_key_need_an_order(writes: Writes) -> None:
-    """Which one wins is said, never guessed; also across tasks."""
+    """The order decides which row wins, even across tasks; it is never guessed."""
     with pytest.raises(DuplicateKeyError, match="set the option order"):
         writes.write(UPSERT, table([(1, "a")]), table([(1, "b")]))
     assert writes.rows() == []
@@ -251,7 +251,7 @@ def test_changes_are_applied_with_their_deletes_and_truncates(writes: Writes) ->
 
 
 def test_values_that_did_not_change_stay(writes: Writes) -> None:
-    """A cell that an update left out comes from the same write or from the table; one that is nowhere is an error."""
+    """A cell that an update left out is read from the same write or from the table; a missing one is an error."""
     order = WriteOrder(TABLE, "upsert", ("id",), ("n",), "op", "lacks")
     more = [("op", pa.string()), ("n", pa.int64()), ("lacks", pa.list_(pa.string()))]
     schema = pa.schema([("id", pa.int32()), ("v", pa.string()), ("Big", pa.string()), *more])
@@ -361,7 +361,7 @@ def test_a_partitioned_table_is_filled_by_the_driver(writes: Writes) -> None:
 
 
 def test_a_table_that_is_partitioned_during_a_write_is_filled_all_the_same(writes: Writes) -> None:
-    """P-L01: whether it is, is asked in the transaction of the commit; after a reset its files are added again."""
+    """P-L01: the partitioning is checked in the transaction of the commit; after a reset files are added again."""
     target = writes.open(APPEND)
     parts = writes.parts(target, [many(0, 3000)])
     with writes.pool.use(writes.place) as lake:

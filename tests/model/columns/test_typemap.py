@@ -238,7 +238,7 @@ def test_text_that_is_no_such_value_fails(engine: duckdb.DuckDBPyConnection, oid
 
 
 def test_an_unknown_type_is_text() -> None:
-    """Whatever has no row of its own keeps PostgreSQL's text."""
+    """A type without an entry keeps PostgreSQL's text."""
     assert lake_type(Column("x", 999_999, -1)) == "VARCHAR"
     assert cast_sql(Column("x", 999_999, -1), "n0") == "n0"
 

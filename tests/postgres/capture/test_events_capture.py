@@ -1,4 +1,4 @@
-"""The capture of events: limits, tables from the stream alone, and a stream that is not what it should be."""
+"""The capture of events: limits, tables from the stream alone, and a damaged stream."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_commits_one_by_one_hold_what_commits_together_hold() -> None:
 def test_a_transaction_that_is_read_in_progress_gives_the_same_events(
     db: Database, watch: Callable[..., Watched]
 ) -> None:
-    """P-E01, P-E08: in order, at the place of its commit, without what was rolled back; counted once it is whole."""
+    """P-E01, P-E08: in order, at the position of its commit, without rolled-back changes; counted when it is complete."""
     db.execute(f"alter database {db.name} set logical_decoding_work_mem = '64kB'")
     db.execute("create table t (id int primary key, v text); create table nothing ()")
     watched = watch(db, segment_bytes=32 << 10, max_messages=2002, max_staged_records=2000)

@@ -67,7 +67,7 @@ SEEDS = [1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 8))]
 def compare(
     db: Database, watch: Callable[..., Watched], reader: str, seed: int, dsn: str | None = None
 ) -> None:
-    """A random history, read by two readers; what is durable moves at random."""
+    """A random history, read by two readers; the durable position moves at random."""
     make_tables(db)
     streamed = watch(db, slot="streamed")
     polled = watch(db, slot="polled", dsn=dsn, settings=READERS[reader])
@@ -200,7 +200,7 @@ def test_the_slot_moves_only_with_what_is_durable(
 
 
 def test_a_slot_that_cannot_be_moved_all_the_way_is_moved_again(db: Database) -> None:
-    """`pg_replication_slot_advance` stops at the server's flushed end; what it answers is what counts."""
+    """`pg_replication_slot_advance` stops at the server's flushed end; its answer is used."""
     make_tables(db)
     db.execute("create publication p for all tables")
     with db.connect() as conn:

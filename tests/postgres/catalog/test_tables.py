@@ -231,7 +231,7 @@ def test_an_oid_that_is_gone_is_a_missing_table(any_db: Database, conn: Connecti
     ],
 )
 def test_what_is_no_table_is_refused(any_db: Database, conn: Connection, definition: str, kind: str) -> None:
-    """Only tables have changes to follow; the error says what it is instead."""
+    """Only tables have changes to follow; the error names the kind of the relation."""
     any_db.execute(definition)
     with pytest.raises(TableMissingError, match=f"public.t is {kind}"):
         describe_table(conn, "t")
@@ -255,7 +255,7 @@ def test_an_unlogged_table_is_refused_with_the_repair(any_db: Database, conn: Co
 
 
 def test_describing_needs_no_rights(db: Database, role: str) -> None:
-    """P-S24: what a table looks like is in the catalog, which every role may read."""
+    """P-S24: a table is described from the catalog, which every role may read."""
     db.execute("create schema closed; create table closed.t (id int primary key)")
     with db.connect(role) as conn:
         assert describe_table(conn, "closed.t").key == ("id",)

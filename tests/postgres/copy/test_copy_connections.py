@@ -18,7 +18,7 @@ ROWS = 30_000
 
 
 class Table:
-    """A table, a snapshot of it, and what its readers are connected with."""
+    """A table, a snapshot of it, and the connections of its readers."""
 
     def __init__(self, db: Database, snapshot: str, kept: CopyConnections) -> None:
         self.db, self.snapshot, self.kept = db, snapshot, kept

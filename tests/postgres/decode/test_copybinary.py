@@ -1,4 +1,4 @@
-"""Promise 7: what is decoded from binary COPY is what the same rows' text leads to."""
+"""Promise 7: values decoded from binary COPY equal those decoded from text."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_nothing_is_locked_between_two_chunks(db: Database) -> None:
 
 
 def test_several_chunks_come_over_tls(new_server: Callable[..., EmbeddedPostgres], tmp_path: Path) -> None:
-    """P-S23: what libpq decrypts is the same, chunk after chunk on one connection; an error is told as without TLS."""
+    """P-S23: rows read through TLS are the same, chunk after chunk on one connection; errors are reported as without TLS."""
     server = new_server(password="s3cret")
     db = Database(server, "postgres")
     files = make_certificates(tmp_path, "127.0.0.1")

@@ -1,4 +1,4 @@
-"""Decoding: what the encoder of the tests writes comes out as columns, and nothing else comes out at all."""
+"""Decoding: the messages of the tests' encoder become exactly the expected columns."""
 
 from __future__ import annotations
 

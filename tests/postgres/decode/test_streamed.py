@@ -85,7 +85,7 @@ def row(key: object, table: EncodedTable = T) -> bytes:
 
 
 def test_a_streamed_transaction_is_published_at_its_commit(tmp_path: Path) -> None:
-    """Nothing of it is offered before, and afterwards it stands in commit order with its position, time and numbers."""
+    """It is offered only after its commit, in commit order, with its position, time and numbers."""
     staged = Staged(tmp_path / "stage")
     staged.take(block(700, (700, encode.relation(T)), (700, row(1)), (700, row(2)), first=True))
     staged.take(
@@ -164,7 +164,7 @@ def test_many_unfinished_transactions_share_the_memory(tmp_path: Path) -> None:
 
 
 def test_each_streamed_transaction_has_its_own_view_of_the_relations(tmp_path: Path) -> None:
-    """A column that one adds is not there for the others before it commits, and is afterwards, without a new description."""
+    """A column that one transaction adds exists for others only after its commit, without a new description."""
     staged = Staged(tmp_path / "stage")
     wider = EncodedTable(T.oid, "public", "t", "d", (*T.columns, ("w", False, 23, -1)))
     staged.take(
@@ -219,7 +219,7 @@ def test_a_table_is_known_that_only_a_streamed_transaction_described(tmp_path: P
 
 
 def test_a_table_goes_while_a_transaction_streams_it(tmp_path: Path) -> None:
-    """What it still brings of it is skipped; of other tables it brings everything."""
+    """Its later changes of that table are skipped; those of other tables are kept."""
     staged = Staged(tmp_path / "stage")
     own_type = EncodedTable(T.oid, "public", "t", "d", (*T.columns, ("m", False, 90_000, -1)))
     brought = encode.insert(T.oid, ["1", "x", "y"])
@@ -304,7 +304,7 @@ def test_a_desynchronised_stream_of_blocks_fails_fast(tmp_path: Path, frames: li
 
 
 class History:
-    """Random transactions as a server would stream them, and what must come of them."""
+    """Random transactions as a server would stream them, and the expected result."""
 
     def __init__(self, draw: Any) -> None:
         self.draw = draw
@@ -394,7 +394,7 @@ class History:
 def test_streamed_histories_come_out_as_their_commits(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """P-S29: with savepoints, rollbacks and interleaving, what is offered is what committed, in commit order, numbered densely."""
+    """P-S29: with savepoints, rollbacks and interleaving, exactly the committed changes are offered, in commit order, densely numbered."""
     history = History(data.draw)
     for step in data.draw(
         st.lists(st.sampled_from(["small", "block", "block", "roll_back", "finish"]), max_size=25)

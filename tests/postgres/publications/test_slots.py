@@ -142,7 +142,7 @@ def test_a_publication_is_made_for_exactly_the_tables(
 def test_tables_are_added_and_removed(
     any_db: Database, conn: Connection, tables: dict[str, TableSchema]
 ) -> None:
-    """An existing publication becomes what is wanted, also none at all."""
+    """An existing publication gets exactly the wanted tables, even none."""
     for wanted in ("a", "ab", "bp", "", "c"):
         ensure_publication(conn, "pub", [tables[key] for key in wanted])
         assert len(published(any_db)) == len(wanted)

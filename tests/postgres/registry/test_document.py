@@ -1,4 +1,4 @@
-"""docs/sql-api.md says what is there, and its examples run."""
+"""docs/sql-api.md describes every function, and its examples run."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_a_file_is_written_into_the_registry_once(any_db: Database, conn: Connec
 
 
 def test_what_leaves_the_file_is_removed_and_the_rest_stays(conn: Connection) -> None:
-    """The file is declarative for what it named, and has no say about what SQL made."""
+    """The file is declarative for its own groups and tables, and does not affect those that SQL created."""
     call(conn, "create_group", name="by_sql")
     reconcile_file(conn, config_of({"name": "g", "names": ["a"]}, {"name": "h", "names": []}))
     call(conn, "add_table", source="b", group_name="g")
@@ -78,7 +78,7 @@ def test_a_group_of_the_file_with_tables_of_others_is_kept(conn: Connection) -> 
 
 
 def test_the_file_wins_for_what_it_names(conn: Connection) -> None:
-    """What SQL changed meanwhile is undone at the next start; what the file leaves open is not."""
+    """The next start undoes changes by SQL, except for keys that the file does not set."""
     config = config_of({"name": "g", "names": ["a"], "flush_interval_ms": 200}, {"name": "h"})
     reconcile_file(conn, config)
     call(conn, "move_table", source="a", group_name="h")

@@ -67,7 +67,7 @@ def test_a_lock_needs_no_registry(db: Database, role: str) -> None:
 
 @pytest.mark.parametrize("name", ["default", "g", "x" * 40, "a_1"])
 def test_a_running_group_is_shown(any_db: Database, conn: Connection, name: str) -> None:
-    """Everybody can see whether what `status()` says is of now; a lock elsewhere does not count."""
+    """Each role can see whether the answer of `status()` is current; a lock in another database does not count."""
     call(conn, "create_group", name=name)
     call(conn, "add_table", source="a", group_name=name)
     assert conn.execute("select aqueduck._lock_key(%s)", (name,)).fetchone() == (lock_key(name),)
@@ -200,7 +200,7 @@ def test_a_stranger_with_the_lock_is_no_running_service(
 def test_a_role_without_rights_holds_up_no_change(
     any_db: Database, conn: Connection, mallory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Changes wait for each other by a lock that only those can take who may change something."""
+    """Changes wait for each other by a lock that only roles with the right to change can take."""
     monkeypatch.setattr(registry_install, "LOCK_SECONDS_MAX", 1)
     for statement in monitor_grants(mallory):
         any_db.execute(statement)

@@ -55,7 +55,7 @@ def test_installing_twice_changes_nothing(any_db: Database) -> None:
 def test_an_upgrade_keeps_everything(
     any_db: Database, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new version runs the migrations that are new, and leaves rows and what people built alone."""
+    """A new version runs its new migrations, and does not touch rows and objects of users."""
     call(conn, "add_table", source="a")
     any_db.execute("create view mine as select source, state from aqueduck.status()")
     wanted = read_desired(conn)
@@ -84,7 +84,7 @@ def test_functions_of_another_build_are_replaced(any_db: Database, conn: Connect
 def test_a_failed_upgrade_leaves_the_old_version(
     any_db: Database, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P-S01: what fails undoes what it did."""
+    """P-S01: a failed installation is rolled back."""
     broken = [*registry_install.migrations(), "create table aqueduck.more (); select 1 / 0"]
     monkeypatch.setattr(registry_install, "migrations", lambda: broken)
     with pytest.raises(SourceQueryError):

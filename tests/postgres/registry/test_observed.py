@@ -91,7 +91,7 @@ def test_an_idle_system_writes_nothing(any_db: Database, conn: Connection) -> No
 def test_a_transaction_left_open_does_not_hold_up_the_service(
     any_db: Database, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody's unfinished change of one table delays what is shown of that table, and nothing else."""
+    """An open transaction on one table's row delays the state of that table, and nothing else."""
     monkeypatch.setattr(registry_install, "LOCK_SECONDS_MAX", 1)
     ids = [call(conn, "add_table", source=name) for name in ("a", "b")]
     seen = [TableObservation(id=number, rows_synced=1) for number in ids]

@@ -17,7 +17,7 @@ OPTIONS = {"exclude": ["x"], "mask": {"y": {"constant": "1"}, "z": "redact"}, "w
 
 
 def test_options_of_the_file_are_in_the_registry_and_follow_it(conn: Connection) -> None:
-    """The mapping stays the same one when they change; the service decides what that means."""
+    """The mapping stays the same when options change; the service decides the consequences."""
     config = config_of({"name": "g", "tables": [{"source": "a", **OPTIONS}, {"source": "b"}]})
     assert reconcile_file(conn, config)
     before = table(conn, "a")
@@ -58,7 +58,7 @@ def test_what_is_no_option_is_refused_by_name(conn: Connection, options: str, sa
     ['{"columns": ["id", "X"]}', '{"exclude": ["X"]}', '{"rename": {"X": "y"}}', '{"mask": {"X": "redact"}}'],
 )
 def test_a_column_that_is_not_there_is_refused_by_name(conn: Connection, options: str) -> None:
-    """P-S02: at the call, with its name; what was wanted with a column that got another name since is wanted still."""
+    """P-S02: an unknown column is refused by the call, with its name; options on a column that was renamed since stay valid."""
     conn.execute("alter table public.a add x int")
     error = refused(conn, "add_table", source="a", options=options)
     assert 'public.a has no column "X"' in str(error)

@@ -22,7 +22,7 @@ Connection = psycopg.Connection[Any]
 
 
 def test_the_defaults_are_the_same_everywhere(conn: Connection) -> None:
-    """P-S26: registry, service and file do not disagree about what is left out."""
+    """P-S26: registry, service and file have the same defaults."""
     listed = {row["name"]: row["default_value"] for row in rows_of(conn, "list_settings")}
     assert {name: str(value) for name, value in asdict(Settings()).items()} == listed
     for section in (GroupConfig, LakeConfig):

@@ -184,7 +184,7 @@ def test_an_unknown_database_is_a_configuration_error(pg: EmbeddedPostgres) -> N
     ],
 )
 def test_a_string_that_is_not_valid_is_not_shown(dsn: str) -> None:
-    """What libpq does not understand may be a password: it is not repeated."""
+    """Text that libpq does not understand may be a password: it is not repeated."""
     with pytest.raises(AqueduckError) as caught:
         connect(dsn)
     assert isinstance(caught.value, ConfigError)
@@ -368,7 +368,7 @@ def test_a_snapshot_that_went_with_its_connection_is_tried_again(any_db: Databas
 
 
 def test_misuse_of_psycopg_is_not_hidden(db: Database) -> None:
-    """A bug of ours stays what it is."""
+    """An error of our own code is not translated."""
     with db.connect() as conn, pytest.raises(psycopg.ProgrammingError), translate_errors("do it"):
         conn.execute("select %s", ())
 

@@ -135,7 +135,7 @@ def test_a_capture_notices_that_nothing_comes(db: Database, watch: Callable[...,
 
 
 def test_an_idle_server_is_not_given_up(db: Database, watch: Callable[..., Watched]) -> None:
-    """P-T06: it answers when it is asked, so an idle database is no dead one."""
+    """P-T06: an idle server answers requests, so it does not count as dead."""
     db.execute("create table t (id int primary key)")
     watched = watch(db, settings={"silence_timeout_seconds": 0.2})
     asked = time.monotonic()

@@ -99,7 +99,7 @@ def options(place: LakePlace, table: str = "t") -> dict[str, str]:
 
 
 def written(fan: Fan, frame: DataFrame, table: str, times: int = 1) -> None:
-    """Write what Spark has into a table of the same types, made by hand, and compare cell by cell."""
+    """Write Spark's rows into a table with the same types, created by hand, and compare cell by cell."""
     whole = {
         n: k
         for n, k in COLUMNS.items()

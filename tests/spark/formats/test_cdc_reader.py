@@ -342,7 +342,7 @@ def test_a_new_column_asks_for_a_restart_and_then_is_there(orders: Database, dri
 
 
 def test_the_stage_is_gone_when_the_query_ends(orders: Database, drive: Drive, tmp_path: Path) -> None:
-    """Staged changes are scratch: a query removes its own, and what a dead one left on the same slot."""
+    """Staged changes are scratch: a query removes its own, and those of a dead query on the same slot."""
     driver = drive()
     orders.execute("insert into items values (1, 'a')")
     driver.drain()
@@ -381,7 +381,7 @@ def test_the_stage_is_gone_when_the_query_ends(orders: Database, drive: Drive, t
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, str], message: str) -> None:
-    """Options are checked when the query is made, and the error says which one and what it takes."""
+    """Options are checked when the query is created, and the error names the option and its values."""
     given = {"dsn": "host=127.0.0.1 password=hunter2", "slot": "s", "publication": "p", **options}
     with pytest.raises(ConfigError, match=message) as caught:
         PostgresCdcSource(given).schema()

@@ -204,7 +204,7 @@ def test_only_safe_filters_become_conditions() -> None:
     ],
 )
 def test_a_decimal_is_compared_with_all_of_its_digits(kind: str, stored: str, asked: str) -> None:
-    """A pushed filter fails for no value that the column can hold, and finds what is equal."""
+    """A pushed filter works for every value that the column can hold, and finds equal values."""
     con = duckdb.connect()
     con.execute(f"create table t as select cast('{stored}' as {kind}) as d")
     for filters in ([EqualTo(("d",), Decimal(asked))], [GreaterThan(("d",), Decimal(asked))]):
@@ -235,6 +235,6 @@ def test_columns_and_names_are_checked_before_the_read(table: Database, role: st
 
 
 def test_the_holder_says_why_it_cannot_hold(table: Database) -> None:
-    """An error of the process that holds the snapshot comes back as the one it was."""
+    """An error of the process that holds the snapshot keeps its type."""
     with pytest.raises(AuthenticationError):
         snapshot_holder.hold_snapshot(table.dsn_for("nobody at all"), 1, 5)

@@ -217,7 +217,7 @@ def test_a_failing_destination_is_isolated_and_returns(fan: Fan, spark: SparkSes
 
 
 def test_unknown_values_make_their_own_destinations(fan: Fan, spark: SparkSession) -> None:
-    """A pattern serves every value: those that are there at the start, those that come, and those that went meanwhile."""
+    """A pattern serves every value: present at the start, added later, and removed meanwhile."""
     pattern = {
         "catalog": f"sqlite:{fan.directory}/{{value}}.sqlite",
         "data_path": f"{fan.directory}/{{value}}_data/",
@@ -243,7 +243,7 @@ def test_unknown_values_make_their_own_destinations(fan: Fan, spark: SparkSessio
 
 
 def test_a_replay_reads_history_instead_of_a_scan(fan: Fan, spark: SparkSession) -> None:
-    """P-F10: `cdc_replay` begins before the table's first row; append-only destinations get what was deleted since."""
+    """P-F10: `cdc_replay` begins before the table's first row; append-only destinations get rows that were deleted since."""
     fan.change("insert into lake.t values (1, 'a', 1), (2, 'a', 2)", "delete from lake.t where id = 1")
     routing = {"field": "c", "seed_mode": "cdc_replay"}
     service = service_of(fan, spark, routing=routing)

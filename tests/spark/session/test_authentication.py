@@ -118,7 +118,7 @@ def test_a_persons_choice_wins() -> None:
 
 
 def test_the_launcher_gets_no_secret() -> None:
-    """What its command line shows is what the launcher itself needs."""
+    """Its command line shows only what the launcher itself needs."""
     settings = {
         "spark.driver.memory": "2g",
         "spark.driver.password": "x",

@@ -48,7 +48,7 @@ def test_what_is_not_a_java_is_no_java(tmp_path: Path) -> None:
 
 
 def test_java_home_comes_before_the_path(tmp_path: Path) -> None:
-    """What a person chose wins over what happens to be installed."""
+    """A chosen Java takes precedence over an installed one."""
     chosen, installed = install_java(tmp_path / "a", "17"), install_java(tmp_path / "b", "21")
     assert find_java({"JAVA_HOME": str(chosen), "PATH": str(installed / "bin")}).home == chosen
 

@@ -182,7 +182,7 @@ def test_a_session_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> Non
 
 
 def test_a_worker_whose_spark_is_gone_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As at a stop: what the daemon prints then looks like a failure, and is none."""
+    """As at a stop: the daemon's output would look like a failure, but is none."""
     monkeypatch.setenv("PYTHON_WORKER_FACTORY_SECRET", "secret")
     ours, sparks = socket.socketpair()
     with ours:

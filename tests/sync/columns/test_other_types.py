@@ -47,7 +47,7 @@ def test_a_batch_that_fails_after_its_wider_types(
 def test_wider_types_beside_a_table_that_fails(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P-S12: the batch is made again without the table that fails; the one with the wider type is not copied for it."""
+    """P-S12: the batch is repeated without the failed table; the table with the wider type is not re-copied."""
     db.execute("create table t (id int primary key, v int); create table other (id int primary key)")
     with whole_group(db, tmp_path, {"t": {}, "other": {}}) as group:
         db.execute("insert into t values (1, 1); insert into other values (1)")
@@ -69,7 +69,7 @@ def test_wider_types_beside_a_table_that_fails(
 
 
 def test_a_domain_of_a_wider_type(db: Database, tmp_path: Path) -> None:
-    """P-S12: the table failed for good, as the column was taken for text on its way."""
+    """P-S12: the table failed permanently, because the column was taken for text."""
     db.execute(
         "create domain d as bigint; create table t (id int primary key, v int); insert into t values (1, 1)"
     )
@@ -95,7 +95,7 @@ OTHER_VALUES = {
     "how", [h if h == "spaces" else pytest.param(h, marks=pytest.mark.slow) for h in OTHER_VALUES]
 )
 def test_another_type_that_is_the_same_in_the_lake(db: Database, tmp_path: Path, how: str) -> None:
-    """P-S12: the rows that PostgreSQL wrote anew are not in the stream; they kept their old values without a word."""
+    """P-S12: rows that PostgreSQL rewrote are not in the stream; they silently kept their old values."""
     before, value, after = OTHER_VALUES[how]
     db.execute(f"create table t (id int primary key, v {before}, w int)")
     db.execute(f"insert into t values (1, '{value}'), (2, '{value}')")

@@ -1,4 +1,4 @@
-"""The source's columns change under a table with options: what was chosen, masked or left out stays so."""
+"""The source's columns change under a table with options: columns stay chosen, masked or excluded."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_filter_whose_column_is_dropped_stops_the_table_with_a_reason(db: Data
 
 @pytest.mark.slow
 def test_options_hold_while_a_table_is_parked(db: Database, tmp_path: Path) -> None:
-    """P-S04: what was parked before and after a rename is masked when it is replayed."""
+    """P-S04: changes parked before and after a rename are masked when they are replayed."""
     db.execute(TABLE)
     with whole_group(
         db, tmp_path, {"t": {"mask": {"a": "hash"}, "where": "c <> 2"}}, salt_env="TEST_SALT"

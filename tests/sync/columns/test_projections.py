@@ -228,7 +228,7 @@ def test_rows_that_enter_the_filter_have_their_large_values(
 def test_a_large_value_of_another_row_with_the_same_key_is_never_taken(
     db: Database, tmp_path: Path, tasks: bool
 ) -> None:
-    """P-S10: a row that came while outside of the filter and then entered it does not get what its key had before."""
+    """P-S10: a row that was inserted outside of the filter and entered it later does not get earlier values of its key."""
     toasted(db, identity="default")
     db.execute(f"insert into t values (1, {BIG}, 'old', true)")
     with whole_group(db, tmp_path, {"t": {"where": "live"}}) as group:

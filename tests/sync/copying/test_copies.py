@@ -343,7 +343,7 @@ def test_a_copy_of_a_table_that_was_rewritten_starts_over(world: World) -> None:
 
 
 def test_a_table_dropped_in_the_middle_waits_for_a_person(world: World) -> None:
-    """A clear error about that table; nothing is left in the lake of what was copied."""
+    """A clear error about that table; no copied row is left in the lake."""
 
     def dropped(job: CopyJob, number: int) -> ChunkFile:
         if number == 2:

@@ -122,7 +122,7 @@ def test_the_narrowest_limit_counts_while_the_group_runs(db: Database, tmp_path:
     ["history", *(pytest.param(m, marks=pytest.mark.slow) for m in ("upsert", "soft_delete", "append"))],
 )
 def test_with_a_limit_of_0_the_catalog_holds_nothing(db: Database, tmp_path: Path, mode: str) -> None:
-    """Not inserts, nor rows that end, nor removals, nor events, nor what catches up with a copy."""
+    """No inserts, ended rows, removals, events or replayed changes are inlined."""
     with followed(db, tmp_path, mode=mode) as flow:
         flow.set(0, source="t")
         group = flow.group

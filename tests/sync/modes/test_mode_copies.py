@@ -111,7 +111,7 @@ def interrupt_and_resync(world: World, seed: int) -> None:
 
 
 def test_a_truncate_before_the_copy_does_not_reach_its_rows(world: World) -> None:
-    """P-S05, P-S11: one that was committed before the copy, and comes with a later batch, is part of the copy."""
+    """P-S05, P-S11: a truncate that committed before the copy, and comes with a later batch, is part of the copy."""
     world.db.execute("truncate t; insert into t select g, 'new', 'doc' from generate_series(1, 5) g")
     world.copy_until_ready()  # nothing of it was applied or parked
     world.catch_up()

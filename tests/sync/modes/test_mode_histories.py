@@ -206,5 +206,5 @@ def test_the_whole_cross_product(db: Database, tmp_path: Path, seed: int, captur
 
 @pytest.mark.slow
 def test_a_part_of_it_on_every_server(any_db: Database, tmp_path: Path) -> None:
-    """P-S08, P-S14: what older servers send is the same."""
+    """P-S08, P-S14: the same with older servers."""
     play(any_db, tmp_path, 9, random.Random(9).sample(product(), 8), batches=6, capture="stream")

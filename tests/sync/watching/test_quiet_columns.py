@@ -161,7 +161,7 @@ def waiting(group: WholeGroup) -> str | None:
 
 
 def test_columns_that_wait_are_shown(group: WholeGroup) -> None:
-    """P-T01: the status names columns that the lake gets once it has what came before them."""
+    """P-T01: the status names columns that the lake gets once it has the earlier changes."""
     watch = ColumnWatch()
     watch.look(group.runner)
     assert waiting(group) is None

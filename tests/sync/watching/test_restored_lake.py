@@ -58,7 +58,7 @@ def let_the_slot_follow(group: WholeGroup) -> None:
 
 
 def test_a_restored_lake_is_found_although_state_dir_was_kept(db: Database, tmp_path: Path) -> None:
-    """P-S30, P-S17: our own idle confirmation is taken for what it is; with an older lake in its place it is no excuse."""
+    """P-S30, P-S17: our own idle confirmation is recognized; with an older lake it does not count."""
     db.execute("create table t (id int primary key, v text); create table log (id int primary key, v text)")
     db.execute("create table other (id int); insert into t values (1, 'copied')")
     directory = tmp_path / "here"
@@ -97,7 +97,7 @@ def newest(directory: Path) -> int:
 
 @pytest.mark.slow
 def test_a_note_of_another_lake_is_no_excuse(db: Database, tmp_path: Path) -> None:
-    """P-S30: a slot that followed the server for one lake may have left out what another one of the same group needs."""
+    """P-S30: a slot that advanced for one lake may have skipped changes that another lake of the same group needs."""
     db.execute("create table t (id int primary key, v text); create table other (id int)")
     directory = tmp_path / "here"
     directory.mkdir()
@@ -117,7 +117,7 @@ def test_a_note_of_another_lake_is_no_excuse(db: Database, tmp_path: Path) -> No
 
 
 def test_an_older_bookmark_is_found_too(db: Database) -> None:
-    """P-E03: the note excuses a slot beyond the bookmark that it was made for, and beyond none from before."""
+    """P-E03: a recorded confirmation explains a slot that is ahead of its own bookmark, but not of an older one."""
     source = PostgresCdcConfig(connection_url=db.dsn, slot_name="events", publication_name="p")
     with db.connect() as conn:
         server = read_server(conn)

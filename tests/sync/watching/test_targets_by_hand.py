@@ -173,7 +173,7 @@ def test_a_quiet_table_is_named_within_a_look_and_continues_when_it_is_right_aga
     [h if h == "dropped" else pytest.param(h, marks=pytest.mark.slow) for h in HANDS if "replaced" not in h],
 )
 def test_a_resync_brings_a_target_back(tables: Database, tmp_path: Path, hand: str) -> None:
-    """P-L03: the way out that the error names makes the target and copies it, with what came meanwhile."""
+    """P-L03: the step that the error names re-creates and copies the target, with the changes made meanwhile."""
     statements, code = HANDS[hand]
     with whole_group(tables, tmp_path, TWO) as group:
         by_hand(tmp_path, *statements)
@@ -297,7 +297,7 @@ def test_a_table_that_takes_the_name_during_the_first_copy_is_left_alone(
 def test_a_target_that_is_partitioned_during_its_copy_is_refused(
     tables: Database, tmp_path: Path, during: Callable[..., None]
 ) -> None:
-    """P-L01: with the code, and the copy comes when the layout is reset."""
+    """P-L01: the table is errored with its code, and copied when the partitioning is reset."""
     watch = TargetWatch()
     with whole_group(tables, tmp_path, TWO) as group:
         during(PARTITIONED)

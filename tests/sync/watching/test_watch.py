@@ -97,7 +97,7 @@ def test_a_partition_that_was_away_for_a_while(db: Database, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_rows_of_a_transaction_that_was_open_do_not_hide_a_truncate(db: Database, tmp_path: Path) -> None:
-    """P-S14: who has an older number than the truncate and writes after it is not taken for a row from before."""
+    """P-S14: a row that an older transaction writes after the truncate does not count as an earlier row."""
     db.execute(SETUP)
     watch = SourceWatch()
     with whole_group(db, tmp_path, {"p": {}}) as group:

@@ -196,7 +196,7 @@ class Decoder:
             done = (here[0], here[1], mark + 1)
         yield from self._section(buf, done, (rows, txs, controls))
 
-    def _section(self, buf: wireformat.Bytes, start: IndexPoint, stop: Place) -> Iterator[StreamItem]:
+    def _section(self, buf: wireformat.Bytes, start: IndexPoint, stop: IndexPoint) -> Iterator[StreamItem]:
         if self._stream is None:
             yield from self._whole(buf, start, stop)
             return
@@ -206,7 +206,7 @@ class Decoder:
             at = int(self._index.control_rows[c])
         yield from self._rows(buf, at, stop[0])
 
-    def _whole(self, buf: wireformat.Bytes, start: IndexPoint, stop: Place) -> Iterator[StreamItem]:
+    def _whole(self, buf: wireformat.Bytes, start: IndexPoint, stop: IndexPoint) -> Iterator[StreamItem]:
         """Transactions that arrive whole: rows between control messages, and commits after those that `commits` chooses."""
         index = self._index
         at, tx, control = start
