@@ -139,7 +139,7 @@ def test_status_works_without_a_service(db: Database, flow_of: FlowOf) -> None:
 def test_a_port_that_is_taken_stops_only_who_asked_for_it(
     db: Database, flow_of: FlowOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two files without a server section run on one machine; a server that the file names must start."""
+    """A flow without a server section runs although the port is taken; a server that the file names must start."""
     db.execute(SHOP)
     flow = flow_of(source={"idle_timeout": 1})
 

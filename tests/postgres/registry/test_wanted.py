@@ -315,7 +315,7 @@ def test_a_group_with_tables_is_not_dropped_by_mistake(conn: Connection) -> None
 
 
 def test_a_dropped_group_can_be_wanted_back(conn: Connection) -> None:
-    """A row that no service has handled yet is kept, even if the service handles an earlier request."""
+    """A dropped group that is created again keeps its row and settings, and is not deleted with the earlier request."""
     first = call(conn, "create_group", name="g", slot_name="mine")
     call(conn, "drop_group", name="g")
     assert "does not exist" in refused(conn, "disable_group", name="g").message
