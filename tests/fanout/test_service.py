@@ -23,6 +23,7 @@ from aqueduck.fanout import run as fanout_run
 from aqueduck.fanout.check import run_fanout_checks
 from aqueduck.fanout.maintain import only_instance
 from aqueduck.fanout.service import FanoutService
+from aqueduck.fanout.verify import verify_destinations
 from aqueduck.lake.destinations.destination import make_tables
 from aqueduck.lake.upkeep.lake_readers import destinations_of, oldest_cursor
 from aqueduck.model.errors import CatalogUnreachableError, ConfigError, LakeWriteError, RoutingError
@@ -175,7 +176,7 @@ def test_a_listed_value_in_another_spelling_ends_what_the_pattern_made(
 
 
 def test_a_row_that_names_an_unset_variable_is_left_out(fan: Fan, serve: Serve) -> None:
-    """P-F14: at the start and while it runs, the row is reported by the variable's name and the others are served."""
+    """P-F14: at the start and while it runs, the row is reported by the variable's name, also by `verify`, and the others are served."""
     unset = {"id": "three", "routing_value": "p", "catalog_env": "NOT_SET", "data_path": "/srv/three/"}
     tenants(fan, unset)
     service = serve(destinations_table="tenants")
@@ -188,6 +189,13 @@ def test_a_row_that_names_an_unset_variable_is_left_out(fan: Fan, serve: Serve) 
     assert [d.id for d in destinations_of(service.config, {})] == ["one", "two"]
     catch_up(service)
     assert fan.differing() == {}
+    told = {c.destination: (c.verdict, c.note or "") for c in verify_destinations(service.config, env={})}
+    assert {name: verdict for name, (verdict, _) in told.items()} == {
+        "one": "identical", "two": "identical", "three": "not compared", "four": "not compared",
+    }  # fmt: skip
+    assert "NOT_SET" in told["four"][1]
+    [only] = verify_destinations(service.config, env={}, only=["three"])
+    assert only.verdict == "not compared"
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from aqueduck.config.fanout import FanoutConfig
+from aqueduck.config.fanout import FanoutConfig, assigned
 from aqueduck.config.lake_place import resolve
 from aqueduck.fanout.service import FanoutService
 from aqueduck.fanout.verdicts import DestinationComparison, Verdict
@@ -58,24 +58,35 @@ def verify_destinations(
     deep: bool = False,
     progress: Callable[[str, str, float], None] = lambda _name, _doing, _share: None,
 ) -> list[DestinationComparison]:
-    """Compare all destinations of this instance, or only those with these ids; `deep` compares every row."""
+    """
+    Compare all destinations of this instance, or only those with these ids; `deep` compares every row.
+
+    A row of the table of destinations that cannot be served is not compared, with the reason.
+    """
     service = FanoutService(config, env=env)
     try:
         service.prepare()
     finally:
         service.source.close()
     destinations = [one.destination for one in service.served if not only or one.destination.id in only]
-    unknown = sorted(set(only) - {d.id for d in destinations})
+    left_out = [
+        DestinationComparison(name, "not compared", note=problem)
+        for name, problem in service.status.left_out.items()
+        if assigned(config.instance.partition, name) and (not only or name in only)
+    ]
+    unknown = sorted(set(only) - {d.id for d in destinations} - {each.destination for each in left_out})
     if unknown:
         raise ConfigError(f"no destination has the id {unknown[0]}", hint="see aqueduck status")
     pool = LakePool(max_open=max(THREADS, min(config.pool.max_open, 50)), memory_limit=MEMORY)
     source = resolve(config.source, {}, env)
     try:
         if deep:
-            return compare_deeply(
+            found = compare_deeply(
                 pool, config, source, destinations, service.served.values, progress, THREADS
             )
-        return compare_sums(pool, config, source, destinations, progress, THREADS)
+        else:
+            found = compare_sums(pool, config, source, destinations, progress, THREADS)
+        return [*found, *left_out]
     finally:
         pool.close()
 
