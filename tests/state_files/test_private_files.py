@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -100,3 +101,27 @@ def test_spilled_rows_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert Path(spill).exists(), "nothing was spilled"
     con.close()
     assert not Path(spill).exists()
+
+
+SPILLS = """
+import os, signal, sys, tempfile
+tempfile.tempdir = sys.argv[1]
+from aqueduck.lake.session.engine import new_connection
+con = new_connection(threads=1, memory_limit="60MB")
+if len(sys.argv) > 2:
+    con.execute("create table t as select i, md5(i::varchar) as v from range(2000000) r(i)")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_spilled_rows_of_a_killed_process_go_with_the_next_start(tmp_path: Path) -> None:
+    """The attack: rows that a query had spilled stayed on disk for ever after a kill -9."""
+    for stranger in (f"aqueduck-{os.geteuid()}", "aqueduck-taken"):
+        (tmp_path / stranger).symlink_to(
+            "/dev/null"
+        )  # names that others took in advance keep nobody from starting
+    killed = subprocess.run([sys.executable, "-c", SPILLS, str(tmp_path), "and dies"], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert list(tmp_path.glob("aqueduck-*/spill-*/*"))
+    subprocess.run([sys.executable, "-c", SPILLS, str(tmp_path)], check=True)
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]

@@ -159,7 +159,7 @@ def test_rows_that_a_killed_spark_shuffled_go_with_the_next_start(tmp_path: Path
         assert left, "the rows were shuffled through files"
         assert not any(path.stat().st_mode & 0o077 for path in Path(directory).glob("aqueduck-*"))
         assert holding(Path("/tmp"), "blockmgr-*", cell) == []
-        next_start = "from aqueduck.spark.session.scratch import scratch_directory as made; made()"
+        next_start = "from aqueduck.state_files.scratch import scratch_directory as made; made()"
         assert run_python(next_start, tmp_path, TMPDIR=directory).returncode == 0
         assert list(Path(directory).iterdir()) == []
 

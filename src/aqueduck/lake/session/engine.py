@@ -21,7 +21,7 @@ import duckdb
 from aqueduck.lake.session.object_stores import create_secret, store_of, tune_uploads
 from aqueduck.lake.session.sql import literal
 from aqueduck.model.errors import CatalogUnreachableError
-from aqueduck.state_files.private_files import private_directory
+from aqueduck.state_files.scratch import scratch_directory
 
 __all__ = [
     "is_remote",
@@ -102,9 +102,8 @@ def _extension_file(name: str) -> Path:
 
 
 def _spill_directory() -> str:
-    # DuckDB creates it when a query exceeds its memory, and removes it at the end.
-    home = private_directory(Path(tempfile.gettempdir()) / f"aqueduck-{os.geteuid()}")
-    return str(home / f"spill-{os.getpid()}-{next(_numbers)}")
+    # DuckDB creates it when a query exceeds its memory, and removes it at the end; after a kill, the next start does.
+    return str(scratch_directory(tempfile.gettempdir()) / f"spill-{os.getpid()}-{next(_numbers)}")
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from aqueduck.model.errors import SparkStartError
 from aqueduck.spark.formats.cdc_source import PostgresCdcSource
 from aqueduck.spark.formats.lake_source import LakeChangesSource, LakeSource
 from aqueduck.spark.formats.table_source import PostgresTableSource
-from aqueduck.spark.session.scratch import scratch_directory
+from aqueduck.state_files.scratch import scratch_directory
 
 __all__ = ["SOURCES", "register_sources"]
 

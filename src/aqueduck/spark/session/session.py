@@ -25,7 +25,7 @@ from aqueduck.config.secret_text import keep_secrets
 from aqueduck.model.errors import SparkStartError
 from aqueduck.spark.session.authentication import SECRET_FILE, authentication, open_to_strangers, unsecret
 from aqueduck.spark.session.java import find_java, make_shim
-from aqueduck.spark.session.scratch import scratch_directory
+from aqueduck.state_files.scratch import scratch_directory
 
 __all__ = ["build_session", "prepare_environment", "session_settings"]
 

@@ -1,5 +1,5 @@
 """
-A private directory of this process, for the sockets and files that Spark and its Python workers share.
+A private directory of this process, for what queries spill, and for the sockets and files that Spark and its Python workers share.
 
 Each process holds a lock on a file in its directory.  The next process removes directories that killed ones left behind.
 """
@@ -34,8 +34,13 @@ def scratch_directory(parent: str | None = None) -> Path:
         shutil.rmtree(left, ignore_errors=True)
     path = Path(tempfile.mkdtemp(prefix="aqueduck-", dir=home))
     _own(path)
-    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    atexit.register(_remove, path, os.getpid())
     return path
+
+
+def _remove(path: Path, maker: int) -> None:
+    if os.getpid() == maker:  # a process that it forked may end before it
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _own(directory: Path) -> None:

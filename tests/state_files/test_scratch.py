@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from aqueduck.spark.session.scratch import OWNER, scratch_directory
+from aqueduck.state_files.scratch import OWNER, scratch_directory
 
 PROGRAM = """
 import sys
-from aqueduck.spark.session.scratch import scratch_directory
+from aqueduck.state_files.scratch import scratch_directory
 print(scratch_directory(sys.argv[1]), flush=True)
 sys.stdin.readline()
 """
