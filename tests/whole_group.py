@@ -156,7 +156,7 @@ class WholeGroup:
                 direct_bytes_max=-1 if tasks else 1 << 40,
                 keep_truncated=[oid for oid, table in self.runner.tables.items() if table.mode.keeps],
             )
-            writer = self.runner.query._writer
+            writer = self.runner.query.writer
             self.runner.commit(
                 [(task, writer.write(task)) for task in planned], cuts[-1].position, cuts[-1].time_us
             )

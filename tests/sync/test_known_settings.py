@@ -102,7 +102,7 @@ def test_what_is_set_arrives_where_it_acts(db: Database, tmp_path: Path) -> None
         assert (settings.flush_interval_seconds, settings.poll_interval_seconds) == (0.25, 0.07)
         assert (settings.batch_bytes_max, settings.stage_bytes_max) == (1 << 25, 1 << 26)
         assert settings.fold_concurrency == 3
-        assert group.runner.query._writer.task_memory == group.runner.copier.settings.task_memory == 1 << 28
+        assert group.runner.query.writer.task_memory == group.runner.copier.settings.task_memory == 1 << 28
 
 
 def test_a_batch_is_folded_by_as_many_tasks_as_it_may_have(db: Database, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_batch_is_folded_by_as_many_tasks_as_it_may_have(db: Database, tmp_pat
         for most, partitions in [(1, [7]), (2, [4, 3]), (4, [2, 2, 1, 2]), (7, [1] * 7), (64, [1] * 7)]:
             settings = replace(group.runner.settings(0), fold_concurrency=most)
             settings.save(tmp_path / "settings.json")
-            reader = CaptureReader(str(tmp_path / "settings.json"), group.runner.query._writer.to_json())
+            reader = CaptureReader(str(tmp_path / "settings.json"), group.runner.query.writer.to_json())
             reader._running = _Staged([Cut(5, 6, tuple(segments), 0)]), None  # type: ignore[assignment]
             planned = reader.partitions({"position": 0}, {"position": 5})
             found = [p.tasks for p in planned if isinstance(p, FoldPartition)]
@@ -156,7 +156,7 @@ def test_a_task_has_the_memory_that_it_was_given(db: Database, tmp_path: Path) -
         group.copy()
         db.execute("update t set v = v || 'x'")
         tasks = _fold_tasks(group)
-        writer = group.runner.query._writer
+        writer = group.runner.query.writer
         with pytest.raises(LakeWriteError, match=r"out of memory .*task_memory"):
             [replace(writer, task_memory=1 << 20).write(task) for task in tasks]
         assert all(isinstance(writer.write(task), FoldedFiles) for task in tasks)

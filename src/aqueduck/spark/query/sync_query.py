@@ -36,7 +36,7 @@ class SyncQuery(WatchedQuery):
         self, spark: SparkSession, run_dir: Path, writer: FoldTaskWriter, commit: CommitTasks
     ) -> None:
         super().__init__(spark, run_dir, CaptureSource, collect=self._folded, finish=self._committed)
-        self._writer = writer
+        self.writer = writer
         self._commit = commit
         self.fold_seconds = 0.0
         """Duration of the last batch's job."""
@@ -44,7 +44,7 @@ class SyncQuery(WatchedQuery):
     def start(self, settings: CaptureSettings, *, once: bool = False) -> None:
         """Start at `settings.position`; with `once`, end when everything committed by now is in the lake."""
         settings.save(self._settings_file)
-        self._start(self._writer.to_json(), once=once)
+        self._start(self.writer.to_json(), once=once)
 
     def _folded(self, batch: DataFrame) -> list[Any]:
         began = time.monotonic()
