@@ -176,7 +176,7 @@ def test_a_listed_value_in_another_spelling_ends_what_the_pattern_made(
 
 
 def test_a_row_that_names_an_unset_variable_is_left_out(fan: Fan, serve: Serve) -> None:
-    """P-F14: at the start and while it runs, the row is reported by the variable's name, also by `verify`, and the others are served."""
+    """P-F14, P-T07: the row is reported by the variable's name, also by `verify` and `run --once`; the others are served."""
     unset = {"id": "three", "routing_value": "p", "catalog_env": "NOT_SET", "data_path": "/srv/three/"}
     tenants(fan, unset)
     service = serve(destinations_table="tenants")
@@ -196,6 +196,8 @@ def test_a_row_that_names_an_unset_variable_is_left_out(fan: Fan, serve: Serve) 
     assert "NOT_SET" in told["four"][1]
     [only] = verify_destinations(service.config, env={}, only=["three"])
     assert only.verdict == "not compared"
+    with pytest.raises(LakeWriteError, match=r"2 destinations could not be written: .*NOT_SET"):
+        fanout_run.run_once(service, threading.Event())
 
 
 @pytest.fixture

@@ -26,11 +26,27 @@ from aqueduck.model.routing import TRIES
 from aqueduck.state_files.destinations import DestinationsFile, state_path
 from aqueduck.web.server import serve
 
-__all__ = ["catch_up", "fanout_state", "follow", "main_lane", "reload_file", "run_fanout", "side_lane"]
+__all__ = [
+    "catch_up",
+    "fanout_state",
+    "follow",
+    "main_lane",
+    "reload_file",
+    "run_fanout",
+    "run_once",
+    "side_lane",
+]
 
 log = structlog.get_logger()
 
 TURN_SECONDS = 0.5
+
+
+def run_once(service: FanoutService, stopping: threading.Event) -> None:
+    """`aqueduck run --once`: catch up, then raise if a row of the table or a value of the pattern was left out."""
+    catch_up(service, stopping)
+    if service.status.left_out:
+        raise LakeWriteError(_failures(service.status.left_out))
 
 
 def catch_up(service: FanoutService, stopping: threading.Event) -> None:
@@ -168,7 +184,7 @@ def _run(
         service.prepare()
         log.info("fan-out started", destinations=len(service.served), instance=service.config.instance.id)
         if once:
-            catch_up(service, stopping)
+            run_once(service, stopping)
             return
         with serve(service.config.server, FanoutOverviews(service), None):
             follow(service, stopping, reload, path)
