@@ -103,6 +103,12 @@ def test_the_systemd_unit_gives_numba_a_place_that_it_may_write() -> None:
     assert f"Environment=NUMBA_CACHE_DIR=/var/cache/{cache}\n" in text
 
 
+def test_the_systemd_unit_keeps_files_private_and_allows_enough_of_them() -> None:
+    """Stage and lake are for its user alone, and connections of strangers leave descriptors for the service."""
+    lines = (DEPLOY / "systemd" / "aqueduck.service").read_text().splitlines()
+    assert {"UMask=0077", "LimitNOFILE=65536"} <= set(lines)
+
+
 def test_the_image_compiles_the_kernels_that_make_compiles() -> None:
     """A start of a container waits for no compiler."""
     warmed = {

@@ -227,6 +227,40 @@ def test_tables_are_checked_one_by_one(shop: Database, tmp_path: Path) -> None:
     assert "does not exist" in failed["table public.missing"].detail
 
 
+@pytest.mark.parametrize(
+    "used",
+    [
+        "create index on public.orders (id) where public.looks(1)",
+        "create statistics public.s on (public.looks(2)::int + id), (id * 2) from public.orders",
+        "create operator public.### (function = public.looks, rightarg = int);"
+        "create index on public.orders (id) where operator(public.###) 1",
+    ],
+    ids=["index", "statistics", "operator"],
+)
+def test_functions_that_run_as_the_service_are_noted(
+    shop: Database, role: str, tmp_path: Path, used: str
+) -> None:
+    """The attack: an immutable function in an index looks who reads the table, and runs as the service when it plans its query."""
+    shop.execute(
+        f"""
+        create function public.looks(int) returns bool immutable language plpgsql as $$ begin return true; end $$;
+        {used}
+        """
+    )
+    [mine] = [
+        r for r in run_checks(config_for(shop.dsn, tmp_path, "orders")) if r.name == "table public.orders"
+    ]
+    assert "NOTE" not in mine.detail
+    shop.execute(f'alter function public.looks owner to "{role}"')
+    [noted] = [
+        r
+        for r in run_checks(config_for(shop.service_dsn, tmp_path, "orders"))
+        if r.name == "table public.orders"
+    ]
+    assert noted.ok
+    assert f"public.looks of {role}" in noted.detail
+
+
 def test_an_identity_that_would_break_updates_is_reported(shop: Database, tmp_path: Path) -> None:
     """P-S02: with REPLICA IDENTITY NOTHING publishing would make the application fail."""
     shop.execute("alter table orders replica identity nothing")

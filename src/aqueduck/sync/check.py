@@ -24,6 +24,7 @@ from aqueduck.model.errors import (
     SlotLimitError,
 )
 from aqueduck.model.schema import TableName, TableSchema
+from aqueduck.postgres.catalog.reader_functions import foreign_functions
 from aqueduck.postgres.catalog.row_security import refuse_row_security
 from aqueduck.postgres.catalog.tables import describe_table
 from aqueduck.postgres.publications.ownership import (
@@ -287,6 +288,8 @@ def _check_table(
     refuse_row_security(conn, table)
     key = f"key {', '.join(in_lake.key)}" if in_lake.key else "no key"
     note = ", its replica identity will be set to full" if needs_identity else ""
+    if functions := foreign_functions(conn, table):
+        note += f"; NOTE: its indexes or statistics call {', '.join(functions)}, which can run with the rights of {role}"
     return f"{len(in_lake.columns)} columns, {key}{note}"
 
 
