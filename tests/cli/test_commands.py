@@ -309,6 +309,6 @@ def test_the_help_is_grouped_and_has_examples(run: Cli) -> None:
     code, out, _ = run("--help")
     assert code == 0
     assert out.index("Set up") < out.index("check") < out.index("Run and watch") < out.index("status")
-    assert "aqueduck status --watch" in out.partition("Examples:")[2]
+    assert "aqueduck new --dsn" in out.partition("Examples:")[2]
     assert "docs/cli.md" in out
     assert "aqueduck tables retry public.orders" in run("tables", "--help")[1].partition("Examples:")[2]

@@ -32,8 +32,19 @@ ORDER = (
     "--version", "init", "check", "run --once", "tables", "run", "status", "verify", "asof", "maintain", "slots", "tail",
     "bench",
 )  # fmt: skip
-ELSEWHERE = {"demo", "test_decoding"}
-"""Run by tests/test_dist.py, from an installed wheel, and by tests/postgres/decode/test_text_rows.py, on a server that has the plugin."""
+ELSEWHERE = {
+    "demo",
+    "test_decoding",
+    "new",
+    "uninstall",
+    "--watch",
+    "--install-completion",
+    "--show-completion",
+}
+"""
+Run by tests/test_dist.py, from an installed wheel, by tests/postgres/decode/test_text_rows.py, on a server that has the
+plugin, by tests/sync/setup and by tests/cli/test_watching.py.
+"""
 WITHOUT_FILE = {"--version", "slots", "tail", "bench"}
 SHOP = """
     create table orders (id bigint generated always as identity primary key, country text, total numeric(10, 2));

@@ -1,9 +1,9 @@
 """
 The command line: parses arguments, calls the code that does the work, prints the result.
 
-Families of commands have their own modules: `registry_commands` (tables, groups, settings) and
-`events_commands` (tail, slots). Every error is one line on stderr and an exit code: 2 for configuration, 1
-for everything else. `--json` changes only stdout.
+Families of commands have their own modules: `setup_commands` (new, init, check, uninstall),
+`registry_commands` (tables, groups, settings) and `events_commands` (tail, slots). Every error is one line on
+stderr and an exit code: 2 for configuration, 1 for everything else. `--json` changes only stdout.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from rich.console import Console
 from aqueduck import __version__
 from aqueduck.cli.events_commands import add_events_commands
 from aqueduck.cli.help_texts import add_examples
-from aqueduck.cli.options import CONFIG, ConfigFile, Json, Log, out
+from aqueduck.cli.options import CONFIG, Adopt, ConfigFile, Json, Log, out
 from aqueduck.cli.registry_commands import add_registry_commands, read_rows
+from aqueduck.cli.setup_commands import add_setup_commands
 from aqueduck.config.fanout import file_is_fanout, load_fanout
 from aqueduck.model.errors import ConfigError, own_error
 from aqueduck.state_files.private_files import restrict_new_files
@@ -39,8 +40,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-SETUP, OPERATE, TRY = "Set up", "Run and watch", "Try and measure"
-"""The parts of the list of commands."""
+OPERATE, TRY = "Run and watch", "Try and measure"
+"""Parts of the list of commands."""
 
 
 @app.callback()
@@ -56,63 +57,7 @@ def _common(
         raise typer.Exit
 
 
-Adopt = Annotated[
-    bool,
-    typer.Option(
-        "--adopt", help="Take over slots, publications and lake tables that Aqueduck did not create."
-    ),
-]
-
-
-@app.command(rich_help_panel=SETUP)
-def init(config: ConfigFile = CONFIG, adopt: Adopt = False, as_json: Json = False) -> None:
-    """Create publication, slot and lake, or the lakes of a fan-out; leave alone what is already right."""
-    from aqueduck.cli.show import print_json
-    from aqueduck.config.events import load_events
-    from aqueduck.config.sync import load_config
-    from aqueduck.sync.prepare import prepare
-
-    if (events := load_events(config)) is not None:
-        from aqueduck.events.run import init_events
-
-        lines = iter([init_events(events)])
-    elif file_is_fanout(config):
-        from aqueduck.fanout.check import init_fanout
-
-        lines = init_fanout(load_fanout(config))
-    else:
-        lines = prepare(load_config(config), adopt=adopt)
-    if as_json:
-        print_json({"prepared": list(lines)})
-        return
-    for line in lines:
-        out.print(line, highlight=False)
-
-
-@app.command(rich_help_panel=SETUP)
-def check(config: ConfigFile = CONFIG, as_json: Json = False) -> None:
-    """Test what the file requires and print the statement that fixes each problem."""
-    from aqueduck.cli.show import print_json, show_checks
-    from aqueduck.config.events import load_events
-    from aqueduck.config.sync import load_config
-    from aqueduck.events.check import run_event_checks
-    from aqueduck.sync.check import run_checks
-
-    if (events := load_events(config)) is not None:
-        results = run_event_checks(events)
-    elif file_is_fanout(config):
-        from aqueduck.fanout.check import run_fanout_checks
-
-        results = run_fanout_checks(load_fanout(config))
-    else:
-        results = run_checks(load_config(config))
-    if as_json:
-        print_json([{"name": r.name, "ok": r.ok, "detail": r.detail, "fix": r.fix} for r in results])
-    else:
-        show_checks(out, results)
-    failed = [r for r in results if not r.ok]
-    if failed:
-        raise typer.Exit(failed[0].error.exit_code if failed[0].error else 1)
+add_setup_commands(app)
 
 
 @app.command(rich_help_panel=OPERATE)

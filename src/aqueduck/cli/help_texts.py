@@ -13,20 +13,24 @@ __all__ = ["EXAMPLES", "add_examples"]
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": (
+        'aqueduck new --dsn "host=db.example dbname=shop user=aqueduck"',
         "aqueduck check",
         "aqueduck run",
-        "aqueduck status --watch",
     ),
     "asof": (
         "aqueduck asof --time 2026-05-01T12:00:00Z",
         "aqueduck asof --lsn 0/1A2B3C4 --json",
     ),
     "bench": ("aqueduck bench drain --json",),
-    "check": ("aqueduck check -c shop.yaml",),
+    "check": ("aqueduck check", "aqueduck check --fix-sql | psql"),
     "demo": ("aqueduck demo --seconds 60",),
     "groups": ("aqueduck groups create bulk", "aqueduck groups disable bulk"),
     "init": ("aqueduck init",),
     "maintain": ("aqueduck maintain --json",),
+    "new": (
+        'aqueduck new --dsn "host=db.example dbname=shop user=aqueduck"',
+        "aqueduck new --schema public -c shop.yaml",
+    ),
     "run": ("aqueduck run -c shop.yaml", "aqueduck run --once"),
     "settings": ("aqueduck settings set flush_interval_ms 500 --group default",),
     "slots": ("aqueduck slots list",),
@@ -37,6 +41,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "aqueduck tables retry public.orders",
     ),
     "tail": ("aqueduck tail --table public.orders --format pretty",),
+    "uninstall": ("aqueduck uninstall", "aqueduck uninstall --yes"),
     "verify": ("aqueduck verify --table public.orders", "aqueduck verify --deep --json"),
 }
 """Command lines by command; those of the whole program have no name."""

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from aqueduck.model.errors import ConfigError
 
-__all__ = ["CONFIG", "ConfigFile", "Dsn", "Json", "Log", "out"]
+__all__ = ["CONFIG", "Adopt", "ConfigFile", "Dsn", "Json", "Log", "out"]
 
 CONFIG = Path("aqueduck.yaml")
 """The configuration file if no option names one."""
@@ -62,3 +62,9 @@ Dsn = Annotated[
     typer.Option("--dsn", envvar="PG_DSN", help="The database, as libpq keywords or URI.", show_envvar=True),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Adopt = Annotated[
+    bool,
+    typer.Option(
+        "--adopt", help="Take over slots, publications and lake tables that Aqueduck did not create."
+    ),
+]

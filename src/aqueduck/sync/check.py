@@ -323,5 +323,5 @@ def _check_publication(conn: Connection, server: ServerInfo, group: GroupConfig,
 
 
 def _check_owner(conn: Connection, server: ServerInfo, group: GroupConfig, table: TableSchema) -> str:
-    refuse_foreign(conn, group.publication, table)
+    refuse_foreign(conn, group.publication, table, [wanted.source_table for wanted in group.tables])
     return f"{server.role} may publish it"

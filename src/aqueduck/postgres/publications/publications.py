@@ -103,7 +103,7 @@ def published_since(conn: Connection, name: str) -> dict[int, Sending]:
     return {oid: Sending((entry,), changed_by, owner) for oid, entry, changed_by, owner in rows}
 
 
-def create_publication_sql(name: str, tables: Sequence[TableSchema]) -> str:
+def create_publication_sql(name: str, tables: Sequence[TableSchema | TableName]) -> str:
     """The statement that creates the publication."""
     published = f" for table {_list(tables)}" if tables else ""
     return f"create publication {identifier(name)}{published} with ({_OPTIONS})"
@@ -139,14 +139,18 @@ def refuse_without_identity(table: TableSchema) -> None:
         )
 
 
-def refuse_foreign(conn: Connection, publication: str, table: TableSchema) -> None:
+def refuse_foreign(
+    conn: Connection, publication: str, table: TableSchema, group: Sequence[TableName]
+) -> None:
     """
     Refuse a table of another owner, because only the owner may publish it; a table that is already in the
-    publication is accepted.
+    publication is accepted. `group` are all tables that the publication is to have.
     """
     with translate_errors(f"read the owner of {table.qualified}", table.qualified, conn=conn):
         row = conn.execute(
-            "select r.rolname::text, r.rolsuper, current_user::text from pg_class c join pg_roles r on r.oid = c.relowner"
+            "select r.rolname::text, r.rolsuper, current_user::text,"
+            " exists (select from pg_publication where pubname = %(publication)s)"
+            " from pg_class c join pg_roles r on r.oid = c.relowner"
             " where c.oid = %(oid)s and not pg_has_role(c.relowner, 'usage') and not exists"
             " (select from pg_publication_rel l join pg_publication p on p.oid = l.prpubid"
             " where l.prrelid = c.oid and p.pubname = %(publication)s)",
@@ -154,15 +158,19 @@ def refuse_foreign(conn: Connection, publication: str, table: TableSchema) -> No
         ).fetchone()
     if row is None:
         return
-    owner, owner_is_superuser, role = row
+    owner, owner_is_superuser, role, exists = row
     # Membership leaves the table with its owner; never grant membership of a superuser.
-    fix = (
-        f"alter table {table_identifier(table)} owner to {identifier(role)}"
-        if owner_is_superuser
-        else f"grant {identifier(owner)} to {identifier(role)}"
-    )
+    fix = f"grant {identifier(owner)} to {identifier(role)}"
+    if owner_is_superuser:
+        by_owner = (
+            f"alter publication {identifier(publication)} set table {_list(group)}"
+            if exists
+            else create_publication_sql(publication, group)
+        )
+        fix = f"{by_owner}; -- as {owner}, and set publication_by: user for the group"
     raise PrivilegeError(
-        f"only the owner of a table may publish it, and {table.qualified} belongs to {owner}",
+        f"only the owner of a table may publish it, and {table.qualified} belongs to {owner}"
+        + (", a superuser" if owner_is_superuser else ""),
         hint=fix,
         table=table.qualified,
     )
@@ -176,12 +184,11 @@ def give_identity(conn: Connection, table: TableSchema) -> TableSchema:
     """
     if table.key or table.identity == "f":
         return table
-    with (
-        translate_errors(f"set the replica identity of {table.qualified}", table.qualified, conn=conn),
-        conn.transaction(),
-    ):
+    statement = f"alter table {table_identifier(table)} replica identity full"
+    what = f"set the replica identity of {table.qualified}"
+    with translate_errors(what, table.qualified, conn=conn, fix=statement), conn.transaction():
         conn.execute(f"set local lock_timeout = '{LOCK_SECONDS_MAX}s'".encode())
-        conn.execute(f"alter table {table_identifier(table)} replica identity full".encode())
+        conn.execute(statement.encode())
     log.info("replica identity set to full", table=table.qualified)
     return replace(table, identity="f")
 
@@ -252,7 +259,7 @@ def _set_tables(conn: Connection, name: str, found: _Publication, tables: Sequen
     conn.execute(create_publication_sql(name, ()).encode())
 
 
-def _list(tables: Sequence[TableSchema]) -> str:
+def _list(tables: Sequence[TableSchema | TableName]) -> str:
     # `only`: tables that inherit from ours are not ours.
     return ", ".join(f"only {table_identifier(table)}" for table in tables)
 

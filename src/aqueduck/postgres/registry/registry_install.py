@@ -38,6 +38,7 @@ __all__ = [
     "migrations",
     "monitor_grants",
     "registry_errors",
+    "statements",
 ]
 
 Connection = psycopg.Connection[Any]
@@ -234,6 +235,11 @@ def _look(conn: Connection) -> _Found:
         found = cursor.execute(_LOOK).fetchone()
     assert found is not None
     return found
+
+
+def statements() -> str:
+    """All statements that create or change the registry."""
+    return "".join([*migrations(), *_functions()])
 
 
 def migrations() -> list[str]:

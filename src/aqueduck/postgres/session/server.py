@@ -55,6 +55,8 @@ class ServerInfo:
     """Whether the role may create and read slots."""
     can_create_in_db: bool
     """Whether the role may create publications."""
+    restart_pending: bool = False
+    """Whether another `wal_level` is set, which the server takes at its next restart."""
 
 
 def read_server(conn: psycopg.Connection[Any]) -> ServerInfo:
@@ -64,12 +66,34 @@ def read_server(conn: psycopg.Connection[Any]) -> ServerInfo:
         conn.cursor(row_factory=dict_row) as cursor,
     ):
         row = cursor.execute(_QUERY).fetchone()
+        assert row is not None
+        pending = row["wal_level"] != "logical" and _wal_level_is_pending(conn)
+    return ServerInfo(**{**row, "current_lsn": parse_lsn(row["current_lsn"]), "restart_pending": pending})
+
+
+def _wal_level_is_pending(conn: psycopg.Connection[Any]) -> bool:
+    """
+    Whether another wal_level is in the server's files.
+
+    Every role sees it once the server has read its files again; before that, only a role that may read them.
+    """
+    pending, may_look = _row(conn, _PENDING)
+    return bool(pending or (may_look and _row(conn, _WRITTEN)[0]))
+
+
+def _row(conn: psycopg.Connection[Any], query: str) -> tuple[Any, ...]:
+    row = conn.execute(query.encode()).fetchone()
     assert row is not None
-    return ServerInfo(**{**row, "current_lsn": parse_lsn(row["current_lsn"])})
+    return tuple(row)
 
 
 def require_logical_wal(server: ServerInfo) -> None:
     """Refuse a server whose WAL lacks the information for logical decoding."""
+    if server.wal_level != "logical" and server.restart_pending:
+        raise WalLevelError(
+            f"wal_level is {server.wal_level}; another value is set, restart pending",
+            hint="restart the server",
+        )
     if server.wal_level != "logical":
         raise WalLevelError(
             f"wal_level is {server.wal_level}, not logical", hint=SET_WAL_LEVEL + THEN_RESTART
@@ -165,4 +189,16 @@ _QUERY = """
            ) as has_replication,
            has_database_privilege(current_database(), 'create') as can_create_in_db
     from pg_roles r where r.rolname = current_user
+"""
+
+_PENDING = """
+    select (select pending_restart from pg_settings where name = 'wal_level'),
+           has_table_privilege('pg_file_settings', 'select')
+           and has_function_privilege('pg_show_all_file_settings()', 'execute')
+"""
+
+# The last value counts.
+_WRITTEN = """
+    select coalesce((select setting = 'logical' from pg_file_settings where name = 'wal_level'
+                     order by seqno desc limit 1), false)
 """

@@ -95,7 +95,7 @@ def describe_tables(
             refuse_without_columns(schema)
             refuse_row_security(conn, schema)
             if not group.users_publication:
-                refuse_foreign(conn, group.publication, schema)
+                refuse_foreign(conn, group.publication, schema, [t.source_table for t in group.tables])
             if mode.follows_keys:
                 refuse_without_key(schema, mode.name)
             if not mode.needs_key:
