@@ -24,6 +24,7 @@ from aqueduck.overview.values import FlowOverview
 from aqueduck.postgres.capture.capture import Capture
 from aqueduck.postgres.capture.capture_settings import CaptureSettings
 from aqueduck.postgres.capture.stage import Stage
+from aqueduck.postgres.session.server import flushed_position
 from aqueduck.sync.overview import SyncOverviews
 from aqueduck.sync.service import SyncService
 from tests.fix_postgres import Database, wait_until
@@ -40,13 +41,13 @@ class LocalQuery:
         self.fold_seconds = 0.0
 
     def start(self, settings: CaptureSettings, *, once: bool = False) -> None:
-        assert not once
         self._failure = None
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(settings, self._stopping), daemon=True)
+        end = flushed_position(settings.dsn) if once else None
+        self._thread = threading.Thread(target=self._run, args=(settings, self._stopping, end), daemon=True)
         self._thread.start()
 
-    def _run(self, settings: CaptureSettings, stopping: threading.Event) -> None:
+    def _run(self, settings: CaptureSettings, stopping: threading.Event, end: int | None) -> None:
         position = settings.position
         stage = Stage(self._directory / "stage", segment_bytes=1 << 20, bytes_max=1 << 30, position=position)
         capture = Capture(settings, stage)
@@ -54,6 +55,9 @@ class LocalQuery:
         try:
             while not stopping.wait(0.02):
                 capture.check()
+                if end is not None:
+                    capture.ask_position()
+                seen = capture.seen
                 with stage.changed:
                     stage.cut()
                     cuts = stage.between(position, 1 << 62)
@@ -66,6 +70,8 @@ class LocalQuery:
                     )
                     position = cuts[-1].position
                     stage.release(position)
+                if end is not None and seen >= end:
+                    return
         except BaseException as exc:  # noqa: BLE001 - raised by `check`
             self._failure = exc
         finally:
@@ -74,6 +80,11 @@ class LocalQuery:
     @property
     def active(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
+
+    def wait(self, seconds: float) -> bool:
+        assert self._thread is not None
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def check(self) -> None:
         if self._failure is not None and not self.active:
@@ -85,7 +96,7 @@ class LocalQuery:
             self._thread.join(timeout=20)
 
 
-class _NoSpark:
+class NoSpark:
     def stop(self) -> None:
         pass
 
@@ -113,7 +124,7 @@ class LocalService:
 
     def __init__(self, db: Database, config: SyncConfig) -> None:
         self.db, self.config = db, config
-        self.service = SyncService(config, spark=_NoSpark())
+        self.service = SyncService(config, spark=NoSpark())
         self.error: BaseException | None = None
         self.looks = 0
         """How often the loop has looked at what is wanted, with or without an answer."""

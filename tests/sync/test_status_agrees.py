@@ -19,10 +19,12 @@ import pytest
 
 from aqueduck.cli import commands as cli
 from aqueduck.config.server import ServerConfig
+from aqueduck.model.errors import NoKeyError
 from aqueduck.sync.overview import SyncOverviews
+from aqueduck.sync.service import SyncService
 from aqueduck.web.server import serve
 from tests.fix_postgres import Database, wait_until
-from tests.local_service import LocalService, local_config, local_service
+from tests.local_service import LocalService, NoSpark, local_config, local_service
 
 pytestmark = pytest.mark.usefixtures("without_spark")
 
@@ -239,3 +241,21 @@ def test_a_lake_that_takes_nothing_is_not_shown_as_streamed_into(
             asker.agree({"public.t": ("CATCHUP", None)})
         asker.agree({"public.t": ("STREAMING", None)})
         asker.service.wait_same("t")
+
+
+def test_a_run_that_ends_says_that_a_table_is_errored(db: Database, tmp_path: Path) -> None:
+    """P-T01: `run --once` ends with the error of a table that could not be added; the others are complete."""
+    db.execute(
+        "create table keyless (id int); create table well (id int primary key); insert into well values (1)"
+    )
+    service = SyncService(
+        local_config(db, tmp_path, {"test": ["public.keyless", "public.well"]}), spark=NoSpark()
+    )
+    try:
+        service.prepare()
+        service.start(once=True)
+        with pytest.raises(NoKeyError):
+            service.run_once(threading.Event())
+        assert service.query_lake("select id from lake.main.well")[0] == [(1,)]
+    finally:
+        service.stop()

@@ -26,6 +26,7 @@ __all__ = [
     "observe_group",
     "observe_table",
     "observe_tables",
+    "raise_errored_table",
     "stream_error",
     "table_error",
     "table_state",
@@ -94,6 +95,15 @@ def table_error(runner: GroupRunner, oid: int) -> str | None:
     if table_state(runner, oid) is not SyncState.ERRORED:
         return None
     return runner.states[oid].error or str(stream_error(runner, oid))
+
+
+def raise_errored_table(runner: GroupRunner) -> None:
+    """For a run that ends: raise the error of a table that could not be added, or that is shown as errored."""
+    for error in runner.book.refused.values():
+        raise error
+    for oid in runner.tables:
+        if table_state(runner, oid) is SyncState.ERRORED and (text := table_error(runner, oid)):
+            raise AqueduckError.from_text(text) or AqueduckError(text)
 
 
 def observe_group(runner: GroupRunner, id: int) -> GroupObservation:  # noqa: A002 - the registry's name

@@ -49,7 +49,7 @@ from aqueduck.sync.control import Wanted, inline_limits, open_control
 from aqueduck.sync.copying.copy_journal import journaled_files, journals_of
 from aqueduck.sync.groups.group import GroupRunner
 from aqueduck.sync.maintain import Maintainer
-from aqueduck.sync.observe import observe_tables
+from aqueduck.sync.observe import observe_tables, raise_errored_table
 from aqueduck.sync.overview import SyncOverviews
 from aqueduck.sync.prepare import PreparedGroup, prepare_group
 from aqueduck.sync.reconcile import Reconciler, switch_tables
@@ -365,6 +365,7 @@ class SyncService:
             try:
                 if not self._run_to_its_end(runner, stopping):
                     return
+                raise_errored_table(runner)
             except AqueduckError as exc:  # let the other groups catch up
                 failed.append(exc)
                 runner.failed(exc, retries=True)
