@@ -188,4 +188,4 @@ def _commit_versions(
         table=schema.qualified,
     )
     _end_missing(session, state, schema, copy, schema.columns)
-    insert_rows(session, state.target, "aqueduck_copied", group=group)
+    insert_rows(session, state.target, "aqueduck_copied", group=group, mode=state.mode)

@@ -34,6 +34,8 @@ CATALOG_TABLES = frozenset(
         "ducklake_schema",
         "ducklake_snapshot",
         "ducklake_snapshot_changes",
+        "ducklake_sort_expression",
+        "ducklake_sort_info",
         "ducklake_table",
         "ducklake_table_column_stats",
         "ducklake_table_stats",

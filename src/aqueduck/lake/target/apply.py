@@ -11,6 +11,8 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
+import structlog
+
 from aqueduck.lake.fold.fold import Fold
 from aqueduck.lake.fold.keyless import delete_rows
 from aqueduck.lake.fold.projected import lost_value
@@ -26,6 +28,7 @@ from aqueduck.lake.target.evolve import holds, stored_columns
 from aqueduck.lake.target.inlined import inlining
 from aqueduck.lake.target.inserts import insert_and_sync
 from aqueduck.lake.target.mode_rows import current_rows, end_rows, own_rows, source_tag
+from aqueduck.lake.target.reshape import reshape
 from aqueduck.model.columns.projection import filters_rows
 from aqueduck.model.columns.typemap import lake_type
 from aqueduck.model.errors import SchemaChangeError
@@ -43,6 +46,9 @@ __all__ = [
     "make_target",
     "refuse_names",
 ]
+
+
+log = structlog.get_logger()
 
 
 def ensure_target(
@@ -136,14 +142,15 @@ def _refuse_names_that_differ_by_case(target: TableName, schema: TableSchema) ->
 
 
 def empty_target(session: LakeSession, target: TableName, schema: TableSchema) -> bool:
-    """Empty the target for a new copy; if its columns differ from `schema`, recreate it and return True."""
-    if stored_columns(session, target) != _expected(schema, UPSERT):
-        session.execute(f"drop table {lake_table(target)}", doing="making the target", table=target.qualified)
-        session.memory.targets.pop(target, None)
-        ensure_target(session, target, schema)
-        return True
+    """Empty the target for a new copy and give it the columns of `schema`; returns whether it had to be recreated."""
     session.execute(f"delete from {lake_table(target)}", doing="emptying the target", table=target.qualified)
-    return False
+    if stored_columns(session, target) == _expected(schema, UPSERT) or reshape(session, target, schema):
+        return False
+    log.warning("a lake table was created anew; comments and options are lost", table=target.qualified)
+    session.execute(f"drop table {lake_table(target)}", doing="making the target", table=target.qualified)
+    session.memory.targets.pop(target, None)
+    ensure_target(session, target, schema)
+    return True
 
 
 def apply_fold(
@@ -175,7 +182,7 @@ def apply_fold(
         delete_keys(session, target, schema, "aqueduck_keys", own_rows(mode))
     if fold.ends is not None:
         end_rows(session, target, _same_key(schema, "k.k"), mode, "aqueduck_ends")
-    insert_rows(session, target, "aqueduck_rows", group=group)
+    insert_rows(session, target, "aqueduck_rows", group=group, mode=mode)
 
 
 def apply_files(
@@ -199,7 +206,7 @@ def apply_files(
         end_rows(session, target, _same_key(schema, "k.k"), mode, f"read_parquet({string_list(ends)})")
     add_files(session, target, data, mode)
     if patches:
-        insert_rows(session, target, "aqueduck_patched", group=group)
+        insert_rows(session, target, "aqueduck_patched", group=group, mode=mode)
 
 
 def fetch_patches(
@@ -242,7 +249,9 @@ def delete_keys(
     )
 
 
-def insert_rows(session: LakeSession, target: TableName, rows: str, *, group: str | None = None) -> None:
+def insert_rows(
+    session: LakeSession, target: TableName, rows: str, *, group: str | None = None, mode: TableMode = UPSERT
+) -> None:
     """Insert rows into a table, matching columns by name."""
     [[count]] = session.execute(f"select count(*) from {rows}")
     if count == 0:
@@ -257,7 +266,7 @@ def insert_rows(session: LakeSession, target: TableName, rows: str, *, group: st
     files = write_files(
         session.con, f"from {rows}", table_directory(session, target), name, table=target.qualified
     )
-    add_files(session, target, [file.path for file in files])
+    add_files(session, target, [file.path for file in files], mode)
 
 
 def insert_inlined(session: LakeSession, target: TableName, rows: str, count: int) -> None:
