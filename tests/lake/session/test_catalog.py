@@ -18,7 +18,7 @@ from aqueduck.model.errors import (
     DataPathError,
     LakeBusyError,
     LakeError,
-    LakeWriteError,
+    LakeFileMissingError,
 )
 from tests.fix_lake import Lake
 
@@ -201,7 +201,7 @@ def test_names_and_values_are_quoted() -> None:
 def test_a_file_of_the_lake_that_is_gone_is_said_with_the_way_out(tmp_path: Path) -> None:
     """Retried, as the files may come back; the message has no path, and the hint both ways."""
     with (
-        pytest.raises(LakeWriteError, match="reading did not find a file of the lake") as caught,
+        pytest.raises(LakeFileMissingError, match="reading did not find a file of the lake") as caught,
         lake_errors("reading", table="main.t"),
     ):
         duckdb.sql(f"from read_parquet('{tmp_path}/gone.parquet')")

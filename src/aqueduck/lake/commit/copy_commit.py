@@ -43,13 +43,14 @@ def commit_copy(
     parked: Sequence[SegmentRef],
     *,
     target_uuid: str | None = None,
+    anew: bool = False,
 ) -> TableState:
     """
     Inside a transaction: fill the target; returns the state to write.
 
-    An existing target must have `target_uuid`: see `check_place`.  If there are several sessions, or if the last
-    one's visibility is not only a position, the lake must have (parked) every change that was committed before the last
-    session's position.
+    An existing target must have `target_uuid`: see `check_place`; with `anew`, it is replaced by a new table.  If there
+    are several sessions, or if the last one's visibility is not only a position, the lake must have (parked) every change
+    that was committed before the last session's position.
     """
     visibility = sessions[-1].visibility
     for segment in parked:
@@ -64,7 +65,7 @@ def commit_copy(
     with inlining(session, filled.target, schema):
         make_target(session, filled.target, schema, filled.mode)
         if filled.mode.plain:
-            if empty_target(session, filled.target, schema):
+            if empty_target(session, filled.target, schema, anew=anew):
                 filled = replace(filled, target_uuid=None)
         elif not clear_for_copy(session, group, filled, parked, sessions):
             return replay_parked(session, group, filled, parked, visibility=visibility)

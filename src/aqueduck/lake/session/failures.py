@@ -20,6 +20,7 @@ from aqueduck.model.errors import (
     CatalogUnreachableError,
     DataPathError,
     LakeBusyError,
+    LakeFileMissingError,
     LakeWriteError,
     ValueCastError,
 )
@@ -124,10 +125,11 @@ def classify(exc: duckdb.Error, doing: str, *, table: str | None = None) -> Aque
         return DataPathError(f"{doing} could not write to the lake's storage", hint=hint, table=table)
     if isinstance(exc, duckdb.IOException) and any(words in text for words in _GONE):
         hint = (
-            "restore the files below lake.data_path; if they are lost, copy the table into a new one:"
-            " aqueduck tables remove -c FILE TABLE --drop-target, then tables add"
+            "restore the files below lake.data_path, and the table continues; if they are lost, re-copy the table:"
+            " aqueduck tables resync -c FILE TABLE; if its mode keeps the past: aqueduck tables remove -c FILE TABLE"
+            " --drop-target, then tables add"
         )
-        return LakeWriteError(f"{doing} did not find a file of the lake", hint=hint, table=table)
+        return LakeFileMissingError(f"{doing} did not find a file of the lake", hint=hint, table=table)
     if isinstance(exc, duckdb.OutOfMemoryException):
         hint = "increase the group's task_memory, or add memory to the machine"
         return LakeWriteError(f"{doing} ran out of memory", hint=hint, table=table)

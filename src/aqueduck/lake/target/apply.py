@@ -141,11 +141,18 @@ def _refuse_names_that_differ_by_case(target: TableName, schema: TableSchema) ->
             )
 
 
-def empty_target(session: LakeSession, target: TableName, schema: TableSchema) -> bool:
-    """Empty the target for a new copy and give it the columns of `schema`; returns whether it had to be recreated."""
-    session.execute(f"delete from {lake_table(target)}", doing="emptying the target", table=target.qualified)
-    if stored_columns(session, target) == _expected(schema, UPSERT) or reshape(session, target, schema):
-        return False
+def empty_target(session: LakeSession, target: TableName, schema: TableSchema, *, anew: bool = False) -> bool:
+    """
+    Empty the target for a new copy and give it the columns of `schema`; returns whether it was recreated.
+
+    It has to be if no column remains, or with `anew`: DuckLake reads the files of a table to empty it, and some are lost.
+    """
+    if not anew:
+        session.execute(
+            f"delete from {lake_table(target)}", doing="emptying the target", table=target.qualified
+        )
+        if stored_columns(session, target) == _expected(schema, UPSERT) or reshape(session, target, schema):
+            return False
     log.warning("a lake table was created anew; comments and options are lost", table=target.qualified)
     session.execute(f"drop table {lake_table(target)}", doing="making the target", table=target.qualified)
     session.memory.targets.pop(target, None)

@@ -30,6 +30,7 @@ Everything Aqueduck raises on purpose: by subject in the modules of this package
     │   ├── EncryptedLakeError       lake.encrypted
     │   ├── LakeBusyError            lake.conflict       retried
     │   ├── LakeWriteError           lake.write          retried
+    │   │   └── LakeFileMissingError lake.file_missing   retried
     │   ├── ValueCastError           lake.value
     │   ├── LakeTypeError            lake.type
     │   ├── SchemaChangeError        lake.schema_change
@@ -115,6 +116,7 @@ from aqueduck.model.errors.lake import (
     ForeignTargetError,
     LakeBusyError,
     LakeError,
+    LakeFileMissingError,
     LakeTableMissingError,
     LakeTypeError,
     LakeVersionError,
@@ -187,6 +189,7 @@ __all__ = [
     "HttpError",
     "LakeBusyError",
     "LakeError",
+    "LakeFileMissingError",
     "LakeTableMissingError",
     "LakeTypeError",
     "LakeVersionError",

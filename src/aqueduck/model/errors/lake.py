@@ -12,6 +12,7 @@ __all__ = [
     "ForeignTargetError",
     "LakeBusyError",
     "LakeError",
+    "LakeFileMissingError",
     "LakeTableMissingError",
     "LakeTypeError",
     "LakeVersionError",
@@ -69,6 +70,12 @@ class LakeWriteError(LakeError):
 
     code = "lake.write"
     retry = Retry.AUTO
+
+
+class LakeFileMissingError(LakeWriteError):
+    """A data file of the lake does not exist any more."""
+
+    code = "lake.file_missing"
 
 
 class ValueCastError(LakeError):

@@ -23,7 +23,7 @@ from aqueduck.lake.target.apply import check_target
 from aqueduck.lake.target.places import check_place, with_places
 from aqueduck.lake.upkeep.statistics import settle_statistics
 from aqueduck.model.changes import SegmentRef
-from aqueduck.model.errors import CopyDisturbedError, LakeError
+from aqueduck.model.errors import CopyDisturbedError, LakeError, LakeFileMissingError
 from aqueduck.model.schema import TableName, lsn_text
 from aqueduck.sync.copying.copy_journal import forget_journal
 from aqueduck.sync.copying.copy_reader import ReadTables
@@ -55,11 +55,13 @@ class CopyCommits:
                 parked[copy.state.oid] = self._numbered(copy, parked[copy.state.oid])
             self._unsure.update(oids)
             with unsealed(book.lake, parked, book.unsealed) as readable:
-                written = transact(
-                    book.lake,
-                    lambda: self._write(read, readable),
-                    happened=lambda done: self._in_lake([state for state, _ in done]),
-                )
+                try:
+                    written = self._transact(read, readable)
+                except LakeFileMissingError:
+                    if len(copies) > 1:  # each is copied alone then
+                        raise
+                    book.lake.reopen()
+                    written = self._transact(read, readable, anew=True)
             self._unsure.difference_update(oids)
             states = [state for state, _ in written]
             book.written(states)
@@ -76,8 +78,17 @@ class CopyCommits:
         fresh = iter(self._versions.after(copy.schema, [s for s in parked if not visibility.shows_all(s)]))
         return [s if visibility.shows_all(s) else next(fresh) for s in parked]
 
+    def _transact(
+        self, read: ReadTables, parked: Mapping[int, Sequence[SegmentRef]], *, anew: bool = False
+    ) -> list[tuple[TableState, int]]:
+        return transact(
+            self._book.lake,
+            lambda: self._write(read, parked, anew),
+            happened=lambda done: self._in_lake([state for state, _ in done]),
+        )
+
     def _write(
-        self, read: ReadTables, parked: Mapping[int, Sequence[SegmentRef]]
+        self, read: ReadTables, parked: Mapping[int, Sequence[SegmentRef]], anew: bool
     ) -> list[tuple[TableState, int]]:
         """Inside a transaction: each table's new state, and the rows of its copy."""
         book, copies = self._book, read.copies
@@ -97,6 +108,7 @@ class CopyCommits:
                 ],
                 parked[oid],
                 target_uuid=copy.target_uuid,
+                anew=anew,
             )
             if copy.marks is not None:
                 write_marks(book.lake, book.group, oid, copy.marks)
