@@ -20,7 +20,9 @@ from aqueduck.lake.ledger.progress import Position, write_position
 from aqueduck.lake.ledger.table_states import TableState, ensure_table_states
 from aqueduck.lake.session.catalog import open_lake
 from aqueduck.lake.session.directories import table_directory
+from aqueduck.lake.session.sql import lake_table
 from aqueduck.lake.target.apply import add_files, empty_target, ensure_target
+from aqueduck.lake.target.places import known_layout, notice_changes
 from aqueduck.model.batches import plan_fold_tasks
 from aqueduck.model.schema import TableName, TableSchema, parse_lsn
 from aqueduck.postgres.capture.capture import Capture
@@ -134,7 +136,19 @@ class Flow:
         places = [
             (s, table_directory(self.session, self.states[s.oid].target)) for s in self.schemas.values()
         ]
-        write_tables(self.directory / "tables.json", places)
+        notice_changes(self.session)
+        layouts = {oid: known_layout(self.session, state.target) for oid, state in self.states.items()}
+        write_tables(self.directory / "tables.json", places, layouts=layouts)
+
+    def lay_out(self, table: str, *changes: str) -> None:
+        """Alter the layout of a table's two targets, as people do; tasks are told of it."""
+        for schema in ("stream", "copied"):
+            target = TableName(schema, table)
+            with self.session.transaction():
+                ensure_target(self.session, target, self.schemas[table])
+            for change in changes:
+                self.session.execute(f"alter table {lake_table(target)} {change}")
+        self._write_tables()
 
     def copy(self, table: str, *, chunk_bytes: int = 8192) -> None:
         """Copy a table into its target of copies, which is emptied first."""
@@ -151,6 +165,7 @@ class Flow:
                             reader.rows(schema, chunk), schema,
                             data_path=self.lake.data_path, directory=table_directory(self.session, target),
                             name=f"aqueduck-{GROUP}-copy{next(_numbers)}", chunk=chunk.number,
+                            layout=known_layout(self.session, target),
                         )
                         for chunk in plan_chunks(conn, schema, chunk_bytes=chunk_bytes)
                     ]  # fmt: skip
@@ -158,7 +173,7 @@ class Flow:
                 snapshot.close()
         with self.session.transaction():
             empty_target(self.session, target, schema)
-            add_files(self.session, target, [file.path for file in files if file.path])
+            add_files(self.session, target, [path for file in files for path in file.paths])
 
     def read(self, statement: str) -> list[tuple[Any, ...]]:
         """What an independent observer sees in the lake."""

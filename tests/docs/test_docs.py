@@ -206,6 +206,7 @@ WHOLE = {
     "docs/how-to/add-a-table.md": "tests/docs/test_howtos.py",
     "docs/how-to/alerting.md": "tests/docs/test_howtos.py",
     "docs/how-to/query-the-lake.md": "tests/docs/test_tutorials.py",
+    "docs/layout.md": "tests/lake/target/test_layouts.py",
     "docs/modes.md": "tests/sync/modes/test_modes.py",
     "docs/operations.md": "tests/docs/test_run.py",
     "docs/spark.md": "tests/spark/formats/test_sources.py",

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from aqueduck.model.layout import PLAIN, TableLayout
 from aqueduck.model.modes import UPSERT, TableMode
 from aqueduck.model.schema import TableSchema, lsn_text, parse_lsn
 
@@ -26,6 +27,7 @@ __all__ = [
     "file_stamp",
     "read_confirmation",
     "read_durable",
+    "read_layout",
     "read_modes",
     "read_report",
     "read_sendings",
@@ -168,11 +170,17 @@ def write_tables(
     path: Path,
     tables: Iterable[tuple[TableSchema, str | None]],
     modes: Mapping[int, TableMode] | None = None,
+    layouts: Mapping[int, TableLayout] | None = None,
 ) -> None:
-    """Write the group's tables for capture and tasks, with the directory of each and with modes other than `upsert`."""
-    modes = modes or {}
+    """Write the group's tables for capture and tasks: the directory of each, modes other than `upsert`, and layouts."""
+    modes, layouts = modes or {}, layouts or {}
     found = {
-        schema.oid: [schema.to_json(), place, modes.get(schema.oid, UPSERT).to_json()]
+        schema.oid: [
+            schema.to_json(),
+            place,
+            modes.get(schema.oid, UPSERT).to_json(),
+            None if layouts.get(schema.oid, PLAIN).is_plain else layouts[schema.oid].to_json(),
+        ]
         for schema, place in tables
     }
     replace_file(path, json.dumps(found))
@@ -181,7 +189,7 @@ def write_tables(
 def read_tables(path: Path) -> dict[int, tuple[TableSchema, str | None]]:
     """The tables that `write_tables` wrote last, by OID."""
     tables = json.loads(path.read_text())
-    return {int(oid): (_schema_of(schema), place) for oid, (schema, place, _) in tables.items()}
+    return {int(oid): (_schema_of(schema), place) for oid, (schema, place, *_) in tables.items()}
 
 
 @functools.lru_cache(4096)
@@ -199,7 +207,13 @@ def file_stamp(path: Path) -> tuple[int, int, int]:
 def read_modes(path: Path) -> dict[int, TableMode]:
     """The modes that `write_tables` wrote last, by OID."""
     tables = json.loads(path.read_text())
-    return {int(oid): TableMode.from_json(mode) for oid, (_, _, mode) in tables.items()}
+    return {int(oid): TableMode.from_json(mode) for oid, (_, _, mode, _) in tables.items()}
+
+
+def read_layout(path: Path, oid: int) -> TableLayout:
+    """The layout of a table that `write_tables` wrote last."""
+    found = json.loads(path.read_text()).get(str(oid))
+    return PLAIN if found is None or found[3] is None else TableLayout.from_json(found[3])
 
 
 def write_skips(path: Path, skips: Mapping[int, int | None]) -> None:

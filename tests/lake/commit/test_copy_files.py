@@ -28,5 +28,5 @@ def test_a_chunk_of_any_shape_fits_in_a_tasks_memory(tmp_path: Path, columns: in
         name="c",
         chunk=0,
     )
-    assert file.path is not None
-    assert pq.read_metadata(file.path).num_rows == file.rows == rows * batches
+    [path] = file.paths
+    assert pq.read_metadata(path).num_rows == file.rows == rows * batches

@@ -401,3 +401,125 @@ def test_a_new_column_has_its_own_values_after_others_were_dropped(files: Lake) 
         "alter table lake.u add column b int default 5",
     )
     assert files.ask("from lake.u") == [(1, 5)]
+
+
+# -- partitions
+
+
+class Parted:
+    """Tables with a layout, and what the catalog says of their files."""
+
+    def __init__(self, lake: Lake, directory: Path) -> None:
+        self.lake, self.directory = lake, directory
+
+    def make(self, columns: str, keys: str) -> None:
+        self.lake.run("drop table if exists lake.p", f"create table lake.p ({columns})")
+        self.lake.run(f"alter table lake.p set partitioned by ({keys})")
+
+    def add(self, query: str, place: str, options: str = "") -> None:
+        """Add a file with these rows, in this directory."""
+        directory = self.directory / place
+        directory.mkdir(parents=True, exist_ok=True)
+        number = len(list(directory.iterdir()))
+        self.lake.run(f"copy ({query}) to '{directory}/{number}.parquet'")
+        self.lake.run(f"call ducklake_add_data_files('lake', 'p', ['{directory}/{number}.parquet']{options})")
+
+    def values(self) -> list[tuple[int, str | None]]:
+        """Key index and value of each file's partition values."""
+        return self.lake.ask(
+            f"select partition_key_index, partition_value from {CATALOG}.ducklake_file_partition_value"
+            f" join {CATALOG}.ducklake_data_file using (data_file_id) join {CATALOG}.ducklake_table t"
+            " on t.table_id = ducklake_data_file.table_id where t.table_name = 'p' and t.end_snapshot is null"
+            " order by data_file_id, partition_key_index, partition_value"
+        )
+
+
+@pytest.fixture
+def parted(files: Lake, tmp_path: Path) -> Parted:
+    return Parted(files, tmp_path / "data" / "main" / "p")
+
+
+def test_an_added_file_has_the_partition_of_its_path(parted: Parted) -> None:
+    """Directories are named as DuckLake's own insert names them; their texts are percent-encoded."""
+    parted.make("id int, v varchar, d date", "v, month(d), bucket(4, id)")
+    parted.add("select 0 as id, 'a/b=%' as v, date '2024-03-01' as d", "v=a%2Fb%3D%25/month=3/bucket=0")
+    assert parted.values() == [(0, "a/b=%"), (1, "3"), (2, "0")]
+    assert parted.lake.ask("from lake.p where v = 'a/b=%'") == parted.lake.ask("from lake.p where id = 0")
+
+
+def test_a_file_without_a_partition_in_its_path_is_refused(parted: Parted) -> None:
+    """So files that tasks wrote without one are inserted."""
+    parted.make("id int, v varchar", "v")
+    with pytest.raises(duckdb.Error, match="invalid partition value"):
+        parted.add("select 1 as id, 'a' as v", "plain")
+
+
+def test_any_directory_gives_a_column_its_values_wrongly(parted: Parted) -> None:
+    """Also one above the table's, and also without partitions; so `add_files` sets `hive_partitioning` to false."""
+    parted.make("id int, v varchar", "v")
+    parted.lake.run("alter table lake.p reset partitioned by")
+    parted.add("select 1 as id, 'own' as v", "v=path")
+    parted.add("select 2 as id, 'own' as v", "v=path", ", hive_partitioning => false")
+    assert parted.lake.ask("select id, v from lake.p order by id") == [(1, "path"), (2, "own")]
+
+
+@pytest.mark.parametrize("text", ["null", "NULL", "__HIVE_DEFAULT_PARTITION__"])
+def test_some_texts_in_a_path_are_null_wrongly(parted: Parted, text: str) -> None:
+    """Rows with these values are inserted: see `goes_into_path`."""
+    parted.make("id int, v varchar", "v")
+    parted.add(f"select 1 as id, '{text}' as v", f"v={text}")
+    assert parted.lake.ask("from lake.p") == [(1, None)]
+    parted.lake.run(f"insert into lake.p values (2, '{text}')")
+    assert parted.lake.ask("select v from lake.p where id = 2") == [(text,)]
+
+
+def test_several_keys_of_one_column_are_stored_as_the_last_wrongly(parted: Parted) -> None:
+    """`mend_partition_values` corrects them after the commit, because a merge goes by them; no query does."""
+    parted.make("id int, d date", "year(d), month(d)")
+    parted.add("select 1 as id, date '2024-03-01' as d", "year=2024/month=3")
+    assert parted.values() == [(1, "2024"), (1, "3")]
+    for condition in ("year(d) = 2024", "month(d) = 3", "d = '2024-03-01'", "d >= '2024-02-01'"):
+        assert parted.lake.ask(f"select id from lake.p where {condition}") == [(1,)], condition
+
+
+def test_bucket_values_decide_which_files_a_query_reads(parted: Parted) -> None:
+    """A file in the wrong bucket loses its rows, so buckets are computed with DuckLake's own function."""
+    parted.make("id int", "bucket(4, id)")
+    [[bucket]] = parted.lake.ask("select (murmur3_32(1::int) & 2147483647) % 4")
+    parted.add("select 1 as id", f"bucket={bucket}")
+    assert parted.lake.ask("from lake.p where id = 1") == [(1,)]
+    parted.make("id int", "bucket(4, id)")
+    parted.add("select 1 as id", f"bucket={(bucket + 1) % 4}")
+    assert parted.lake.ask("from lake.p where id = 1") == []
+
+
+def test_upkeep_keeps_partitions_apart(inlined: Lake, tmp_path: Path) -> None:
+    """Flush, merge and rewrite, of files that were inserted and files that were added."""
+    parted = Parted(inlined, tmp_path / "data" / "main" / "p")
+    parted.make("id int, v varchar", "v")
+    for n in range(3):
+        parted.add(f"select {n} as id, 'a' as v", "v=a")
+        parted.add(f"select {n + 10} as id, null::varchar as v", "v=__HIVE_DEFAULT_PARTITION__")
+        inlined.run(f"insert into lake.p values ({n + 20}, 'b'), ({n + 30}, null)")
+        before = sorted(inlined.ask("select id, v from lake.p"), key=str)
+        for upkeep in (FLUSH, MERGE, REWRITE):
+            inlined.run(upkeep)
+            assert sorted(inlined.ask("select id, v from lake.p"), key=str) == before
+            mixed = "select filename from lake.p group by 1 having count(distinct coalesce(v, 'null')) > 1"
+            assert inlined.ask(mixed) == []
+
+
+def test_files_in_and_out_of_directories_of_partitions_are_not_merged_wrongly(parted: Parted) -> None:
+    """So tasks leave a table with `hive_file_pattern => false` to DuckLake, and nobody is told to set it on a full one."""
+    parted.make("id int, v varchar", "v")
+    parted.add("select 1 as id, 'a' as v", "v=a")
+    parted.lake.run("call lake.set_option('hive_file_pattern', false)", "insert into lake.p values (2, 'a')")
+    with pytest.raises(duckdb.Error, match="different hive partition path"):
+        parted.lake.run(MERGE)
+
+
+def test_repeated_keys_cannot_be_written_wrongly(parted: Parted) -> None:
+    """DuckLake accepts them and then fails; such targets are refused with `lake.partitioned`."""
+    parted.make("id int, v varchar", "v, v")
+    with pytest.raises(duckdb.Error):
+        parted.lake.run("insert into lake.p values (1, 'a')")

@@ -27,7 +27,7 @@ from aqueduck.state_files.files import write_skips, write_tables
 ID = Column("id", 23, -1, "integer", number=1)
 TABLE = TableSchema(1, "public", "t", (ID,), ("id",), "d")
 EMPTY = TableSchema(1, "public", "t", (), (), "d")
-FOLDED = FoldedFiles("a.parquet", None, None, 3, None, skip_before=0)
+FOLDED = FoldedFiles(("a.parquet",), None, None, 3, None, skip_before=0)
 
 
 def task(schema: TableSchema = TABLE, *, direct: bool = False, last_lsn: int = 300) -> FoldTask:

@@ -60,7 +60,7 @@ def test_every_row_comes_once(
     assert [file.chunk for file in files] == list(range(len(job.items)))
     assert sum(file.rows for file in files) == ROWS
     count = "select count(*), count(distinct id) from read_parquet(?)"
-    assert duckdb.execute(count, [[file.path for file in files]]).fetchone() == (ROWS, ROWS)
+    assert duckdb.execute(count, [[path for file in files for path in file.paths]]).fetchone() == (ROWS, ROWS)
 
 
 def test_each_reader_has_a_connection(db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

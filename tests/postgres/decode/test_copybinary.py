@@ -85,7 +85,7 @@ def copies(
     snapshot = export_snapshot(db.dsn)
     con, makers = new_connection(), []
     for view in "bt":
-        paths = []
+        paths: list[str] = []
         with ChunkReader(db.dsn, snapshot.name) as reader:
             read = reader.rows if view == "b" else reader.texts
             for chunk in plan_chunks(db.observer, schema, chunk_bytes=chunk_bytes):
@@ -93,7 +93,7 @@ def copies(
                     read(schema, chunk), schema, data_path=str(directory),
                     directory=str(directory / view), name=f"c{chunk.number}", chunk=chunk.number,
                 )  # fmt: skip
-                paths += [file.path] if file.path else []
+                paths += file.paths
         listed = ", ".join(f"'{path}'" for path in paths)
         con.execute(f"create view {view} as from read_parquet([{listed}])")
         makers.append(

@@ -29,6 +29,8 @@ from aqueduck.lake.target.apply import apply_files, apply_fold, check_target
 from aqueduck.lake.target.evolve import evolve, plan_changes, same_columns
 from aqueduck.lake.target.inlined import flush_where_due, inlining
 from aqueduck.lake.target.kept_columns import keep_columns
+from aqueduck.lake.target.layout_rows import discard_inserted
+from aqueduck.lake.target.layouts import mend_partition_values
 from aqueduck.lake.target.mode_rows import truncate_target
 from aqueduck.lake.target.places import check_place, file_bytes, know_places, notice_changes
 from aqueduck.lake.upkeep.statistics import settle_statistics
@@ -163,6 +165,8 @@ def _try_batch(session: LakeSession, plan: BatchPlan) -> bool:
         raise
     with contextlib.suppress(LakeError):  # the next batch repeats it before its commit
         settle_statistics(session, targets, session.memory.settled)
+        mend_partition_values(session, session.memory.misfiled)
+    discard_inserted(session)
     flush_where_due(session, [progress_table(plan.position.group), *targets])
     return True
 

@@ -17,7 +17,8 @@ from aqueduck.lake.fold.fold_modes import TIME
 from aqueduck.lake.fold.segments import columns_of
 from aqueduck.lake.ledger.table_states import TableState
 from aqueduck.lake.session.catalog import LakeSession
-from aqueduck.lake.session.sql import ident, lake_table, string_list
+from aqueduck.lake.session.encryption import parquet_rows
+from aqueduck.lake.session.sql import ident, lake_table
 from aqueduck.lake.target.apply import check_target, delete_keys, insert_rows, make_target
 from aqueduck.lake.target.inlined import inlining
 from aqueduck.lake.target.kept_columns import fit_columns
@@ -111,7 +112,7 @@ def copied_keys(schema: TableSchema, paths: Sequence[str]) -> str:
 def _rows(schema: TableSchema, paths: Sequence[str]) -> str:
     """A relation with the rows of a copy; without rows there is no file."""
     if paths:
-        return f"read_parquet({string_list(paths)})"
+        return parquet_rows(paths)
     nothing = ", ".join(f"null as {ident(c.name)}" for c in schema.columns)
     return f"(select {nothing} where false)"
 

@@ -8,7 +8,7 @@ as in the stream.  If nothing has to be cast, Arrow writes the file; otherwise D
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 
@@ -18,10 +18,11 @@ from aqueduck.lake.commit.arrow_files import write_arrow
 from aqueduck.lake.fold.fold_tasks import TASK_MEMORY, task_engine
 from aqueduck.lake.fold.projected import project_rows
 from aqueduck.lake.session.engine import is_remote
-from aqueduck.lake.session.files import write_files
+from aqueduck.lake.session.partition_files import write_laid_out
 from aqueduck.lake.session.sql import ident
 from aqueduck.model.columns.projection import copies_cells
 from aqueduck.model.columns.typemap import cast_sql
+from aqueduck.model.layout import PLAIN, TableLayout
 from aqueduck.model.schema import TableSchema
 
 __all__ = ["ChunkFile", "write_chunk"]
@@ -29,10 +30,10 @@ __all__ = ["ChunkFile", "write_chunk"]
 
 @dataclass(frozen=True, slots=True)
 class ChunkFile:
-    """The file of a chunk below the lake's data path; `path` is None if the chunk had no rows."""
+    """The files of a chunk below the lake's data path: none if the chunk had no rows, several by the table's layout."""
 
     chunk: int
-    path: str | None
+    paths: tuple[str, ...]
     rows: int
 
     def to_json(self) -> str:
@@ -40,7 +41,11 @@ class ChunkFile:
 
     @classmethod
     def from_json(cls, text: str) -> ChunkFile:
-        return cls(**json.loads(text))
+        values = json.loads(text)
+        if "path" in values:  # of a journal that 0.1 wrote
+            path = values.pop("path")
+            values["paths"] = [] if path is None else [path]
+        return cls(values["chunk"], tuple(values["paths"]), values["rows"])
 
 
 def write_chunk(
@@ -53,6 +58,8 @@ def write_chunk(
     chunk: int,
     alone: AbstractContextManager[object],
     more: str = "",
+    more_names: Sequence[str] = (),
+    layout: TableLayout = PLAIN,
     task_memory: int = TASK_MEMORY,
 ) -> ChunkFile:
     """
@@ -62,24 +69,23 @@ def write_chunk(
     """
     first, rest = _peek(batches)
     if first is None:
-        return ChunkFile(chunk, None, 0)
+        return ChunkFile(chunk, (), 0)
     cells = [
         cast_sql(c, f"n{i}") if _is_text(first, schema, i) else f"n{i}" for i, c in enumerate(schema.columns)
     ]
-    if cells == first.schema.names and not more and not is_remote(data_path) and copies_cells(schema):
-        names = [c.name for c in schema.columns]
+    names = [c.name for c in schema.columns]
+    as_it_is = cells == first.schema.names and copies_cells(schema)
+    if as_it_is and not more and layout.is_plain and not is_remote(data_path):
         file = write_arrow(rest, names, directory, f"{name}.parquet", table=schema.qualified)
-        return ChunkFile(chunk, file.path, file.rows)
+        return ChunkFile(chunk, (file.path,), file.rows)
     typed = ", ".join(f"{cell} as {ident(c.name)}" for cell, c in zip(cells, schema.columns, strict=True))
     with alone, task_engine(data_path, len(schema.columns), task_memory) as con:
         con.register("aqueduck_chunk", pa.RecordBatchReader.from_batches(first.schema, rest))
         query = f"select {typed}{more} from {project_rows(con, schema, 'aqueduck_chunk')}"
-        files = write_files(
-            con, query, directory, f"{name}.parquet", columns=len(schema.columns), table=schema.qualified
-        )
-    if not files:  # the row filter rejected every row
-        return ChunkFile(chunk, None, 0)
-    return ChunkFile(chunk, files[0].path, files[0].rows)
+        files = write_laid_out(
+            con, query, directory, name, layout, columns=[*names, *more_names], table=schema.qualified
+        )  # none if the row filter rejected every row
+    return ChunkFile(chunk, tuple(file.path for file in files), sum(file.rows for file in files))
 
 
 def _is_text(batch: pa.RecordBatch, schema: TableSchema, index: int) -> bool:

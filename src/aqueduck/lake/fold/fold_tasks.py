@@ -26,8 +26,9 @@ from aqueduck.lake.ledger.progress import Position
 from aqueduck.lake.ledger.table_states import TableState
 from aqueduck.lake.session.engine import open_kernel
 from aqueduck.lake.session.failures import lake_errors
-from aqueduck.lake.session.files import PARQUET, file_prefix, parquet_limits, write_files
+from aqueduck.lake.session.files import PARQUET, file_prefix, parquet_limits
 from aqueduck.lake.session.object_stores import know_store
+from aqueduck.lake.session.partition_files import write_laid_out
 from aqueduck.lake.session.sql import literal
 from aqueduck.lake.session.storage import discard_file, join, make_directory
 from aqueduck.model.batches import FoldTask, LeftToDriver
@@ -37,7 +38,7 @@ from aqueduck.model.errors import ConfigError, ResyncNeededError
 from aqueduck.model.modes import UPSERT, TableMode
 from aqueduck.model.schema import TableSchema
 from aqueduck.model.visibility import Visibility
-from aqueduck.state_files.files import read_modes, read_skips, read_tables
+from aqueduck.state_files.files import read_layout, read_modes, read_skips, read_tables
 
 __all__ = [
     "TASK_MEMORY",
@@ -61,9 +62,9 @@ COLUMNS_PER_MEGABYTE = 5  # for the vectors of each column, however few rows the
 
 @dataclass(frozen=True, slots=True)
 class FoldedFiles:
-    """The files that a fold task wrote; a path is None if there was nothing to write."""
+    """The files that a fold task wrote; `data` may be several, by the layout; others are None if there was nothing to write."""
 
-    data: str | None
+    data: tuple[str, ...]
     deletes: str | None
     patches: str | None
     rows: int
@@ -84,7 +85,9 @@ def outcome_json(outcome: Outcome) -> str:
 def read_outcome(text: str) -> Outcome:
     """Parse the text of `outcome_json`."""
     found = json.loads(text)
-    return LeftToDriver(found) if isinstance(found, str) else FoldedFiles(**found)
+    if isinstance(found, str):
+        return LeftToDriver(found)
+    return FoldedFiles(**{**found, "data": tuple(found["data"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,18 +161,18 @@ class FoldTaskWriter:
                 how=fold_of(mode),
             ) as fold,
         ):
-            data = None
-            rows = 0
+            files = []
             if fold.upsert_rows != 0:
-                for file in write_files(
-                    con, fold.upserts, place, f"{name}.parquet",
-                    columns=len(schema.columns), table=schema.qualified,
-                ):  # fmt: skip
-                    data, rows = file.path, file.rows
+                names = [*(c.name for c in schema.columns), *(n for n, _ in mode.columns)]
+                layout = read_layout(Path(self.tables_file), task.table_oid)
+                files = write_laid_out(
+                    con, fold.upserts, place, name, layout, columns=names, table=schema.qualified
+                )
             make_directory(self.scratch)
             deletes = self._aside(con, fold.deletes, f"{name}-deletes", schema)
             patches = self._aside(con, fold.patches, f"{name}-patches", schema)
             ends = self._aside(con, fold.ends, f"{name}-ends", schema)
+        data, rows = tuple(file.path for file in files), sum(file.rows for file in files)
         return FoldedFiles(data, deletes, patches, rows, ends, skip_before)
 
     def _aside(
@@ -223,9 +226,9 @@ def skips_of(states: Iterable[TableState], position: int) -> dict[int, int | Non
 def remove_scratch(tasks: FoldedTasks, scratch: str) -> None:
     """Remove what tasks wrote for a commit to `scratch`, after the commit: keys and patches, and rows for an encrypted lake."""
     for _, files in tasks:
-        written = (
-            (files.deletes, files.patches, files.ends, files.data) if isinstance(files, FoldedFiles) else ()
-        )
+        written: tuple[str | None, ...] = ()
+        if isinstance(files, FoldedFiles):
+            written = (files.deletes, files.patches, files.ends, *files.data)
         for path in written:
             if path is not None and path.startswith(join(scratch, "")):
                 discard_file(path)
@@ -310,7 +313,7 @@ def _run(tasks: FoldedTasks, version: Callable[[SegmentRef], TableSchema]) -> Ru
     return RunPlan(
         schema=version(first.segments[0]),
         segments=() if first.truncate is None else (first.truncate,),
-        data=tuple(f.data for f in files if f.data),
+        data=tuple(path for f in files for path in f.data),
         deletes=tuple(f.deletes for f in files if f.deletes),
         patches=tuple(f.patches for f in files if f.patches),
         ends=tuple(f.ends for f in files if f.ends),

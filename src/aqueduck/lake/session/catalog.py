@@ -86,6 +86,8 @@ class SessionMemory:
     """Whether the lake is known to have the record of our own targets."""
     settled: set[TableName] = field(default_factory=set)
     """Tables whose statistics stay right, see `settle_statistics`."""
+    misfiled: set[TableName] = field(default_factory=set)
+    """Tables with files whose partition values may have to be mended, see `mend_partition_values`."""
     positions: dict[str, int] = field(default_factory=dict)
     """The position at which this session's last batch of a group ended and from which the next one must continue."""
 
@@ -114,6 +116,10 @@ class LakeSession:
     """How many threads the engine has, and how many it uses now; see `one_thread`."""
     added: set[tuple[TableName, str]] = field(default_factory=set, init=False, repr=False)
     """The columns that the last transaction has added so far, with their names in lower case; see `evolve`."""
+    inserted: list[str] = field(default_factory=list, init=False, repr=False)
+    """Files of tasks whose rows the last transaction has inserted, and which are not needed after its commit."""
+    renamed: dict[TableName, list[tuple[str, str]]] = field(default_factory=dict, init=False, repr=False)
+    """The columns that the last transaction has renamed so far, which the catalog does not show before its commit."""
     _con: duckdb.DuckDBPyConnection | None = field(default=None, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     _readings: int = field(default=0, repr=False)
@@ -158,6 +164,8 @@ class LakeSession:
         with self._lock:
             self.inline(self.config.inline_rows)  # a failed transaction may have left another limit
             self.added.clear()
+            self.renamed.clear()
+            self.inserted.clear()
             with one_transaction(self.execute, self.con):
                 yield
 

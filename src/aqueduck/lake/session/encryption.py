@@ -76,11 +76,12 @@ def encrypted_with(key: str | None) -> str:
 
 
 def parquet_rows(paths: Sequence[str], keys: Sequence[str | None] = ()) -> str:
-    """A relation with the rows of Parquet files, each encrypted with its key or not at all."""
+    """A relation with the rows of Parquet files, each encrypted with its key or not at all; directories such as `a=1` mean nothing."""
     if not any(keys):
-        return f"read_parquet({string_list(map(no_glob, paths))})"
+        return f"read_parquet({string_list(map(no_glob, paths))}, hive_partitioning => false)"
     files = (
-        f"from read_parquet({literal(no_glob(path))}, encryption_config = {{footer_key_value: {literal(key or '')}}})"
+        f"from read_parquet({literal(no_glob(path))}, hive_partitioning => false,"
+        f" encryption_config = {{footer_key_value: {literal(key or '')}}})"
         for path, key in zip(paths, keys, strict=True)
     )
     return f"({' union all by name '.join(files)})"

@@ -6,7 +6,16 @@ from collections.abc import Iterable
 
 from aqueduck.model.schema import TableName
 
-__all__ = ["LAKE", "equal", "ident", "idents", "lake_table", "literal", "qualified", "string_list"]
+__all__ = [
+    "LAKE",
+    "equal",
+    "ident",
+    "idents",
+    "lake_table",
+    "literal",
+    "qualified",
+    "string_list",
+]
 
 LAKE = "lake"
 """The name under which a session attaches the lake."""

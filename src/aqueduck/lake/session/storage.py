@@ -78,16 +78,16 @@ def sync_file(path: str) -> None:
 
 
 def list_files(directory: str, prefix: str) -> Iterator[str]:
-    """Full paths of the files in a directory whose names begin with `prefix`; empty if the directory does not exist."""
-    for info in _files(directory):
+    """Full paths of the files below a directory whose names begin with `prefix`; empty if the directory does not exist."""
+    for info, place in _files(directory):
         if info.base_name.startswith(prefix):
-            yield join(directory, info.base_name)
+            yield join(directory, place)
 
 
 def list_times(directory: str) -> Iterator[tuple[str, datetime]]:
-    """Names and modification times of the files in a directory; empty if the directory does not exist."""
-    for info in _files(directory):
-        yield info.base_name, info.mtime
+    """Relative paths and modification times of the files below a directory; empty if the directory does not exist."""
+    for info, place in _files(directory):
+        yield place, info.mtime
 
 
 def remove_file(path: str) -> None:
@@ -103,11 +103,13 @@ def discard_file(path: str) -> None:
         remove_file(path)
 
 
-def _files(directory: str) -> list[pyarrow.fs.FileInfo]:
+def _files(directory: str) -> list[tuple[pyarrow.fs.FileInfo, str]]:
+    """The files with their paths below the directory, which has one more directory for each partition key."""
     with _storage_errors("listing files"):
         filesystem, inner = _place(directory)
-        found = filesystem.get_file_info(pyarrow.fs.FileSelector(inner, allow_not_found=True))
-    return [info for info in found if info.type is pyarrow.fs.FileType.File]
+        found = filesystem.get_file_info(pyarrow.fs.FileSelector(inner, allow_not_found=True, recursive=True))
+    start = len(inner.rstrip("/")) + 1
+    return [(info, info.path[start:]) for info in found if info.type is pyarrow.fs.FileType.File]
 
 
 @contextlib.contextmanager

@@ -21,13 +21,15 @@ from aqueduck.lake.session.catalog import LakeSession
 from aqueduck.lake.session.directories import table_directory
 from aqueduck.lake.session.encryption import parquet_rows
 from aqueduck.lake.session.failures import lake_errors
-from aqueduck.lake.session.files import file_name, write_files
+from aqueduck.lake.session.files import file_name, file_prefix, write_files
 from aqueduck.lake.session.sql import LAKE, equal, ident, lake_table, literal, string_list
 from aqueduck.lake.session.storage import no_glob
 from aqueduck.lake.target.evolve import holds, stored_columns
 from aqueduck.lake.target.inlined import inlining
 from aqueduck.lake.target.inserts import insert_and_sync
+from aqueduck.lake.target.layout_rows import insert_by_layout
 from aqueduck.lake.target.mode_rows import current_rows, end_rows, own_rows, source_tag
+from aqueduck.lake.target.places import known_layout
 from aqueduck.lake.target.reshape import reshape
 from aqueduck.model.columns.projection import filters_rows
 from aqueduck.model.columns.typemap import lake_type
@@ -170,10 +172,11 @@ def apply_fold(
     mode: TableMode = UPSERT,
 ) -> None:
     """Write the net effect of a run that was folded on this session's connection."""
-    if fold.small and fold.upsert_rows is not None and fold.upsert_rows <= session.inline_rows:
+    few = fold.upsert_rows is not None and fold.upsert_rows <= session.inline_rows
+    if fold.small and few and known_layout(session, target).is_plain:
         if fold.deletes is not None:
             delete_keys(session, target, schema, f"({fold.deletes})", own_rows(mode))
-        insert_inlined(session, target, f"({fold.upserts})", fold.upsert_rows)
+        insert_inlined(session, target, f"({fold.upserts})", fold.upsert_rows or 0)
         return
     with lake_errors("folding a batch", table=target.qualified):
         session.con.execute(f"create or replace temp table aqueduck_rows as {fold.upserts}")
@@ -206,11 +209,11 @@ def apply_files(
 ) -> None:
     """Write the net effect of a run that Spark tasks folded into files."""
     if patches:
-        fetch_patches(session, target, schema, f"read_parquet({string_list(patches)})", mode)
+        fetch_patches(session, target, schema, parquet_rows(patches), mode)
     if deletes:
-        delete_keys(session, target, schema, f"read_parquet({string_list(deletes)})", own_rows(mode))
+        delete_keys(session, target, schema, parquet_rows(deletes), own_rows(mode))
     if ends:
-        end_rows(session, target, _same_key(schema, "k.k"), mode, f"read_parquet({string_list(ends)})")
+        end_rows(session, target, _same_key(schema, "k.k"), mode, parquet_rows(ends))
     add_files(session, target, data, mode)
     if patches:
         insert_rows(session, target, "aqueduck_patched", group=group, mode=mode)
@@ -263,6 +266,10 @@ def insert_rows(
     [[count]] = session.execute(f"select count(*) from {rows}")
     if count == 0:
         return
+    layout = known_layout(session, target)
+    if not layout.is_plain:
+        insert_by_layout(session, target, rows, count, layout)
+        return
     if group is None or count <= session.inline_rows:
         insert_inlined(session, target, rows, count)
         return
@@ -291,19 +298,31 @@ def insert_inlined(session: LakeSession, target: TableName, rows: str, count: in
 def add_files(
     session: LakeSession, target: TableName, paths: Sequence[str], mode: TableMode = UPSERT
 ) -> None:
-    """Add Parquet files to the table; the files stay where they are.  An encrypted lake gets their rows in files of its own."""
+    """
+    Add Parquet files to the table; the files stay where they are.
+
+    The rows of files that do not fit the table's layout are inserted, and all rows if the lake is encrypted.
+    """
     if not paths:
         return
-    if session.encrypted:
-        insert_and_sync(session, target, parquet_rows(paths))
-        return
-    missing = "" if mode.plain else ", allow_missing => true"
-    session.execute(
-        f"call ducklake_add_data_files({literal(LAKE)}, {literal(target.name)},"
-        f" {string_list(map(no_glob, paths))}, schema => {literal(target.schema)}{missing})",
-        doing="adding data files",
-        table=target.qualified,
-    )
+    layout = known_layout(session, target)
+    fitting = [path for path in paths if layout.fits(path) and not session.encrypted]
+    others = [path for path in paths if path not in fitting]
+    if fitting:
+        missing = "" if mode.plain else ", allow_missing => true"
+        # Otherwise DuckLake takes the values of a column from a directory such as `env=prod`, wherever it is in the path.
+        session.execute(
+            f"call ducklake_add_data_files({literal(LAKE)}, {literal(target.name)},"
+            f" {string_list(map(no_glob, fitting))}, schema => {literal(target.schema)}{missing},"
+            f" hive_partitioning => {str(bool(layout.partition)).lower()})",
+            doing="adding data files",
+            table=target.qualified,
+        )
+        if layout.repeats_column:
+            session.memory.misfiled.add(target)
+    if others:
+        insert_rows(session, target, parquet_rows(others), group=file_prefix(""))
+        session.inserted += others
 
 
 def _same_key(schema: TableSchema, other: str) -> str:

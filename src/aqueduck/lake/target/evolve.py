@@ -15,9 +15,10 @@ from typing import Literal
 
 from aqueduck.lake.session.catalog import LakeSession
 from aqueduck.lake.session.sql import ident, lake_table, literal
+from aqueduck.lake.target.places import known_layout
 from aqueduck.model.columns.column_numbers import UNCLEAR
 from aqueduck.model.columns.typemap import cast_sql, keeps_values, lake_type
-from aqueduck.model.errors import ResyncNeededError, SchemaChangeError
+from aqueduck.model.errors import PartitionedTargetError, ResyncNeededError, SchemaChangeError
 from aqueduck.model.schema import Column, TableName, TableSchema
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "holds",
     "literal_value",
     "plan_changes",
+    "rename_column",
     "same_columns",
     "stored_columns",
     "widen",
@@ -285,9 +287,10 @@ def evolve(session: LakeSession, target: TableName, steps: Sequence[ColumnChange
                     f"the column {step.column.name} was added and dropped again between two commits to the lake",
                     table=target.qualified,
                 )
+            _refuse_partition_column(session, target, step.column.name)
             alter(session, target, f"drop column {name}")
         elif step.kind == "rename":
-            alter(session, target, f"rename column {ident(step.before)} to {name}")
+            rename_column(session, target, step.before, step.column.name)
             before = (target, step.before.lower())
             if before in session.added:
                 session.added.remove(before)
@@ -301,6 +304,21 @@ def literal_value(session: LakeSession, column: Column, text: str) -> str:
         f"select {cast_sql(column, 'x')}::varchar from (select ? as x)", [text], doing="reading a default"
     )
     return literal(None if value is None else str(value))
+
+
+def _refuse_partition_column(session: LakeSession, target: TableName, column: str) -> None:
+    if any(key.column.lower() == column.lower() for key in known_layout(session, target).partition):
+        raise PartitionedTargetError(
+            f"the source no longer has the column {column}, by which the lake table is partitioned",
+            hint=f"alter table {lake_table(target)} reset partitioned by",
+            table=target.qualified,
+        )
+
+
+def rename_column(session: LakeSession, target: TableName, before: str, after: str) -> None:
+    """Rename a column, inside a transaction."""
+    alter(session, target, f"rename column {ident(before)} to {ident(after)}")
+    session.renamed.setdefault(target, []).append((before, after))
 
 
 def alter(session: LakeSession, target: TableName, change: str) -> None:

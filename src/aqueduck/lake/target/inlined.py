@@ -18,6 +18,8 @@ from aqueduck.model.schema import TableName, TableSchema
 __all__ = ["count_inlined", "flush_where_due", "inlining"]
 
 ROWS_MAX = 25_000
+PARTITIONED_ROWS_MAX = 100_000
+"""More, because each flush writes a file for every partition that has rows."""
 _RESERVED = {"row_id", "begin_snapshot", "end_snapshot"}
 
 
@@ -44,7 +46,9 @@ def inlining(session: LakeSession, target: TableName, *schemas: TableSchema | No
 def flush_where_due(session: LakeSession, targets: Iterable[TableName]) -> None:
     """Flush inlined rows beyond the limit, after a commit; a failed flush is retried after the next commit."""
     for target in targets:
-        if session.memory.inlined_rows.get(target, 0) <= ROWS_MAX:
+        place = session.memory.places.get(target.folded)
+        limit = PARTITIONED_ROWS_MAX if place is not None and place.layout.partition else ROWS_MAX
+        if session.memory.inlined_rows.get(target, 0) <= limit:
             continue
         with contextlib.suppress(LakeError):
             session.execute(

@@ -12,7 +12,14 @@ from collections.abc import Sequence
 
 from aqueduck.lake.session.catalog import LakeSession
 from aqueduck.lake.session.sql import ident, lake_table
-from aqueduck.lake.target.evolve import ColumnChange, alter, holds, literal_value, stored_columns
+from aqueduck.lake.target.evolve import (
+    ColumnChange,
+    alter,
+    holds,
+    literal_value,
+    rename_column,
+    stored_columns,
+)
 from aqueduck.lake.target.mode_rows import own_rows
 from aqueduck.model.columns.typemap import lake_type
 from aqueduck.model.errors import ResyncNeededError, SchemaChangeError
@@ -73,14 +80,14 @@ def _add(session: LakeSession, target: TableName, column: Column, mode: TableMod
 
 
 def _rename(session: LakeSession, target: TableName, step: ColumnChange, mode: TableMode) -> None:
-    before, after = ident(step.before), ident(step.column.name)
     found = stored_columns(session, target).get(step.column.name.lower())
     if mode.source_column is None:
         if found is not None and step.before.lower() != step.column.name.lower():
             _set_aside(session, target, step.column, mode)
-        alter(session, target, f"rename column {before} to {after}")
+        rename_column(session, target, step.before, step.column.name)
         return
     kind = lake_type(step.column)
+    before, after = ident(step.before), ident(step.column.name)
     if found is not None and not holds(found, kind):
         raise _conflict(target, step.column, found)
     if found is None:
@@ -104,7 +111,7 @@ def _set_aside(session: LakeSession, target: TableName, column: Column, mode: Ta
     number = 1
     while f"{column.name}_{number}".lower() in stored:
         number += 1
-    alter(session, target, f"rename column {ident(column.name)} to {ident(f'{column.name}_{number}')}")
+    rename_column(session, target, column.name, f"{column.name}_{number}")
 
 
 def _conflict(target: TableName, column: Column, found: str) -> SchemaChangeError:

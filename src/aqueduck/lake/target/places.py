@@ -1,5 +1,5 @@
 """
-Check that a target is still the table that we made: users drop, rename, replace and partition tables.
+Check that a target is still the table that we made, and read its layout: users drop, rename, replace and partition tables.
 
 A table is identified by DuckLake's uuid, which survives a rename and an ALTER but not a drop and create.
 `notice_changes` detects by a single number whether any table changed; while none did, the catalog is not
@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from aqueduck.lake.ledger.table_states import TableState
 from aqueduck.lake.session.catalog import LakeSession
 from aqueduck.lake.session.sql import lake_table
+from aqueduck.lake.target.layouts import read_layouts
 from aqueduck.lake.upkeep.table_upkeep import Lake
 from aqueduck.model.errors import LakeTableMissingError, PartitionedTargetError, TargetReplacedError
+from aqueduck.model.layout import PLAIN, TableLayout
 from aqueduck.model.schema import TableName
 
 __all__ = [
@@ -24,10 +26,11 @@ __all__ = [
     "check_place",
     "file_bytes",
     "is_ours",
-    "is_partitioned",
     "know_places",
+    "known_layout",
     "notice_changes",
     "read_places",
+    "task_layout",
     "with_places",
 ]
 
@@ -40,7 +43,7 @@ class Place:
     """A table or a view of the lake."""
 
     uuid: str
-    partitioned: bool = False
+    layout: TableLayout = PLAIN
     view: bool = False
 
 
@@ -51,31 +54,30 @@ def read_places(lake: Lake, targets: Collection[TableName]) -> dict[TableName, P
         return {}
     m = lake.metadata
     rows = lake.execute(
-        f"select s.schema_name, t.table_name, t.table_uuid::varchar, p.table_id is not null, false"
+        f"select s.schema_name, t.table_name, t.table_uuid::varchar, t.table_id, p.table_id is not null, false"
         f" from {m}.ducklake_table t join {m}.ducklake_schema s using (schema_id)"
-        f" left join ({_partitioned(m)}) p on p.table_id = t.table_id"
+        f" left join ({_with_layout(m)}) p on p.table_id = t.table_id"
         " where t.end_snapshot is null and s.end_snapshot is null and list_contains(?, lower(t.table_name))"
-        " union all select s.schema_name, v.view_name, v.view_uuid::varchar, false, true"
+        " union all select s.schema_name, v.view_name, v.view_uuid::varchar, null, false, true"
         f" from {m}.ducklake_view v join {m}.ducklake_schema s using (schema_id)"
         " where v.end_snapshot is null and s.end_snapshot is null and list_contains(?, lower(v.view_name))",
         [[t.name for t in wanted], [t.name for t in wanted]],
         doing="looking at the targets",
     )
-    found = {TableName(schema, name).folded: Place(*rest) for schema, name, *rest in rows}
-    return {target: place for target, place in found.items() if target in wanted}
+    found = {TableName(schema, name).folded: rest for schema, name, *rest in rows}
+    found = {target: rest for target, rest in found.items() if target in wanted}
+    layouts = read_layouts(lake, [number for _, number, laid_out, _ in found.values() if laid_out])
+    return {
+        target: Place(uuid, layouts.get(number, PLAIN), view)
+        for target, (uuid, number, _, view) in found.items()
+    }
 
 
-def _partitioned(metadata: str) -> str:
-    # After `reset partitioned by`, a row without columns remains.
+def _with_layout(metadata: str) -> str:
     return (
-        f"select distinct i.table_id from {metadata}.ducklake_partition_info i"
-        f" join {metadata}.ducklake_partition_column c using (partition_id) where i.end_snapshot is null"
+        f"select table_id from {metadata}.ducklake_partition_info where end_snapshot is null"
+        f" union select table_id from {metadata}.ducklake_sort_info where end_snapshot is null"
     )
-
-
-def is_partitioned(lake: Lake, table: TableName) -> bool:
-    place = read_places(lake, [table]).get(table.folded)
-    return place is not None and place.partitioned
 
 
 def notice_changes(session: LakeSession) -> None:
@@ -122,6 +124,22 @@ def know_places(session: LakeSession, targets: Collection[TableName]) -> None:
     new = [target for target in targets if target.folded not in known]
     found = read_places(session, new)
     known.update((target.folded, found.get(target.folded)) for target in new)
+    # A process may have died between a commit and its repair.
+    session.memory.misfiled.update(t for t, place in found.items() if place.layout.repeats_column)
+
+
+def known_layout(session: LakeSession, target: TableName) -> TableLayout:
+    """The layout of a target, as this session knows it."""
+    place = _place(session, target)
+    layout = PLAIN if place is None else place.layout
+    for before, after in session.renamed.get(target, ()):
+        layout = layout.renamed(before, after)
+    return layout
+
+
+def task_layout(session: LakeSession, target: TableName) -> TableLayout:
+    """The layout for which tasks write files; in an encrypted lake, DuckLake writes all of them."""
+    return PLAIN if session.encrypted else known_layout(session, target)
 
 
 def check_place(
@@ -160,9 +178,10 @@ def check_place(
             hint=f"rename or drop the other table, then: {again}",
             table=name,
         )
-    if place.partitioned:
+    if place.layout.unknown:
         raise PartitionedTargetError(
-            f"the lake table {name} is partitioned; Aqueduck cannot write partitioned tables yet",
+            f"the lake table {name} is partitioned by {', '.join(map(str, place.layout.unknown))},"
+            " which cannot be written",
             hint=f"alter table {lake_table(target)} reset partitioned by",
             table=name,
         )

@@ -72,9 +72,10 @@ def remove_old_orphans(
     found: dict[str, str] = {}
     for table in tables:
         directory = stored_directory(lake, table)
-        for name, written in () if directory is None else list_times(directory):
+        for place, written in () if directory is None else list_times(directory):
+            name = place.rsplit("/", 1)[-1]
             if name.startswith(prefixes) and written < older_than and not keep(name):
-                found[name] = join(directory or "", name)
+                found[name] = join(directory or "", place)
     if not found:
         return 0
     known = lake.execute(

@@ -29,7 +29,7 @@ from aqueduck.lake.session.object_stores import know_store
 from aqueduck.lake.session.pool import LakePool, PooledLake
 from aqueduck.lake.session.sql import ident, idents, literal, string_list
 from aqueduck.lake.session.storage import discard_file, list_files, no_glob, remove_file
-from aqueduck.lake.target.places import is_partitioned
+from aqueduck.lake.target.places import read_places
 from aqueduck.lake.upkeep.statistics import settle_statistics
 from aqueduck.lake.writes.write_fold import folded_rows
 from aqueduck.lake.writes.write_target import CONTROL, WriteOrder, WriteTarget
@@ -186,12 +186,14 @@ def _apply(lake: PooledLake, order: WriteOrder, target: WriteTarget, parts: Sequ
             lake.execute(f"drop table {folded}")
             return set()
     few = sum(part.rows for part in parts) <= INLINE_ROWS
-    if few or target.inserted or is_partitioned(lake, target.table):
+    place = read_places(lake, [target.table]).get(target.table.folded)
+    if few or target.inserted or (place is not None and not place.layout.is_plain):
         _insert(lake, target, rows)
         return set()
     lake.execute(
         f"call ducklake_add_data_files({literal(lake.alias)}, {literal(target.table.name)},"
-        f" {string_list(map(no_glob, paths))}, schema => {literal(target.table.schema)}, ignore_extra_columns => true)",
+        f" {string_list(map(no_glob, paths))}, schema => {literal(target.table.schema)}, ignore_extra_columns => true,"
+        " hive_partitioning => false)",
         doing="adding data files",
     )
     return set(paths)

@@ -41,6 +41,7 @@ Everything Aqueduck raises on purpose: by subject in the modules of this package
     │   ├── LakeTableMissingError    lake.table_missing
     │   ├── TargetReplacedError      lake.table_replaced
     │   ├── PartitionedTargetError   lake.partitioned
+    │   ├── PartitionValueError      lake.partition_value
     │   ├── ForeignTargetError       lake.foreign_target
     │   ├── NoSnapshotError          lake.no_snapshot
     │   ├── DuplicateKeyError        lake.duplicate_key
@@ -124,6 +125,7 @@ from aqueduck.model.errors.lake import (
     MergedChangesError,
     NoSnapshotError,
     PartitionedTargetError,
+    PartitionValueError,
     ReservedColumnError,
     ResyncNeededError,
     SchemaChangeError,
@@ -200,6 +202,7 @@ __all__ = [
     "NoKeyError",
     "NoSnapshotError",
     "NotFoundError",
+    "PartitionValueError",
     "PartitionedTargetError",
     "PrivilegeError",
     "ProtocolError",

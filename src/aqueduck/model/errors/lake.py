@@ -133,9 +133,15 @@ class TargetReplacedError(LakeError):
 
 
 class PartitionedTargetError(LakeError):
-    """A target is partitioned, but the files written to it would not be."""
+    """A target is partitioned in a way that nobody can write."""
 
     code = "lake.partitioned"
+
+
+class PartitionValueError(LakeError):
+    """A value of a partition column is too long for the name of a directory."""
+
+    code = "lake.partition_value"
 
 
 class ForeignTargetError(LakeError):

@@ -27,6 +27,7 @@ from aqueduck.lake.fold.fold_tasks import TASK_MEMORY
 from aqueduck.lake.session.object_stores import know_store
 from aqueduck.model.columns.projection import copies_cells
 from aqueduck.model.errors import AqueduckError, CopyDisturbedError, own_error
+from aqueduck.model.layout import PLAIN, TableLayout
 from aqueduck.model.schema import TableSchema
 from aqueduck.postgres.copy.table_copy import Chunk, ChunkReader
 from aqueduck.state_files.files import replace_file
@@ -50,6 +51,8 @@ class CopyItem:
     """A state file that is written when the chunk is done, on storage that workers and driver share."""
     more: str = ""
     """The columns that the mode adds, as part of a select list."""
+    more_names: tuple[str, ...] = ()
+    layout: TableLayout = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,8 @@ class CopyJob:
             chunk=item.chunk.number,
             alone=alone,
             more=item.more,
+            more_names=item.more_names,
+            layout=item.layout,
             task_memory=self.task_memory,
         )
         if item.journal_path is not None:

@@ -20,6 +20,8 @@ from aqueduck.lake.ledger.parking import parked_segments, remove_parked_files, u
 from aqueduck.lake.ledger.partition_marks import write_marks
 from aqueduck.lake.ledger.table_states import TableState, read_states, write_state
 from aqueduck.lake.target.apply import check_target
+from aqueduck.lake.target.layout_rows import discard_inserted
+from aqueduck.lake.target.layouts import mend_partition_values
 from aqueduck.lake.target.places import check_place, with_places
 from aqueduck.lake.upkeep.statistics import settle_statistics
 from aqueduck.model.changes import SegmentRef
@@ -103,7 +105,7 @@ class CopyCommits:
                 book.unless_disabled(ready),  # its changes stay parked
                 copy.schema,
                 [
-                    SessionFiles(s.visibility, tuple(f.path for f in found if f.path), s.time_us)
+                    SessionFiles(s.visibility, tuple(path for f in found for path in f.paths), s.time_us)
                     for s, found in zip(copy.journal.sessions, files, strict=True)
                 ],
                 parked[oid],
@@ -124,6 +126,8 @@ class CopyCommits:
         memory.settled.difference_update(targets)
         with contextlib.suppress(LakeError):  # the next batch does it before its commit
             settle_statistics(self._book.lake, targets, memory.settled)
+            mend_partition_values(self._book.lake, memory.misfiled)
+        discard_inserted(self._book.lake)
 
     def _record_targets(self, states: Sequence[TableState]) -> None:
         """Record the uuids of the tables that the copy commit created: DuckLake assigns them at the commit."""

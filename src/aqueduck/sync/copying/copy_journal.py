@@ -128,7 +128,7 @@ class CopyJournal:
                 file = ChunkFile.from_json(path.read_text())
             except FileNotFoundError:  # the copy has just ended
                 continue
-            if file.path is None or Path(file.path).exists() or "://" in file.path:
+            if all(Path(path).exists() or "://" in path for path in file.paths):
                 found[int(number)] = (int(session), file)
         return found
 
@@ -169,9 +169,8 @@ def journals_of(group_directory: Path) -> Path:
 
 def journaled_files(directories: Iterable[Path]) -> set[str]:
     """Names of data files that a journal still needs."""
-    names = set()
+    names: set[str] = set()
     for directory in directories:
         for _, file in CopyJournal(directory).done().values():
-            if file.path is not None:
-                names.add(file.path.rsplit("/", 1)[-1])
+            names.update(path.rsplit("/", 1)[-1] for path in file.paths)
     return names

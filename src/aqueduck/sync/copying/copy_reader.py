@@ -21,7 +21,7 @@ from aqueduck.lake.ledger.table_states import TableState
 from aqueduck.lake.session.directories import Directories, read_directories
 from aqueduck.lake.session.files import file_prefix
 from aqueduck.lake.target.apply import refuse_names
-from aqueduck.lake.target.places import OTHER, check_place, notice_changes
+from aqueduck.lake.target.places import OTHER, check_place, notice_changes, task_layout
 from aqueduck.model.columns.projection import only_needed
 from aqueduck.model.errors import SourceError
 from aqueduck.model.schema import TableName, TableSchema
@@ -140,6 +140,7 @@ class CopyReader:
                 planned.append((state, schema, chunks))
         with self.book.commit_lock:
             directories, uuids = self._prepare([(state, schema) for state, schema, _ in planned])
+            layouts = {state.oid: task_layout(self.book.lake, state.target) for state in states}
             beside = {
                 state.oid
                 for state, schema, _ in planned
@@ -158,8 +159,11 @@ class CopyReader:
                 columns=columns[state.oid], visibility=snapshot.visibility, xmin=xmin, time_us=time_us,
             )  # fmt: skip
             copies.append(
-                RunningCopy(state, schema, place, journal, session, state.oid in beside, uuids[state.oid])
-            )
+                RunningCopy(
+                    state, schema, place, journal, session, state.oid in beside, uuids[state.oid],
+                    layouts[state.oid],
+                )
+            )  # fmt: skip
             self.progress.begin(state.oid, journal, began)
             log.info(
                 "copy started" if session.number == 0 else "copy continues", group=self.book.group,

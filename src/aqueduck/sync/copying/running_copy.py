@@ -18,6 +18,7 @@ from aqueduck.lake.ledger.partition_marks import Marks
 from aqueduck.lake.ledger.table_states import TableState
 from aqueduck.lake.target.mode_rows import copied_columns
 from aqueduck.model.errors import CopyDisturbedError
+from aqueduck.model.layout import PLAIN, TableLayout
 from aqueduck.model.schema import TableSchema
 from aqueduck.postgres.catalog.structure import read_horizon, read_structure
 from aqueduck.postgres.copy.table_copy import Chunk, plan_chunks, read_column_marks
@@ -40,6 +41,8 @@ class RunningCopy:
     """Whether rows of an earlier copy stay, and earlier changes count as well."""
     target_uuid: str | None = None
     """The uuid of the target, if it existed when the copy began; None if that is not known."""
+    layout: TableLayout = PLAIN
+    """The target's layout when the copy began."""
     marks: Marks | None = None
     """The partitions that were read, once all chunks are done."""
 
@@ -48,16 +51,17 @@ class RunningCopy:
         name = f"{prefix}-{self.state.oid}-{uuid.uuid4().hex[:8]}"
         chunks = self.journal.missing()
         more = copied_columns(self.state.mode, self.session.position, self.session.time_us)
+        rest = (more, tuple(name for name, _ in self.state.mode.columns), self.layout)
         items = [
             CopyItem(
                 self.schema, c, self.place, f"{name}-copy-{c.number}",
-                str(self.journal.chunk_path(c.number, self.session)), more,
+                str(self.journal.chunk_path(c.number, self.session)), *rest,
             )
             for c in chunks
         ]  # fmt: skip
         again = self.journal.rescans()
         return items + [
-            CopyItem(self.schema, c, self.place, f"{name}-since-{c.number}", None, more) for c in again
+            CopyItem(self.schema, c, self.place, f"{name}-since-{c.number}", None, *rest) for c in again
         ]
 
     def start_over(self, why: str) -> CopyDisturbedError:

@@ -61,6 +61,7 @@ def commit_tasks(runner: GroupRunner, tasks: FoldedTasks, position: int, time_us
         runner.book.count((task for task, _ in ours), position)
         runner.committed(position, time_us)
         runner.book.inform_tasks()
+        runner.book.inform_of_layouts()
         outcomes = settled(ours, runner.states, before)
     seconds = time.monotonic() - began
     changes = sum(s.rows for task, _ in ours if not task.bucket for s in task.segments)

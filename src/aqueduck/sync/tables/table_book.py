@@ -21,9 +21,11 @@ from aqueduck.lake.ledger.parking import parked_totals
 from aqueduck.lake.ledger.table_states import TableState, read_states, write_state
 from aqueduck.lake.session.catalog import LakeSession
 from aqueduck.lake.session.directories import read_directories
+from aqueduck.lake.target.places import know_places, notice_changes, task_layout
 from aqueduck.model.batches import FoldTask
 from aqueduck.model.changes import SegmentRef
 from aqueduck.model.errors import AqueduckError, CopyDisturbedError, TableDisabledError
+from aqueduck.model.layout import TableLayout
 from aqueduck.model.schema import TableName
 from aqueduck.state_files.files import write_skips, write_tables
 from aqueduck.sync.copying.copy_journal import forget_journal
@@ -69,6 +71,8 @@ class TableBook:
         """Tables that were published while transactions may have been open, whose earlier changes are in no stream."""
         self._truncated: set[int] = set()
         self._left: set[int] = set()
+        self._layouts: dict[int, TableLayout] = {}
+        """The layouts that tasks were told."""
         self._requests_done: dict[int, RequestsDone] = {}
         self._rows_before: dict[int, int] = {}
 
@@ -348,7 +352,21 @@ class TableBook:
         known = read_directories(self.lake)
         # None if the target is missing: its changes are parked, like those of a table that is not ready.
         places = [(table.schema, self._place(known.of(table.target))) for table in self.tables.values()]
-        write_tables(self.tables_path, places, {oid: t.mode for oid, t in self.tables.items()})
+        targets = [table.target for table in self.tables.values()]
+        notice_changes(self.lake)
+        know_places(self.lake, targets)
+        self._layouts = {oid: task_layout(self.lake, t.target) for oid, t in self.tables.items()}
+        modes = {oid: table.mode for oid, table in self.tables.items()}
+        write_tables(self.tables_path, places, modes, self._layouts)
+
+    def inform_of_layouts(self) -> None:
+        """Write the tables again if the session knows other layouts than the tasks: people change them in the lake."""
+        places = self.lake.memory.places
+        for oid, table in self.tables.items():
+            place = places.get(table.target.folded)
+            if place is not None and task_layout(self.lake, table.target) != self._layouts.get(oid):
+                self.inform_capture()
+                break
 
     def _place(self, directory: str | None) -> str | None:
         """Where tasks write the rows of a table; only DuckLake writes the files of an encrypted lake."""

@@ -51,6 +51,7 @@ class TargetWatch:
                     runner.fail_table(oid, error)
                 elif error is None and _failed_for_its_target(runner, oid):
                     mended.append(oid)
+            runner.book.inform_of_layouts()
             self._versions[runner.group.name] = version
         for oid in mended:
             runner.copier.retry_now(oid)
