@@ -99,7 +99,6 @@ AHEAD = {
     # What a task made is put into the plan that a commit takes.
     ("lake/fold/fold_tasks.py", "lake/commit/commit.py"),
     ("lake/fold/fold_tasks.py", "lake/ledger/progress.py"),
-    ("sync/groups/group_commits.py", "sync/groups/group.py"),
 }
 """Imports of a module that the reader meets only later, and why."""
 

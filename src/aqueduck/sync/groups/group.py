@@ -21,13 +21,15 @@ import structlog
 from pyspark.sql import SparkSession
 
 from aqueduck.config.sync import GroupConfig, SyncConfig, group_dir
-from aqueduck.lake.fold.fold_tasks import FoldedTasks, FoldTaskWriter
+from aqueduck.lake.fold.fold_tasks import FoldedTasks, FoldTaskWriter, remove_scratch, settled
 from aqueduck.lake.ledger.parking import ord_after_parked
-from aqueduck.lake.ledger.progress import lake_mark, read_position
+from aqueduck.lake.ledger.progress import Position, lake_mark, read_position
 from aqueduck.lake.ledger.table_states import TableState
 from aqueduck.lake.session.catalog import LakeSession
+from aqueduck.model.batches import LeftToDriver
 from aqueduck.model.errors import AqueduckError
 from aqueduck.model.retries import restart_delay
+from aqueduck.model.schema import lsn_text
 from aqueduck.overview import metrics
 from aqueduck.overview.values import VerifyOverview
 from aqueduck.overview.verification import NEVER
@@ -36,10 +38,10 @@ from aqueduck.service.probe import Proof
 from aqueduck.service.tracing import BatchTimes
 from aqueduck.spark.query.copy_job import cancel_copies, run_copy
 from aqueduck.spark.query.sync_query import SyncQuery
-from aqueduck.state_files.files import read_report
+from aqueduck.state_files.files import read_report, write_durable
 from aqueduck.sync.copying.copies import Copier
 from aqueduck.sync.copying.copy_reader import CopyJobs, CopySettings
-from aqueduck.sync.groups.group_commits import commit_tasks
+from aqueduck.sync.groups.group_commits import GroupCommits
 from aqueduck.sync.prepare import PreparedGroup
 from aqueduck.sync.slot_history import refuse_another_source
 from aqueduck.sync.status import GroupStatus
@@ -125,6 +127,14 @@ class GroupRunner:
             self.versions,
             self.has_everything_before,
         )
+        self.commits = GroupCommits(
+            self.book,
+            self.versions,
+            self.copier.schedule,
+            config.lake.data_path,
+            self.run_id,
+            self.group.on_type_change == "resync",
+        )
 
     @property
     def tables(self) -> Mapping[int, PreparedTable]:
@@ -203,7 +213,51 @@ class GroupRunner:
 
     def commit(self, tasks: FoldedTasks, position: int, time_us: int) -> None:
         """Called by the query for each batch: one lake transaction."""
-        commit_tasks(self, tasks, position, time_us)
+        paths = [s.path for task, _ in tasks for s in task.segments if s.path] if self.on_commit else []
+        end = Position(self.group.name, position, time_us, self.ready.system_identifier, self.timeline)
+        began, before = time.monotonic(), self.status.position
+        with self.commit_lock:
+            # The batch may still contain changes of a table that was removed.
+            ours = [(task, outcome) for task, outcome in tasks if task.table_oid in self.states]
+            self.commits.commit(ours, end)
+            if self.on_commit is not None:
+                self.on_commit(paths)
+            write_durable(self.directory / "durable", position)
+            self.book.count((task for task, _ in ours), position)
+            self.committed(position, time_us)
+            self.book.inform_tasks()
+            self.book.inform_of_layouts()
+            outcomes = settled(ours, self.states, before)
+        self._measure(outcomes, end, before, time.monotonic() - began)
+        remove_scratch(tasks, str(self.book.scratch))
+
+    def _measure(self, tasks: FoldedTasks, end: Position, before: int, seconds: float) -> None:
+        """Count a batch, and trace it if traces are exported."""
+        name, fold_seconds = self.group.name, self.query.fold_seconds
+        changes = sum(s.rows for task, _ in tasks if not task.bucket for s in task.segments)
+        metrics.observe_batch(
+            name,
+            phase_seconds={"fold": fold_seconds, "commit": seconds},
+            commit_seconds=seconds,
+            changes=changes,
+            freshness_seconds=self.status.freshness_seconds,
+        )
+        for _, outcome in tasks:
+            metrics.count_fold_task(name, outcome if isinstance(outcome, LeftToDriver) else "files")
+        if self.on_traced is not None:
+            self.on_traced(
+                BatchTimes(
+                    group=name,
+                    ended=time.time(),
+                    fold_seconds=fold_seconds,
+                    commit_seconds=seconds,
+                    source_commit=end.commit_time_us / 1e6 if end.commit_time_us else None,
+                    lsn_from=lsn_text(before),
+                    lsn_to=lsn_text(end.position),
+                    changes=changes,
+                    tables=len({task.table_oid for task, _ in tasks}),
+                )
+            )
 
     # -- the capture's report
 

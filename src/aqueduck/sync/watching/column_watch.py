@@ -167,7 +167,7 @@ def _follow(runner: GroupRunner, due: _Due) -> bool:
         else:
             return True
         if not isinstance(error, ResyncNeededError) or group.on_type_change != "resync":
-            runner.fail_table(state.oid, with_way_out(runner, state.oid, error))
+            runner.fail_table(state.oid, with_way_out(runner.book, state.oid, error))
             return False
     log.warning("table is re-copied", group=group.name, table=state.source, error=str(error))
     runner.resync(state.oid)
