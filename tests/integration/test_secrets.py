@@ -72,9 +72,9 @@ def telling_variables(pid: int) -> set[str]:
     return found
 
 
-def answer(port: int, path: str) -> bytes:
+def answer(port: int, path: str, seconds: float = 60) -> bytes:
     """The answer of a port over HTTP; empty if it speaks another protocol."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
     try:
         connection.request("GET", path)
         return connection.getresponse().read()
@@ -86,7 +86,7 @@ def answer(port: int, path: str) -> bytes:
 
 def first_event(port: int) -> bytes:
     """All that the page is told: the first message of the stream of events."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     with contextlib.closing(connection):
         connection.request("GET", "/api/v1/events")
         response = connection.getresponse()
@@ -112,7 +112,7 @@ def pages(pid: int) -> dict[str, bytes]:
     """Spark's page with its plans, and the service's own."""
     found: dict[str, bytes] = {}
     for port in listening_ports(pid):
-        if not answer(port, "/jobs/"):
+        if not answer(port, "/jobs/", 5):
             continue
         with contextlib.suppress(ValueError, LookupError):
             app = json.loads(answer(port, "/api/v1/applications"))[0]["id"]
