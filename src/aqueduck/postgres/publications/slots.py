@@ -204,7 +204,7 @@ def check_slot(
     raise _lost(
         name,
         f"is at {lsn_text(confirmed)}, beyond the lake's {lsn_text(position)}:"
-        " it was re-created or moved by another program",
+        " it was re-created or moved by another program, or the lake was restored from an older backup",
         "; if only state_dir was lost and nothing else used the slot: aqueduck run --trust-slot",
     )
 
