@@ -16,6 +16,7 @@ from aqueduck.lake.session.catalog import open_lake
 from aqueduck.lake.session.pool import LakePool
 from aqueduck.lake.writes.table_write import commit_parts, write_part
 from aqueduck.lake.writes.write_target import WriteOrder, open_target
+from aqueduck.model.bookmarks import Bookmark
 from aqueduck.model.errors import EncryptedLakeError
 from aqueduck.model.schema import TableName
 from aqueduck.service.check_lake import check_catalog
@@ -24,6 +25,7 @@ from aqueduck.sync.maintain import maintain_sync
 from tests.fanout_lakes import Fan, config, connect
 from tests.fix_lake import CATALOGS, catalog_of
 from tests.fix_postgres import Database
+from tests.sinks.test_tables import part
 from tests.whole_group import WholeGroup, whole_group
 
 EVENTS = TableName("log", "events")
@@ -140,6 +142,23 @@ def test_a_sync_into_an_encrypted_lake_leaves_nothing_readable_in_it(
 
 def agree(group: WholeGroup) -> bool:
     return {c.table: c.verdict for c in group.verify()} == {f"public.{mode}": "identical" for mode in MODES}
+
+
+def test_events_and_bookmarks_in_an_encrypted_lake_are_encrypted(
+    encrypted: LakeConfig, tmp_path: Path
+) -> None:
+    """The sink and its bookmark, in files instead of the catalog."""
+    config = encrypted.model_copy(update={"inline_rows": 0})
+    sink = LakeEvents(config, EVENTS, "slot")
+    sink.recover(sink.load())
+    sink.write([part(tmp_path, 1)], 10)
+    sink.save(Bookmark(10, "c"))
+    sink.close()
+    assert all(map(is_encrypted, lake_files(encrypted.data_path)))
+    with open_lake(encrypted, read_only=True) as lake:
+        assert lake.query("select count(*) from lake.log.events")[0] == [(1,)]
+        files = "select count(*) from __ducklake_metadata_lake.ducklake_data_file"
+        assert lake.query(files)[0] == [(3,)], "the table of the fixture, the event and the bookmark"
 
 
 @pytest.mark.parametrize(

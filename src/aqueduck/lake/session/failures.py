@@ -22,6 +22,7 @@ from aqueduck.model.errors import (
     LakeBusyError,
     LakeFileMissingError,
     LakeWriteError,
+    SchemaChangeError,
     ValueCastError,
 )
 
@@ -61,6 +62,7 @@ _KNOWN_PATH = re.compile(r'data path in the catalog "([^"]+)"')
 _COLUMN_CAST = re.compile(
     r'failed to cast column "((?:[^"]|"")+)" from type .+? to ([A-Z][A-Z_ ]*(?:\([\d,]+\))?)'
 )
+_NOT_NULL = re.compile(r"NOT NULL constraint failed: [^.\s]+\.(\S+)")
 _OWN = re.compile(r"^Invalid Input Error: aqueduck: (.*)")
 _SHOWN = re.compile(r"^[^'\"\n`$]*")
 
@@ -130,6 +132,12 @@ def classify(exc: duckdb.Error, doing: str, *, table: str | None = None) -> Aque
             " --drop-target, then tables add"
         )
         return LakeFileMissingError(f"{doing} did not find a file of the lake", hint=hint, table=table)
+    if isinstance(exc, duckdb.ConstraintException) and (column := _NOT_NULL.search(str(exc))):
+        return SchemaChangeError(
+            f"{doing} found NULL for the column {column[1]}, which was set to NOT NULL in the lake",
+            hint=f"alter the lake table: alter column {column[1]} drop not null",
+            table=table,
+        )
     if isinstance(exc, duckdb.OutOfMemoryException):
         hint = "increase the group's task_memory, or add memory to the machine"
         return LakeWriteError(f"{doing} ran out of memory", hint=hint, table=table)
