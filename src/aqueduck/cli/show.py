@@ -22,7 +22,7 @@ from aqueduck.fanout.verdicts import DestinationComparison
 from aqueduck.lake.ledger.lineage import SourceState
 from aqueduck.model.errors import VerifyDifferenceError
 from aqueduck.service.check_server import CheckResult
-from aqueduck.sync.comparing.verify_reads import Progress as Told
+from aqueduck.sync.comparing.verify_reads import Progress as ProgressReport
 from aqueduck.sync.verify import TableComparison
 
 __all__ = [
@@ -361,18 +361,18 @@ def raise_verdict(results: Sequence[TableComparison]) -> None:
 
 
 @contextlib.contextmanager
-def verify_progress(errors: Console) -> Iterator[Told]:
+def verify_progress(errors: Console) -> Iterator[ProgressReport]:
     """A progress bar for each table on a terminal; nothing elsewhere."""
     columns = (TextColumn("{task.fields[table]}"), BarColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
         bars: dict[str, TaskID] = {}
 
-        def told(table: str, doing: str, share: float) -> None:
+        def report(table: str, doing: str, share: float) -> None:
             if table not in bars:
                 bars[table] = progress.add_task(doing, total=1.0, table=table)
             progress.update(bars[table], description=doing, completed=share)
 
-        yield told
+        yield report
 
 
 def show_maintenance(console: Console, reports: Sequence[Row]) -> None:

@@ -41,7 +41,7 @@ def fanout_verifier(service: FanoutService) -> Verifier:
             return "the source cannot be read"
         if status.seed is not None:
             return "destinations are being seeded"
-        # One that failed stays behind until somebody repairs it; the others are compared meanwhile.
+        # A failed destination stays behind until it is repaired; the others are compared meanwhile.
         moving = [d for d in list(status.destinations.values()) if d.state != "errored"]
         lag = max((d.lag_seconds for d in moving), default=0.0)
         return None if lag <= config.pause_lag_seconds else f"a destination is {lag:.0f} s behind"

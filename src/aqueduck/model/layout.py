@@ -34,7 +34,7 @@ COMPONENT_BYTES_MAX = 255
 # What DuckDB reads as NULL in a path, whatever the column's type.
 _READ_AS_NULL = {"null", "__hive_default_partition__"}
 _NULL = "__HIVE_DEFAULT_PARTITION__"
-# Types whose values are the same after a cast to text and back, and of which equal values have one text.
+# Types whose values are the same after a cast to text and back, and whose equal values have the same text.
 _EXACT = re.compile(
     r"varchar|boolean|u?int\d+|decimal\(\d+, ?\d+\)|date|timestamp(_us|_ms|_s|_ns)?|timestamptz|uuid"
 )
@@ -88,7 +88,7 @@ class TableLayout:
     partition: tuple[PartitionKey, ...] = ()
     sort: tuple[SortKey, ...] = ()
     in_paths: bool = True
-    """Whether paths can tell DuckLake the partitions of files."""
+    """Whether paths can name the partitions of files for DuckLake."""
     names_directories: bool = True
     """Whether DuckLake puts files into directories that are named after partition values; see `hive_file_pattern`."""
 
@@ -162,7 +162,7 @@ class TableLayout:
         return len(set(columns)) < len(columns)
 
     def can_be_in_paths(self, columns: Collection[str]) -> bool:
-        """Whether paths can tell the partitions of a table with these columns."""
+        """Whether paths can name the partitions of a table with these columns."""
         own = {key.column.lower() for key in self.partition if key.transform == IDENTITY}
         others = {column.lower() for column in columns} - own
         names = self.path_names

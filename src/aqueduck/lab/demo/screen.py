@@ -113,7 +113,7 @@ class Screen:
             self.say(f"    {line[2:]}" if line.startswith("  ") else f"  • {line}")
 
     def wait_for_enter(self, address: str) -> None:
-        """Keep the page until somebody at a terminal has seen enough; without a terminal, return at once."""
+        """Keep the page until the user at a terminal has seen enough; without a terminal, return at once."""
         if self.console.is_terminal and sys.stdin.isatty():
             self.console.input(f"\nThe page stays at [bold cyan]{address}[/] until you press Enter. ")
 

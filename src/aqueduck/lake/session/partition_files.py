@@ -2,7 +2,7 @@
 Write rows as files that fit a table's layout: one file per partition, sorted, in the directory of its partition.
 
 A partition with few rows gets no file of its own: many small files would be slow to read and to merge.  Its rows go
-into a file without a mark, together with rows whose partition values a path cannot tell, and the driver has DuckLake
+into a file without a mark, together with rows whose partition values a path cannot express, and the driver has DuckLake
 insert them.  The rows are sorted by partition first, so that memory holds one writer, however many partitions there are.
 """
 

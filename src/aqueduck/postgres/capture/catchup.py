@@ -18,7 +18,7 @@ End = Literal["caught_up", "large", "empty", "far", "failed", "stopped"]
 
 NEAR_BYTES = 1 << 20
 NEAR_BYTES_MAX = 16 << 20
-OPEN_SHARE = 4  # a step of which a quarter belongs to transactions that had not ended
+OPEN_SHARE = 4  # a quarter of a step belongs to transactions that had not ended
 EMPTY_STEPS = 2
 STEP_FACTOR = 4  # a bulk step may be this many times `poll_step_bytes`, if much is decoded again
 FAR_FACTOR = 16

@@ -1,5 +1,5 @@
 """
-Functions that PostgreSQL may run as whoever reads a table, because the table's indexes, statistics or partition keys call them.
+Functions that PostgreSQL may run as the reader of a table, because the table's indexes, statistics or partition keys call them.
 
 Planning a query evaluates immutable functions of constants in these expressions (ADR 62).  So the owner of such a
 function can have it run as the service.

@@ -112,7 +112,7 @@ def _table_lines(described: Sequence[Described], names: Counter[str]) -> Iterato
 
 
 def _identity(table: TableSchema) -> str:
-    """How rows are told apart: the key, and the replica identity if it is not the default."""
+    """How rows are identified: the key, and the replica identity if it is not the default."""
     if not table.key:
         return "no key, replica identity full: rows are identified by all columns"
     key = f"key {', '.join(table.key)}"

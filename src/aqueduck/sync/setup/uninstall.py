@@ -148,7 +148,7 @@ def _lake_steps(
     if not own_tables(lake, groups):
         return
     if not with_lake:
-        yield Step(what, "--lake drops them; without them, everything is copied again")
+        yield Step(what, "--lake drops them; without them, everything is re-copied")
         return
     others = others_in_lake(lake, groups)
     if others:

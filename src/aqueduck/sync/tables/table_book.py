@@ -72,7 +72,7 @@ class TableBook:
         self._truncated: set[int] = set()
         self._left: set[int] = set()
         self._layouts: dict[int, TableLayout] = {}
-        """The layouts that tasks were told."""
+        """The layouts that the tasks have."""
         self._requests_done: dict[int, RequestsDone] = {}
         self._rows_before: dict[int, int] = {}
 
