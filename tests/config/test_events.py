@@ -97,6 +97,12 @@ def test_every_option_of_the_source_is_taken() -> None:
     )
 
 
+def test_the_reader_follows_from_the_slot() -> None:
+    """What only one reader can read needs no setting."""
+    assert parse({"slot_type": "temporary"}).source.capture == "stream"
+    assert parse({"plugin": "test_decoding"}).source.capture == "poll"
+
+
 def test_a_table_sink_keeps_the_bookmark_and_takes_the_directory_of_a_file_state() -> None:
     """P-E03: a file whose sink becomes a table runs with the state that it had; names are as the database spells them."""
     state = {"type": "file", "config": {"path": "./state"}}

@@ -62,7 +62,7 @@ class PostgresCdcConfig(Section):
     plugin: Literal["pgoutput", "test_decoding"] = "pgoutput"
     poll_interval_ms: int = Field(default=100, ge=10, le=60_000)
     poll_step_bytes: Bytes = ByteSize(64 * MIB)
-    catchup_bytes: Bytes = ByteSize(64 * MIB)
+    catchup_bytes: Bytes = ByteSize(16 * MIB)
     envelope: Envelope | None = None
     idle_timeout: Seconds | None = None
     max_messages: int | None = Field(default=None, gt=0)

@@ -247,7 +247,7 @@ class GroupConfig(Section):
     plugin: Literal["pgoutput", "test_decoding"] = "pgoutput"
     poll_interval_ms: int = Field(default=100, ge=10, le=60_000)
     poll_step_bytes: ByteSize = Field(default=ByteSize(64 * MIB), ge=1 << 16, le=1 << 40)
-    catchup_bytes: ByteSize = Field(default=ByteSize(64 * MIB), ge=1, le=1 << 50)
+    catchup_bytes: ByteSize = Field(default=ByteSize(16 * MIB), ge=1, le=1 << 50)
     flush_interval_ms: int = Field(default=1000, ge=0, le=3_600_000)
     stage_bytes_max: ByteSize = Field(default=ByteSize(1024 * MIB), ge=1, le=1 << 50)
     batch_bytes_max: ByteSize = Field(default=ByteSize(512 * MIB), ge=1, le=1 << 50)

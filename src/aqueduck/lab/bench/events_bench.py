@@ -19,6 +19,7 @@ import psycopg
 from rich.console import Console
 
 from aqueduck.config.events import parse_events
+from aqueduck.config.events_sections import PostgresCdcConfig
 from aqueduck.events.service import EventsService
 from aqueduck.lab.bench.workbench import SETTINGS, TABLE, Meter, bench_server, seconds_to_send
 from aqueduck.lab.embedded import EmbeddedPostgres
@@ -29,6 +30,7 @@ from aqueduck.model.schema import lsn_text, parse_lsn
 
 __all__ = ["bench_events"]
 
+DEFAULT = str(PostgresCdcConfig.model_fields["capture"].default)
 SLOT, PUBLICATION = "bench_events", "bench_events"
 WARM_UP_ROWS = 240_000
 
@@ -89,7 +91,7 @@ class _Bench:
         return seconds_to_send(self.server, self.conn, PUBLICATION, lsn_text(self.position()))
 
 
-def bench_events(console: Console, rows: int | None, *, capture: str = "stream") -> dict[str, Any]:
+def bench_events(console: Console, rows: int | None, *, capture: str = DEFAULT) -> dict[str, Any]:
     """1 M inserts in transactions of 1 000."""
     n = rows or 1_000_000
     with _bench(capture) as bench:

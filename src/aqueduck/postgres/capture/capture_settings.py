@@ -50,7 +50,7 @@ class CaptureSettings:
     poll_interval_seconds: float = 0.1
     poll_step_bytes: int = 64 << 20
     """The most WAL that one step of an SQL reader decodes."""
-    catchup_bytes: int = 64 << 20
+    catchup_bytes: int = 16 << 20
     """With `auto`, a larger backlog is read by SQL first."""
 
     @property

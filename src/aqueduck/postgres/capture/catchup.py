@@ -17,7 +17,6 @@ End = Literal["caught_up", "large", "empty", "far", "failed", "stopped"]
 """Why a bulk reader ended; `far` means that each step decodes too much again."""
 
 NEAR_BYTES = 1 << 20
-NEAR_BYTES_MAX = 16 << 20
 OPEN_SHARE = 4  # a quarter of a step belongs to transactions that had not ended
 EMPTY_STEPS = 2
 STEP_FACTOR = 4  # a bulk step may be this many times `poll_step_bytes`, if much is decoded again
@@ -25,6 +24,7 @@ FAR_FACTOR = 16
 AGAIN_SHARE = 3  # a switch costs about as much as streaming a third of what is decoded again
 LOOK_SECONDS = 1.0
 BUSY_BYTES = 4 << 20  # a stream that receives less in that time is not what delays the changes
+USEFUL_BYTES = 64 << 20
 PAUSE_FACTOR = 10
 FAILED_SECONDS = 600.0
 
@@ -36,7 +36,7 @@ class Step:
     full: bool
     """Whether WAL that was written before the step is left."""
     left_bytes: int
-    """How much of it."""
+    """How much of it; the last step reads to its end, as the stream would first decode again what was read."""
     frame_bytes: int
     open_bytes: int
     """The frames of transactions that had not ended with the step; it is sent again."""
@@ -47,12 +47,11 @@ class Step:
 class BulkRead:
     """One bulk reader: the size of its steps, and when it ends."""
 
-    def __init__(self, *, catchup_bytes: int, step_bytes: int) -> None:
-        self._near = max(NEAR_BYTES, min(catchup_bytes // 4, NEAR_BYTES_MAX))
+    def __init__(self, *, step_bytes: int) -> None:
         self._step_bytes = step_bytes
         self._empty = 0
-        self.wal_bytes = 0
-        """How far the steps came."""
+        self.kept_bytes = 0
+        """The frames that need not be sent again."""
         self.end: End = "stopped"
 
     def step_bytes(self, usual: int, again_bytes: int) -> int:
@@ -61,10 +60,11 @@ class BulkRead:
 
     def has_ended(self, step: Step) -> bool:
         """Whether the stream should continue after this step."""
+        self.kept_bytes += step.frame_bytes - step.open_bytes
         self._empty = self._empty + 1 if step.full and not step.frame_bytes else 0
         if step.open_bytes and step.open_bytes * OPEN_SHARE >= step.frame_bytes:
             self.end = "large"
-        elif step.left_bytes < self._near:
+        elif step.left_bytes < NEAR_BYTES:
             self.end = "caught_up"
         elif self._empty >= EMPTY_STEPS:
             self.end = "empty"
@@ -129,7 +129,7 @@ class Catchup:
     def bulk_ended(self, now: float, began: float, read: BulkRead) -> None:
         """A reader that was of little use is not tried again before streaming took ten times as long."""
         self.trouble = None
-        if read.end != "caught_up" and read.wal_bytes < self._catchup_bytes:
+        if read.end != "caught_up" and read.kept_bytes < USEFUL_BYTES:
             self._not_before = now + PAUSE_FACTOR * (now - began)
 
     def bulk_failed(self, now: float, why: str) -> None:

@@ -319,8 +319,6 @@ class PolledStream:
         for piece in rows.end(upto):
             self._put(piece)
         self._put(keepalive_frame(upto))
-        if self._bulk is not None:
-            self._bulk.wal_bytes += upto - begin
         full = upto < server
         self._step_bytes = min(2 * self._step_bytes if full else FIRST_STEP_BYTES, self._step_bytes_max)
 

@@ -89,7 +89,7 @@ class Readers:
             backlog, version = self._backlog(position)
             if not self._catchup.is_due(backlog):
                 return None
-            read = BulkRead(catchup_bytes=s.catchup_bytes, step_bytes=s.poll_step_bytes)
+            read = BulkRead(step_bytes=s.poll_step_bytes)
             bulk = _polled(s, position, bulk=read, in_progress=in_progress and version >= 140000)
         except AqueduckError as exc:  # if the stream cannot be opened either, its error is raised
             self._catchup.bulk_failed(time.monotonic(), str(exc))

@@ -61,7 +61,7 @@ class Settings:
     plugin: str = "pgoutput"
     poll_interval_ms: int = 100
     poll_step_bytes: int = 1 << 26
-    catchup_bytes: int = 1 << 26
+    catchup_bytes: int = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,8 @@ CDC_OPTIONS = (
 
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 BATCH_BYTES = 256 << 20
-SQL_BYTES = 64 << 20
+STEP_BYTES = 64 << 20
+CATCHUP_BYTES = 16 << 20
 CAPTURES = ("stream", "poll", "auto")
 PLUGINS = ("pgoutput", "test_decoding")
 
@@ -91,8 +92,8 @@ class CdcOptions:
             capture=capture,
             plugin=plugin,
             poll_interval_seconds=(options.number("poll_interval_ms", least=10) or 100) / 1000,
-            poll_step_bytes=options.size("poll_step_bytes") or SQL_BYTES,
-            catchup_bytes=options.size("catchup_bytes") or SQL_BYTES,
+            poll_step_bytes=options.size("poll_step_bytes") or STEP_BYTES,
+            catchup_bytes=options.size("catchup_bytes") or CATCHUP_BYTES,
             silence_timeout_seconds=options.number("silence_timeout_seconds", least=1) or 30,
         )
 

@@ -45,7 +45,7 @@ language sql immutable set search_path = pg_catalog, pg_temp as $$
          'How often the capture poll looks for changes; less often while there are none.'),
         ('poll_step_bytes', 'bytes', '67108864', 65536, 1::bigint << 40, null, '{global,group}',
          'How much WAL one read by SQL decodes.'),
-        ('catchup_bytes', 'bytes', '67108864', 1, 1::bigint << 50, null, '{global,group}',
+        ('catchup_bytes', 'bytes', '16777216', 1, 1::bigint << 50, null, '{global,group}',
          'With the capture auto, a larger backlog is read by SQL before streaming resumes.')
 $$;
 
