@@ -102,6 +102,21 @@ def tables_add(
     where: Annotated[
         str | None, typer.Option(help="Only rows for which this condition is true.", metavar="CONDITION")
     ] = None,
+    partition_by: Annotated[
+        str | None,
+        typer.Option(
+            help="Partition keys of the lake table, such as 'tenant, month(created_at), bucket(16, id)'.",
+            metavar="KEYS",
+        ),
+    ] = None,
+    sort_by: Annotated[
+        str | None,
+        typer.Option(help="Sort keys of the lake table, such as 'created_at desc'.", metavar="KEYS"),
+    ] = None,
+    target_file_size: Annotated[
+        str | None,
+        typer.Option(help="The size up to which files are merged, such as 128MiB.", metavar="SIZE"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Add a table to a group; its rows are copied while the stream of the other tables continues."""
@@ -109,7 +124,11 @@ def tables_add(
 
     from aqueduck.config.table_options import read_options
 
-    options = json.dumps(read_options(table, columns, exclude, rename or (), mask or (), where, mode))
+    given = read_options(
+        table, columns, exclude, rename or (), mask or (), where, mode,
+        partition_by=partition_by, sort_by=sort_by, target_file_size=target_file_size,
+    )  # fmt: skip
+    options = json.dumps(given)
     said = f"{table} will be {'replicated' if no_copy else 'copied and replicated'}"
     wanted = {
         "source": table,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ByteSize,
     Field,
@@ -51,6 +52,7 @@ from aqueduck.config.sections import (
 from aqueduck.config.server import ServerConfig, TokenConfig
 from aqueduck.model.columns.projection import Mask, Projection
 from aqueduck.model.errors import ConfigError
+from aqueduck.model.layout import TableLayout, WantedLayout, parse_partition_key, parse_sort_key
 from aqueduck.model.modes import TableMode
 from aqueduck.model.schema import TableName, parse_table_name
 
@@ -71,7 +73,8 @@ __all__ = [
 
 _GROUP_NAME = re.compile(r"[a-z0-9_]{1,40}")
 _MASTER = re.compile(r"local(\[(\d+|\*)(,\d+)?\])?|local-cluster\[[\d,]+\]|spark://.+|k8s://.+|yarn")
-_TABLE_OPTIONS = {"columns", "exclude", "rename", "mask", "where"}
+_PROJECTION = {"columns", "exclude", "rename", "mask", "where"}
+_LAYOUT = {"partition_by", "sort_by", "target_file_size"}
 _HINT = "see docs/configuration.md for every key"
 
 
@@ -140,6 +143,24 @@ def _mask(value: Any) -> Any:
     raise ValueError("must be hash, redact or {constant: a value}")
 
 
+def _partition_keys(texts: tuple[str, ...]) -> tuple[str, ...]:
+    keys = [parse_partition_key(text) for text in texts]
+    if unknown := TableLayout(tuple(keys)).unknown:
+        raise ValueError(f"names {unknown[0]} more than once")
+    return texts
+
+
+def _sort_keys(texts: tuple[str, ...]) -> tuple[str, ...]:
+    for text in texts:
+        parse_sort_key(text)
+    return texts
+
+
+PartitionKeys = Annotated[tuple[Text, ...], AfterValidator(_partition_keys)] | None
+SortKeys = Annotated[tuple[Text, ...], AfterValidator(_sort_keys)] | None
+FileSize = Annotated[ByteSize, Field(ge=MIB, le=1 << 40)] | None
+
+
 class TableConfig(Section):
     """One source table and its target; `TableName` normalizes the names."""
 
@@ -163,19 +184,34 @@ class TableConfig(Section):
         default_factory=dict
     )
     where: str = ""
+    partition_by: PartitionKeys = None
+    """Partition keys of the target, such as `month(created_at)`; an empty list for none; by default, as they are in the lake."""
+    sort_by: SortKeys = None
+    """Sort keys of the target, such as `created_at desc`; an empty list for none; by default, as they are in the lake."""
+    target_file_size: FileSize = None
+    """The size up to which DuckLake inserts into and merges one file; by default, as it is in the lake."""
     adopt: bool = False
     """Whether an existing lake table that Aqueduck did not create, with all its rows, may become the target."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """Columns, names, masks and row filter as the file has them, without defaults."""
-        given = self.model_dump(mode="json", include=_TABLE_OPTIONS)
-        return {name: value for name, value in given.items() if value}
+        """Columns, names, masks, row filter and layout as the file has them, without defaults."""
+        given = self.model_dump(mode="json", include=_PROJECTION | _LAYOUT)
+        return {n: value for n, value in given.items() if value or (n in _LAYOUT and value is not None)}
+
+    @property
+    def layout(self) -> WantedLayout:
+        """The target's layout, as far as it is given."""
+        return WantedLayout(
+            None if self.partition_by is None else tuple(map(parse_partition_key, self.partition_by)),
+            None if self.sort_by is None else tuple(map(parse_sort_key, self.sort_by)),
+            self.target_file_size,
+        )
 
     @property
     def projection(self) -> Projection | None:
         """The options as values; None if the table is replicated unchanged."""
-        if not self.options:
+        if not self.options.keys() & _PROJECTION:
             return None
         masks = tuple(
             (name, Mask("constant", mask.constant) if isinstance(mask, ConstantMask) else Mask(mask))
@@ -268,6 +304,10 @@ class GroupConfig(Section):
     """By default `aqueduck_` followed by the group's name."""
     publication: str = Field(default="", min_length=1, max_length=63)
     """By default `aqueduck_` followed by the group's name."""
+    partition_by: PartitionKeys = None
+    """For tables of the file that have none of their own."""
+    sort_by: SortKeys = None
+    target_file_size: FileSize = None
     tables: tuple[TableConfig, ...] = ()
 
     @property
@@ -284,6 +324,16 @@ class GroupConfig(Section):
         given = {key: value for key, value in values.items() if value is not None}
         capture = {"capture": "poll"} if given.get("plugin") == "test_decoding" else {}
         return {"slot_name": name, "publication": name, **capture, **given}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lays_out_its_tables(cls, values: Any) -> Any:
+        """Give the group's layout to its tables, by which it is registered."""
+        if not isinstance(values, dict) or not isinstance(values.get("tables"), list | tuple):
+            return values
+        defaults = {name: values[name] for name in sorted(_LAYOUT) if values.get(name) is not None}
+        tables = [{**defaults, **t} if isinstance(t, dict) else t for t in values["tables"]]
+        return {name: value for name, value in values.items() if name not in defaults} | {"tables": tables}
 
     @model_validator(mode="after")
     def _can_read_its_plugin(self) -> GroupConfig:
@@ -467,6 +517,10 @@ def _refuse_shared_targets(tables: Iterable[TableConfig]) -> None:
         if len({(mode.name, mode.source_column) for mode in modes}) > 1:
             raise ValueError(
                 f"the sources of the target table {name} must have the same mode and source_column"
+            )
+        if len({table.layout for table in sharing}) > 1:
+            raise ValueError(
+                f"the sources of the target table {name} must have the same partition_by, sort_by and target_file_size"
             )
         refuse_repeated(
             f"source_value of the target {name}", (str(mode.source_value) for mode in modes), " under groups"

@@ -6,6 +6,7 @@ Pure; the rules are those of `config.sync.TableConfig`, and `model.columns.proje
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,10 @@ def read_options(
     mask: Sequence[str],
     where: str | None,
     mode: str = "upsert",
+    *,
+    partition_by: str | None = None,
+    sort_by: str | None = None,
+    target_file_size: str | None = None,
 ) -> dict[str, Any]:
     """Options in the form of the file; mistakes are refused with the same messages."""
     given: dict[str, Any] = {
@@ -39,6 +44,9 @@ def read_options(
             for name, value in (_pair("--mask", text) for text in mask)
         },
         "where": where or "",
+        "partition_by": _keys(partition_by),
+        "sort_by": _keys(sort_by),
+        "target_file_size": target_file_size or "",
     }
     return check_options(table, {name: value for name, value in given.items() if value}, mode)
 
@@ -55,6 +63,12 @@ def check_options(table: str, options: dict[str, Any], mode: str = "upsert") -> 
 
 def _names(text: str | None) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()] if text else []
+
+
+def _keys(text: str | None) -> list[str]:
+    """Keys that are separated by commas, except for those within parentheses or quotes."""
+    found = re.findall(r'(?:[^,("]|\([^)]*\)|"[^"]*")+', text or "")
+    return [key.strip() for key in found if key.strip()]
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:

@@ -16,12 +16,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 
 __all__ = [
+    "AS_IT_IS",
     "IDENTITY",
     "PLAIN",
     "PartitionKey",
     "SortKey",
     "TableLayout",
+    "WantedLayout",
     "goes_into_path",
+    "parse_partition_key",
+    "parse_sort_key",
     "path_part",
     "path_value",
 ]
@@ -37,8 +41,18 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 # Types whose values are the same after a cast to text and back, and whose equal values have the same text.
 _EXACT = re.compile(
     r"varchar|boolean|u?int\d+|decimal\(\d+, ?\d+\)|date|timestamp(_us|_ms|_s|_ns)?|timestamptz|uuid"
+    r"|smallint|integer|bigint|timestamp with time zone"
 )
 _SPECIAL, _ENCODED = re.compile(rb"[^A-Za-z0-9_.~-]"), re.compile(rb"%([0-9A-Fa-f]{2})")
+_NAME = r'(?:[^\W\d]\w*|"(?:[^"]|"")+")'
+_PARTITION = re.compile(
+    rf"(?:bucket\s*\(\s*(?P<buckets>\d{{1,6}})\s*,\s*(?P<bucketed>{_NAME})\s*\)"
+    rf"|(?P<part>year|month|day|hour)\s*\(\s*(?P<dated>{_NAME})\s*\)|(?P<plain>{_NAME}))",
+    re.IGNORECASE,
+)
+_SORT = re.compile(
+    rf"(?P<column>{_NAME})(?:\s+(?P<direction>asc|desc))?(?:\s+nulls\s+(?P<nulls>first|last))?", re.IGNORECASE
+)
 _PLAIN_NAME = re.compile(r"\w+")
 
 
@@ -67,7 +81,7 @@ class PartitionKey:
     @property
     def has_exact_text(self) -> bool:
         """Whether every value of the key is the same after a cast to text and back."""
-        return self.transform != IDENTITY or _EXACT.fullmatch(self.kind) is not None
+        return self.transform != IDENTITY or _EXACT.fullmatch(self.kind.lower()) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +203,68 @@ class TableLayout:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class WantedLayout:
+    """What the configuration says of a target's layout; None leaves alone what the lake has."""
+
+    partition: tuple[PartitionKey, ...] | None = None
+    sort: tuple[SortKey, ...] | None = None
+    file_bytes: int | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        """Every column that it names, once."""
+        keys = [key.column for key in self.partition or ()] + [key.expression for key in self.sort or ()]
+        return list(dict.fromkeys(keys))
+
+    def over(self, current: TableLayout) -> TableLayout:
+        """The layout of a table that has `current`."""
+        partition = current.partition if self.partition is None else self.partition
+        return TableLayout(partition, current.sort if self.sort is None else self.sort)
+
+    def differs(self, current: TableLayout) -> tuple[bool, bool]:
+        """Whether the partition keys and the sort keys differ from those of a table."""
+        one, other = self.over(current), current
+        keys = [
+            [(k.column.lower(), k.transform, k.buckets) for k in layout.partition] for layout in (one, other)
+        ]
+        sorts = [[_place(key) for key in layout.sort] for layout in (one, other)]
+        return keys[0] != keys[1], sorts[0] != sorts[1]
+
+
+def _place(key: SortKey) -> tuple[str, bool, bool]:
+    return (key.column or key.expression).lower(), key.descending, key.nulls_first
+
+
+def parse_partition_key(text: str) -> PartitionKey:
+    """A partition key such as `tenant`, `month(created_at)` or `bucket(16, id)`; a name may be quoted."""
+    found = _PARTITION.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a column, year(…), month(…), day(…), hour(…) or bucket(16, …)")
+    if found["buckets"]:
+        if int(found["buckets"]) == 0:
+            raise ValueError(f"{text!r} has no buckets")
+        return PartitionKey(_unquoted(found["bucketed"]), "bucket", int(found["buckets"]))
+    if found["part"]:
+        return PartitionKey(_unquoted(found["dated"]), found["part"].lower())
+    return PartitionKey(_unquoted(found["plain"]))
+
+
+def parse_sort_key(text: str) -> SortKey:
+    """A sort key such as `created_at` or `created_at desc nulls first`; a name may be quoted."""
+    found = _SORT.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a column, which asc, desc, nulls first and nulls last may follow")
+    column = _unquoted(found["column"])
+    descending = (found["direction"] or "").lower() == "desc"
+    return SortKey(column, descending, (found["nulls"] or "").lower() == "first", column)
+
+
+def _unquoted(name: str) -> str:
+    return name[1:-1].replace('""', '"') if name.startswith('"') else name
+
+
+AS_IT_IS = WantedLayout()
 PLAIN = TableLayout()
 """The layout of a table that has none."""
 

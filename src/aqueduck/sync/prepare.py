@@ -9,6 +9,7 @@ those that are added later, are prepared in `tables.prepare_tables`.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,6 +26,7 @@ from aqueduck.lake.ledger.progress import Position, lake_mark, read_position, wr
 from aqueduck.lake.ledger.table_states import ensure_table_states, forget_tables, read_states, write_state
 from aqueduck.lake.session.catalog import LakeSession, open_lake
 from aqueduck.lake.target.places import notice_changes
+from aqueduck.lake.target.set_layouts import fit_layouts
 from aqueduck.model.errors import AqueduckError, RegistryIncompleteError, Retry
 from aqueduck.model.schema import TableName, lsn_text
 from aqueduck.postgres.catalog.structure import read_structure
@@ -45,6 +47,7 @@ from aqueduck.sync.tables.prepare_tables import (
     prepare_tables,
     refuse_recreated,
     state_if_broken,
+    want_layouts,
 )
 from aqueduck.sync.tables.table_options import is_other, known_projections
 
@@ -241,6 +244,7 @@ def _prepare_lake(
         if oid in known and oid in unsent and table.initial_copy and known[oid] not in other
     ]
     again = {state.oid for state in (*other, *missed)}
+    want_layouts(lake, tables.values())
     broken = [
         state_if_broken(lake, known[oid], table)
         for oid, table in tables.items()
@@ -270,6 +274,12 @@ def _prepare_lake(
     for oid, error in failed.items():
         refused[new[oid].source] = error
         del tables[oid]
+    uuids = {state.target: state.target_uuid for state in read_states(lake, group.name).values()}
+    unfit = fit_layouts(lake, uuids, functools.partial(transact, lake))
+    for oid, table in list(tables.items()):
+        if table.target in unfit:
+            refused[table.source] = unfit[table.target]
+            del tables[oid]
     return [*new, *again, *(state.oid for state in gone)]
 
 

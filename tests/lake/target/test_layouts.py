@@ -246,4 +246,5 @@ def test_the_statements_of_the_document_are_accepted(lake: Lake) -> None:
     for name, block in blocks("sql"):
         if name.startswith("docs/layout.md-"):
             for statement in filter(str.strip, block.split(";")):
-                lake.session.execute(statement)
+                if "add_table" not in statement:  # see tests/sync/test_layout_options.py
+                    lake.session.execute(statement)

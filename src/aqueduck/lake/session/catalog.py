@@ -41,6 +41,7 @@ from aqueduck.model.errors import (
     LakeWriteError,
     system_reason,
 )
+from aqueduck.model.layout import TableLayout, WantedLayout
 from aqueduck.model.modes import TableMode
 from aqueduck.model.schema import TableName, TableSchema
 
@@ -107,6 +108,8 @@ class LakeSession:
     memory: SessionMemory = field(default_factory=SessionMemory, repr=False)
     limits: dict[TableName, int] = field(default_factory=dict, repr=False)
     """The limits for inlined rows of those targets whose limit differs from the configuration."""
+    wanted: dict[TableName, WantedLayout] = field(default_factory=dict, repr=False)
+    """The layouts that the configuration wants for targets, if any."""
     inline_rows: int = field(default=0, init=False, repr=False)
     """The limit for inlined rows that is in force now; see `inlining`."""
     encrypted: bool = field(default=False, init=False)
@@ -116,6 +119,8 @@ class LakeSession:
     """How many threads the engine has, and how many it uses now; see `one_thread`."""
     added: set[tuple[TableName, str]] = field(default_factory=set, init=False, repr=False)
     """The columns that the last transaction has added so far, with their names in lower case; see `evolve`."""
+    laid_out: dict[TableName, TableLayout] = field(default_factory=dict, init=False, repr=False)
+    """The layouts of tables that the last transaction has created so far."""
     inserted: list[str] = field(default_factory=list, init=False, repr=False)
     """Files of tasks whose rows the last transaction has inserted, and which are not needed after its commit."""
     renamed: dict[TableName, list[tuple[str, str]]] = field(default_factory=dict, init=False, repr=False)
@@ -165,6 +170,7 @@ class LakeSession:
             self.inline(self.config.inline_rows)  # a failed transaction may have left another limit
             self.added.clear()
             self.renamed.clear()
+            self.laid_out.clear()
             self.inserted.clear()
             with one_transaction(self.execute, self.con):
                 yield

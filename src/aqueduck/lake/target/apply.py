@@ -31,9 +31,11 @@ from aqueduck.lake.target.layout_rows import insert_by_layout
 from aqueduck.lake.target.mode_rows import current_rows, end_rows, own_rows, source_tag
 from aqueduck.lake.target.places import known_layout
 from aqueduck.lake.target.reshape import reshape
+from aqueduck.lake.target.set_layouts import lay_out
 from aqueduck.model.columns.projection import filters_rows
 from aqueduck.model.columns.typemap import lake_type
 from aqueduck.model.errors import SchemaChangeError
+from aqueduck.model.layout import PLAIN, TableLayout
 from aqueduck.model.modes import MODES, UPSERT, TableMode
 from aqueduck.model.schema import Column, TableName, TableSchema
 
@@ -62,9 +64,13 @@ def ensure_target(
 
 
 def make_target(
-    session: LakeSession, target: TableName, schema: TableSchema, mode: TableMode = UPSERT
+    session: LakeSession,
+    target: TableName,
+    schema: TableSchema,
+    mode: TableMode = UPSERT,
+    before: TableLayout = PLAIN,
 ) -> None:
-    """Create the target if it is missing; refuse a table that Aqueduck did not create."""
+    """Create the target if it is missing, by default with the layout `before`; refuse a table that Aqueduck did not create."""
     refuse_names(target, schema, mode)
     if refuse_foreign_target(session, target):
         return
@@ -78,6 +84,7 @@ def make_target(
             doing=doing,
             table=target.qualified,
         )
+        lay_out(session, target, schema, mode, before)
     record_target(session, target)
 
 
@@ -156,9 +163,11 @@ def empty_target(session: LakeSession, target: TableName, schema: TableSchema, *
         if stored_columns(session, target) == _expected(schema, UPSERT) or reshape(session, target, schema):
             return False
     log.warning("a lake table was created anew; comments and options are lost", table=target.qualified)
+    before = known_layout(session, target)
     session.execute(f"drop table {lake_table(target)}", doing="making the target", table=target.qualified)
     session.memory.targets.pop(target, None)
-    ensure_target(session, target, schema)
+    make_target(session, target, schema, before=before)
+    check_target(session, target, schema)
     return True
 
 

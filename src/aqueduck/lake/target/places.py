@@ -130,8 +130,10 @@ def know_places(session: LakeSession, targets: Collection[TableName]) -> None:
 
 def known_layout(session: LakeSession, target: TableName) -> TableLayout:
     """The layout of a target, as this session knows it."""
-    place = _place(session, target)
-    layout = PLAIN if place is None else place.layout
+    layout = session.laid_out.get(target)
+    if layout is None:
+        place = _place(session, target)
+        layout = PLAIN if place is None else place.layout
     for before, after in session.renamed.get(target, ()):
         layout = layout.renamed(before, after)
     return layout

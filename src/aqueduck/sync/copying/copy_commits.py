@@ -23,6 +23,7 @@ from aqueduck.lake.target.apply import check_target
 from aqueduck.lake.target.layout_rows import discard_inserted
 from aqueduck.lake.target.layouts import mend_partition_values
 from aqueduck.lake.target.places import check_place, with_places
+from aqueduck.lake.target.set_layouts import set_file_sizes
 from aqueduck.lake.upkeep.statistics import settle_statistics
 from aqueduck.model.changes import SegmentRef
 from aqueduck.model.errors import CopyDisturbedError, LakeError, LakeFileMissingError
@@ -134,6 +135,7 @@ class CopyCommits:
         book = self._book
         with contextlib.suppress(LakeError):  # the next start does it
             known = with_places(book.lake, states)
+            set_file_sizes(book.lake, [state.target for state in states])
             if known:
                 transact(book.lake, lambda: write_state(book.lake, book.group, known))
                 book.written(known)

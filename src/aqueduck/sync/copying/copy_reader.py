@@ -22,8 +22,10 @@ from aqueduck.lake.session.directories import Directories, read_directories
 from aqueduck.lake.session.files import file_prefix
 from aqueduck.lake.target.apply import refuse_names
 from aqueduck.lake.target.places import OTHER, check_place, notice_changes, task_layout
+from aqueduck.lake.target.set_layouts import planned_layout
 from aqueduck.model.columns.projection import only_needed
 from aqueduck.model.errors import SourceError
+from aqueduck.model.layout import TableLayout
 from aqueduck.model.schema import TableName, TableSchema
 from aqueduck.postgres.catalog.tables import describe_oid
 from aqueduck.postgres.copy.table_copy import (
@@ -140,7 +142,7 @@ class CopyReader:
                 planned.append((state, schema, chunks))
         with self.book.commit_lock:
             directories, uuids = self._prepare([(state, schema) for state, schema, _ in planned])
-            layouts = {state.oid: task_layout(self.book.lake, state.target) for state in states}
+            layouts = {state.oid: self._layout(state, schema, directories) for state, schema, _ in planned}
             beside = {
                 state.oid
                 for state, schema, _ in planned
@@ -170,6 +172,13 @@ class CopyReader:
                 table=state.source, chunks=len(journal.missing()),
             )  # fmt: skip
         return copies
+
+    def _layout(self, state: TableState, schema: TableSchema, directories: Directories) -> TableLayout:
+        """The layout for which tasks write files: of the target, or that which it will get."""
+        lake = self.book.lake
+        if directories.of(state.target) is None and not lake.encrypted:
+            return planned_layout(lake, state.target, schema, state.mode)
+        return task_layout(lake, state.target)
 
     def _prepare(
         self, tables: Sequence[tuple[TableState, TableSchema]]

@@ -21,6 +21,7 @@ from aqueduck.lake.session.catalog import LakeSession
 from aqueduck.lake.session.directories import read_directories
 from aqueduck.lake.target.apply import check_target, ensure_target, make_target, refuse_names
 from aqueduck.lake.target.places import check_place, with_places
+from aqueduck.lake.target.set_layouts import check_wanted
 from aqueduck.model.columns.projection import Projection
 from aqueduck.model.errors import (
     AqueduckError,
@@ -33,6 +34,7 @@ from aqueduck.model.errors import (
     TableRecreatedError,
     TargetReplacedError,
 )
+from aqueduck.model.layout import AS_IT_IS, WantedLayout
 from aqueduck.model.modes import UPSERT, TableMode
 from aqueduck.model.schema import TableName, TableSchema
 from aqueduck.postgres.catalog.row_security import refuse_row_security
@@ -54,6 +56,7 @@ __all__ = [
     "prepare_tables",
     "refuse_recreated",
     "state_if_broken",
+    "want_layouts",
 ]
 
 
@@ -65,6 +68,7 @@ class PreparedTable:
     mode: TableMode = UPSERT
     adopt: bool = False
     """Whether an existing lake table that Aqueduck did not create may become the target."""
+    layout: WantedLayout = AS_IT_IS
 
     @property
     def source(self) -> str:
@@ -102,13 +106,14 @@ def describe_tables(
                 schema = give_identity(conn, schema)
             refuse_without_identity(schema)
             schema = with_projection(schema, table, config.mask_salt_env, before.get(schema.oid))
+            check_wanted(table.layout, schema.in_lake, mode)
         except (ConnectionLostError, SourceUnreachableError):
             raise
         except AqueduckError as exc:
             refused[table.source] = exc
         else:
             found[schema.oid] = PreparedTable(
-                schema, table.target_table, table.initial_copy, mode, table.adopt
+                schema, table.target_table, table.initial_copy, mode, table.adopt, table.layout
             )
     return found, refused
 
@@ -126,6 +131,7 @@ def prepare_tables(
 
     The targets in `filled` belonged to source tables that were dropped: a copy replaces their contents and their columns.
     """
+    want_layouts(lake, tables.values())
 
     def make(some: Mapping[int, PreparedTable]) -> None:
         transact(lake, lambda: _make_tables(lake, group, some, now, filled))
@@ -143,6 +149,14 @@ def prepare_tables(
         record_targets(lake, group)
         return failed
     return {}
+
+
+def want_layouts(lake: LakeSession, tables: Iterable[PreparedTable]) -> None:
+    """Have these targets get the layouts that the configuration wants."""
+    for table in tables:
+        lake.wanted.pop(table.target, None)
+        if table.layout != AS_IT_IS:
+            lake.wanted[table.target] = table.layout
 
 
 def record_targets(lake: LakeSession, group: str) -> None:

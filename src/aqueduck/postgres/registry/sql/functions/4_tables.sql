@@ -86,7 +86,7 @@ begin
 end
 $$;
 
--- The form of columns, masks and row filter.
+-- The form of columns, masks, row filter and layout.
 create or replace function aqueduck._check_options(options jsonb) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -96,12 +96,15 @@ begin
         perform aqueduck._refuse('options must be an object', 'such as {"exclude": ["notes"]}');
     end if;
     for item in select * from jsonb_each(options) loop
-        if item.key not in ('columns', 'exclude', 'rename', 'mask', 'where') then
+        if item.key not in ('columns', 'exclude', 'rename', 'mask', 'where', 'partition_by', 'sort_by', 'target_file_size') then
             perform aqueduck._refuse(format('unknown option %s', item.key),
-                'known options: columns, exclude, rename, mask, where');
-        elsif jsonb_typeof(item.value) <> (case when item.key in ('columns', 'exclude') then 'array'
+                'known options: columns, exclude, rename, mask, where, partition_by, sort_by, target_file_size');
+        elsif item.key = 'target_file_size' and jsonb_typeof(item.value) in ('number', 'string') then
+            null;
+        elsif jsonb_typeof(item.value) <> (case when item.key in ('columns', 'exclude', 'partition_by', 'sort_by') then 'array'
                 when item.key = 'where' then 'string' else 'object' end) then
-            perform aqueduck._refuse(format('the option %s has the wrong form', item.key), 'see docs/columns.md');
+            perform aqueduck._refuse(format('the option %s has the wrong form', item.key),
+                'see docs/columns.md and docs/layout.md');
         end if;
     end loop;
     if options ? 'columns' and options ? 'exclude' then
