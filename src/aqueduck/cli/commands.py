@@ -275,11 +275,15 @@ def bench(
         str | None,
         typer.Option(help="stream, poll or auto, for drain, mixed, big, small, varied and events."),
     ] = None,
+    partitions: Annotated[
+        int | None,
+        typer.Option(min=2, max=10_000, help="Number of partitions of the lake table, for drain and copy."),
+    ] = None,
 ) -> None:
     """Measure throughput against PostgreSQL's own limit in the same run."""
     from aqueduck.lab.bench import run_bench
 
-    run_bench(name, as_json=as_json, rows=rows, capture=capture)
+    run_bench(name, as_json=as_json, rows=rows, capture=capture, partitions=partitions)
 
 
 add_registry_commands(app)

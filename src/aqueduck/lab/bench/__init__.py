@@ -17,10 +17,13 @@ from aqueduck.model.errors import ConfigError
 
 __all__ = ["run_bench"]
 
+PARTITIONS_OF = ("copy", "drain")
 CAPTURES_OF = ("big", "drain", "events", "mixed", "small", "varied")
 
 
-def run_bench(name: str, *, as_json: bool, rows: int | None, capture: str | None = None) -> None:
+def run_bench(
+    name: str, *, as_json: bool, rows: int | None, capture: str | None = None, partitions: int | None = None
+) -> None:
     from aqueduck.lab.bench import events_bench, fanout_bench, sync_benches, table_benches
 
     benches: dict[str, Callable[..., dict[str, Any]]] = {
@@ -42,7 +45,13 @@ def run_bench(name: str, *, as_json: bool, rows: int | None, capture: str | None
         raise ConfigError(
             f"the bench {name} has no captures", hint=f"those that do: {', '.join(CAPTURES_OF)}"
         )
-    result = benches[name](console, rows, **({"capture": capture} if capture is not None else {}))
+    if partitions is not None and name not in PARTITIONS_OF:
+        raise ConfigError(
+            f"the bench {name} has no partitions", hint=f"those that do: {', '.join(PARTITIONS_OF)}"
+        )
+    given = {"capture": capture, "partitions": partitions}
+    options = {option: value for option, value in given.items() if value is not None}
+    result = benches[name](console, rows, **options)
     if as_json:
         print(json.dumps(result))
         return

@@ -37,14 +37,17 @@ end $$;
 """
 
 
-def bench_drain(console: Console, rows: int | None, *, capture: str = DEFAULT) -> dict[str, Any]:
+def bench_drain(
+    console: Console, rows: int | None, *, capture: str = DEFAULT, partitions: int | None = None
+) -> dict[str, Any]:
     """1 M inserts in transactions of 1 000."""
     n = rows or 1_000_000
-    with workbench(capture=capture) as bench:
+    with workbench(capture=capture, partitions=partitions) as bench:
         warm_up(bench, console)
-        return _measure(
+        result = _measure(
             bench, console, "drain", n, lambda: bench.conn.execute(f"call fill(1000000, {n}, 1000)")
         )
+        return {**result, "partitions": partitions or 1, **bench.files()}
 
 
 def bench_mixed(console: Console, rows: int | None, *, capture: str = DEFAULT) -> dict[str, Any]:

@@ -34,10 +34,10 @@ SECONDS = 60
 ROUNDS = 5
 
 
-def bench_copy(console: Console, rows: int | None) -> dict[str, Any]:
+def bench_copy(console: Console, rows: int | None, *, partitions: int | None = None) -> dict[str, Any]:
     """2 M rows copied by a running service."""
     n = rows or 2_000_000
-    with workbench() as bench:
+    with workbench(partitions=partitions) as bench:
         warm_up(bench, console)
         console.print(f"filling the table with {n:,} rows …")
         bench.conn.execute(f"call fill(1000000, {n}, 10000)")
@@ -73,6 +73,8 @@ def bench_copy(console: Console, rows: int | None) -> dict[str, Any]:
             "ratio_to_synced_alternative": _ratio(synced, times),
             "cpu_s_per_million": round(statistics.median(m.cpu_seconds for m in meters) * 1e6 / n, 2),
             "peak_rss_mb": round(max(m.peak_python_bytes for m in meters) / 1e6),
+            "partitions": partitions or 1,
+            **bench.files(),
         }
 
 

@@ -66,6 +66,16 @@ class Workbench:
                 raise TimeoutError("the lake did not catch up")
             time.sleep(0.005)
 
+    def files(self) -> dict[str, int]:
+        """The number and the median size of the lake's data files of the table."""
+        metadata = self.service.lake.metadata
+        [[count, size]] = self.service.lake.execute(
+            f"select count(*), median(f.file_size_bytes) from {metadata}.ducklake_data_file f"
+            f" join {metadata}.ducklake_table t using (table_id)"
+            " where t.table_name = 'sbtest' and t.end_snapshot is null and f.end_snapshot is null"
+        )
+        return {"files": count, "median_file_kb": round((size or 0) / 1000)}
+
     def wait_quiet(self) -> None:
         """Wait until the lake has everything that is committed now."""
         wait_until_seen(self.service, "bench", self.position(), seconds=120)
@@ -159,12 +169,16 @@ def seconds_to_send(
 
 @contextlib.contextmanager
 def workbench(
-    *, setup: str = TABLE, tables: Sequence[str] = ("sbtest",), capture: str = "stream"
+    *,
+    setup: str = TABLE,
+    tables: Sequence[str] = ("sbtest",),
+    capture: str = "stream",
+    partitions: int | None = None,
 ) -> Iterator[Workbench]:
-    """Start everything; remove everything afterwards."""
+    """Start everything, with targets in this number of partitions; remove everything afterwards."""
     with bench_server(SETTINGS) as (directory, server), psycopg.connect(server.dsn, autocommit=True) as conn:
         conn.execute(setup.encode())
-        service = SyncService(_config(server.dsn, directory, tables, capture))
+        service = SyncService(_config(server.dsn, directory, tables, capture, partitions))
         service.prepare()
         service.start()
         try:
@@ -173,8 +187,11 @@ def workbench(
             service.stop()
 
 
-def _config(dsn: str, directory: Path, tables: Sequence[str], capture: str) -> SyncConfig:
-    listed = ", ".join(f"{{ source: public.{table}, copy: false }}" for table in tables)
+def _config(
+    dsn: str, directory: Path, tables: Sequence[str], capture: str, partitions: int | None
+) -> SyncConfig:
+    layout = f', partition_by: ["bucket({partitions}, id)"]' if partitions else ""
+    listed = ", ".join(f"{{ source: public.{table}, copy: false{layout} }}" for table in tables)
     return parse_config(
         CONFIG.format(dsn=dsn, directory=directory, tables=listed, capture=capture),
         base_dir=directory,
