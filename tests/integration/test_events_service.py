@@ -167,6 +167,7 @@ def test_a_lost_lock_is_taken_again(db: Database, flow_of: FlowOf) -> None:
     assert isinstance(refused(flow), ServiceLockedError)
     insert(db, 4, 5)
     wait_until(lambda: flow.count() == 5, "it continues", 60, log=flow.log)
+    wait_until(lambda: "back again" in flow.log(), "the outage is over", 60, log=flow.log)
     assert process.end(signal.SIGTERM) == 0
     assert [event["after"]["id"] for event in flow.lines()] == [1, 2, 3, 4, 5]
 

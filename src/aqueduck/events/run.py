@@ -13,9 +13,10 @@ from aqueduck.config.events import EventsConfig
 from aqueduck.config.server import ServerConfig
 from aqueduck.events.overview import EventsOverviews
 from aqueduck.events.service import EventsService
-from aqueduck.events.status import record_error
+from aqueduck.events.status import record_error, sink_text
 from aqueduck.model.errors import AqueduckError, ServerStartError, ServiceLockedError
 from aqueduck.model.schema import lsn_text
+from aqueduck.service.summary import announce, source_text, summarized
 from aqueduck.web.server import serve
 
 __all__ = ["init_events", "run_events"]
@@ -46,11 +47,14 @@ def run_events(
     service = EventsService(config, with_spark=with_spark)
     try:
         service.prepare(trust_slot=trust_slot)
+        source, target = source_text(service.dsn), sink_text(config)
         if once:
+            announce(source=source, target=target, page=None)
             service.start(once=True)
             service.run_once(stopping)
         else:
-            with _served(service):
+            with _served(service) as page:
+                announce(source=source, target=target, page=page)
                 service.start()
                 service.supervise(stopping)
     except AqueduckError as exc:
@@ -63,19 +67,21 @@ def run_events(
 
 
 @contextlib.contextmanager
-def _served(service: EventsService) -> Iterator[None]:
+def _served(service: EventsService) -> Iterator[str | None]:
     """
     Serve the page beside the flow. Files of other CDC tools do not set a port, so two flows on one machine
     must not fail over it.
     """
     given = service.config.server
+    wanted, page = given or ServerConfig(), None
     with contextlib.ExitStack() as stack:
+        overviews = stack.enter_context(summarized(EventsOverviews(service), served=wanted.enabled))
         try:
-            stack.enter_context(serve(given or ServerConfig(), EventsOverviews(service), None))
+            page = stack.enter_context(serve(wanted, overviews, None))
         except ServerStartError as exc:
             if given is not None:
                 raise
             log.warning(
                 "no page, probes and metrics", reason=exc.message, hint="set server.port; 0 picks a free port"
             )
-        yield
+        yield page

@@ -48,6 +48,7 @@ from aqueduck.overview import metrics
 from aqueduck.postgres.capture.capture_settings import CaptureSettings
 from aqueduck.postgres.capture.events_capture import EventsSettings
 from aqueduck.postgres.session.group_lock import GroupLocks
+from aqueduck.service.outage import Outage
 from aqueduck.service.probe import Proof, Reading
 from aqueduck.sinks import Sink
 from aqueduck.spark.query.events_query import EventsQuery
@@ -86,6 +87,7 @@ class EventsService:
         self.seen_at = datetime.now(UTC)
         """When the source's catalog was last read."""
         self.source_error: AqueduckError | None = None
+        self.outage = Outage()
         """Why it cannot be read now."""
         self._bookmarks: BookmarkStore | None = None
         self._sink: Sink | None = None
@@ -285,7 +287,8 @@ class EventsService:
                     raise
                 delay = restart_delay(self.failures)
                 self.failures += 1
-                log.warning("events failed, trying again", error=str(exc), seconds=delay)
+                if not self.outage.covers(exc):
+                    log.warning("events failed, trying again", error=str(exc), seconds=delay)
                 stopping.wait(delay)
 
     @contextlib.contextmanager
@@ -336,11 +339,12 @@ class EventsService:
         try:
             self._watch.look(self._source.timeline)
         except (ConnectionLostError, SourceUnreachableError) as exc:
-            if str(exc) != str(self.source_error):
-                log.warning("the source's catalog cannot be read", error=str(exc))
+            self.outage.covers(exc)
             self.source_error = exc
             return
         self.source_error, self.seen_at = None, datetime.now(UTC)
+        if self.report():
+            self.outage.end_if_seen(self.seen_at)
         self._take_proof()
         self._note_reader()
 

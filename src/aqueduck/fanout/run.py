@@ -23,6 +23,7 @@ from aqueduck.fanout.service import FanoutService
 from aqueduck.fanout.verify_schedule import fanout_verifier
 from aqueduck.model.errors import LakeWriteError, own_error
 from aqueduck.model.routing import TRIES
+from aqueduck.service.summary import announce, lake_text, summarized
 from aqueduck.state_files.destinations import DestinationsFile, state_path
 from aqueduck.web.server import serve
 
@@ -183,10 +184,18 @@ def _run(
     try:
         service.prepare()
         log.info("fan-out started", destinations=len(service.served), instance=service.config.instance.id)
+        place = service.source.place
+        source = f"{service.config.source.table} of {lake_text(place.catalog, place.data_path)}"
+        target = f"{len(service.served)} destinations"
         if once:
+            announce(source=source, target=target, page=None)
             run_once(service, stopping)
             return
-        with serve(service.config.server, FanoutOverviews(service), None):
+        with (
+            summarized(FanoutOverviews(service), served=service.config.server.enabled) as overviews,
+            serve(service.config.server, overviews, None) as page,
+        ):
+            announce(source=source, target=target, page=page)
             follow(service, stopping, reload, path)
     finally:
         service.stop()

@@ -191,7 +191,7 @@ class FanoutService:
             self._source_failed(exc)
             return False
         if self.status.source_error is not None:
-            log.info("source within reach again")
+            log.info("back again")
         self.status.source_error = None
         self.status.source_snapshot = latest
         self._reseed_wanted()
@@ -469,8 +469,8 @@ class FanoutService:
 
     def _source_failed(self, exc: AqueduckError, waiting: Sequence[ServedDestination] = ()) -> None:
         """Make destinations of the side lane wait until the main lane's next look; it is not their failure."""
-        if self.status.source_error != str(exc):
-            log.warning("source out of reach", error=str(exc))
+        if self.status.source_error is None:
+            log.warning("source out of reach: waiting and trying again", error=str(exc))
         self.status.source_error = str(exc)
         metrics.count_error(exc.code, flow=FLOW)
         for one in waiting:

@@ -109,7 +109,7 @@ class Reconciler:
             self.known_at = datetime.now(UTC)
 
     def _lose(self, error: AqueduckError) -> None:
-        if str(self.error) != str(error):
+        if not self._service.outage.covers(error) and str(self.error) != str(error):
             log.warning("registry out of reach", error=str(error))
         self.error = error
         if self._control is not None:

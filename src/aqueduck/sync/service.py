@@ -41,6 +41,8 @@ from aqueduck.model.schema import lsn_text
 from aqueduck.overview import metrics
 from aqueduck.postgres.session.group_lock import GroupLocks
 from aqueduck.postgres.session.server import flushed_position
+from aqueduck.service.outage import Outage
+from aqueduck.service.summary import announce, lake_text, source_text, summarized
 from aqueduck.service.tracing import Traces, open_traces
 from aqueduck.service.verify_schedule import Verifier
 from aqueduck.spark.session.session import build_session
@@ -104,6 +106,7 @@ class SyncService:
         self._watched_at = 0.0
         self._looked_at = datetime.now(UTC)
         self._blind: AqueduckError | None = None
+        self.outage = Outage()
 
     @property
     def lake(self) -> LakeSession:
@@ -207,7 +210,7 @@ class SyncService:
         ready = self.prepared[name]
         runner = GroupRunner(
             self.config, self.spark, self.lake, self.commit_lock, ready,
-            verified=lambda source: self.verdicts[subject(name, str(source))],
+            verified=lambda source: self.verdicts[subject(name, str(source))], is_outage=self.outage.covers,
             on_traced=None if self._traces is None else self._traces.batch,
         )  # fmt: skip
         self.running[name] = runner
@@ -258,6 +261,8 @@ class SyncService:
                     self._recover(runner)
             self.reconciler.follow()
             self._watch_sources()
+            if self.outage.is_on and all(runner.reads for runner in self.running.values()):
+                self.outage.end_if_seen(self.seen_at)
 
     def _watch_sources(self) -> None:
         if time.monotonic() - self._watched_at < WATCH_SECONDS:
@@ -275,7 +280,7 @@ class SyncService:
                 blind = exc
         if blind is None:
             self._looked_at = datetime.now(UTC)
-        elif str(blind) != str(self._blind):
+        elif not self.outage.covers(blind) and str(blind) != str(self._blind):
             log.warning("the source's catalog cannot be read", error=str(blind))
         self._blind = blind
         for runner in self.running.values():
@@ -283,7 +288,8 @@ class SyncService:
                 self._target_watch.look(runner)
                 self._column_watch.look(runner)
             except AqueduckError as exc:
-                log.warning("tables cannot be looked at", group=runner.group.name, error=str(exc))
+                if not self.outage.covers(exc):
+                    log.warning("tables cannot be looked at", group=runner.group.name, error=str(exc))
 
     def _keep_locks(self) -> None:
         assert self._locks is not None
@@ -324,7 +330,8 @@ class SyncService:
         if retries:
             delay = runner.restart_later()
             metrics.count_retry(flow="sync", group=name)
-            log.warning("group stopped", group=name, error=str(error), retry_in_seconds=delay)
+            if not self.outage.covers(error):
+                log.warning("group stopped", group=name, error=str(error), retry_in_seconds=delay)
             return
         self._halt(name)
         if isinstance(error, SlotLostError) and runner.group.on_slot_loss == "resync":
@@ -355,7 +362,8 @@ class SyncService:
         except DataPathError as exc:  # they do no harm
             log.warning("files of the failed batch stay for now", group=runner.group.name, error=str(exc))
         runner.start()
-        log.info("group restarted", group=runner.group.name, position=lsn_text(runner.stored_position()))
+        if not self.outage.is_on:  # the end of an outage is logged once
+            log.info("group restarted", group=runner.group.name, position=lsn_text(runner.stored_position()))
 
     def run_once(self, stopping: threading.Event) -> None:
         """Run until every copy is complete and every query has caught up and ended, or the service is stopped."""
@@ -452,11 +460,17 @@ def run_service(config: SyncConfig, *, once: bool, trust_slot: bool = False, ado
     service = SyncService(config)
     try:
         service.prepare(trust_slot=trust_slot, adopt=adopt)
+        source, target = source_text(config.source.dsn), lake_text(config.lake.catalog, config.lake.data_path)
         if once:
+            announce(source=source, target=target, page=None)
             service.start(once=True)
             service.run_once(stopping)
             return
-        with serve(config.server, SyncOverviews(service), RegistryActions(config.source.dsn)):
+        with (
+            summarized(SyncOverviews(service), served=config.server.enabled) as overviews,
+            serve(config.server, overviews, RegistryActions(config.source.dsn)) as page,
+        ):
+            announce(source=source, target=target, page=page)
             service.start()
             service.supervise(stopping)
     finally:

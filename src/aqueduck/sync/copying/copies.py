@@ -48,6 +48,8 @@ class Copier:
         jobs: CopyJobs,
         versions: ColumnVersions,
         has_everything_before: Callable[[int], bool],
+        *,
+        is_outage: Callable[[AqueduckError], bool] = lambda _error: False,
     ) -> None:
         self.settings = settings
         self.jobs = jobs
@@ -57,6 +59,8 @@ class Copier:
         self._book = book
         self._has_everything_before = has_everything_before
         """Whether the lake has applied or parked every change that was committed before a position."""
+        self._is_outage = is_outage
+        """Whether an error belongs to an outage of the source, which is logged once."""
         self._stopping = threading.Event()
         self._reader = CopyReader(settings, book, jobs, self.progress, self._stopping)
         self._pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix=f"copy-{book.group}")
@@ -175,7 +179,8 @@ class Copier:
                 error = CopyDisturbedError(error.message, table=error.table)  # copied after a pause
             self.schedule.failed(state.oid, error)
             metrics.count_error(error.code, flow="sync", group=self._book.group)
-            log.warning("table not ready", group=self._book.group, table=state.source, error=str(error))
+            if not self._is_outage(error):
+                log.warning("table not ready", group=self._book.group, table=state.source, error=str(error))
 
     def _copy(self, states: list[TableState]) -> None:
         states = self.commits.not_committed(states)

@@ -70,6 +70,7 @@ class GroupRunner:
         *,
         verified: Callable[[str], VerifyOverview] = lambda _source: NEVER,
         on_traced: Callable[[BatchTimes], None] | None = None,
+        is_outage: Callable[[AqueduckError], bool] = lambda _error: False,
     ) -> None:
         self.config = config
         self.lake = lake
@@ -126,6 +127,7 @@ class GroupRunner:
             CopyJobs(functools.partial(run_copy, spark, jobs), functools.partial(cancel_copies, spark, jobs)),
             self.versions,
             self.has_everything_before,
+            is_outage=is_outage,
         )
         self.commits = GroupCommits(
             self.book,
@@ -166,6 +168,11 @@ class GroupRunner:
         self.status.state = "streaming"
         self.status.moved_at = time.monotonic()
         self.retry_at = None
+
+    @property
+    def reads(self) -> bool:
+        """Whether the query runs, and its capture has reported since the last start."""
+        return self.query.active and self.retry_at is None and self.status.reading
 
     def stored_position(self) -> int:
         stored = read_position(self.lake, self.group.name)
