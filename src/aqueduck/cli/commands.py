@@ -203,7 +203,18 @@ def _verify_fanout(config: Path, only: Sequence[str], as_json: bool, *, deep: bo
 
 
 @app.command(rich_help_panel=OPERATE)
-def maintain(config: ConfigFile = CONFIG, as_json: Json = False, log_format: Log = "console") -> None:
+def maintain(
+    config: ConfigFile = CONFIG,
+    relayout: Annotated[
+        bool,
+        typer.Option(
+            "--relayout",
+            help="Also rewrite files from before a change of their table's partition keys or sort keys.",
+        ),
+    ] = False,
+    as_json: Json = False,
+    log_format: Log = "console",
+) -> None:
     """Merge small files, rewrite files with deleted rows, expire lake snapshots, remove unused files."""
     from aqueduck.cli.logs import configure_logs
     from aqueduck.cli.show import print_json, show_maintenance
@@ -213,12 +224,14 @@ def maintain(config: ConfigFile = CONFIG, as_json: Json = False, log_format: Log
     if file_is_fanout(config):
         from aqueduck.fanout.maintain import maintain_fanout
 
+        if relayout:
+            raise ConfigError("--relayout is for the lake of a sync", hint="re-seed a destination instead")
         reports = maintain_fanout(load_fanout(config))
     else:
         from aqueduck.config.sync import load_config
         from aqueduck.sync.maintain import maintain_sync
 
-        reports = [maintain_sync(load_config(config))]
+        reports = [maintain_sync(load_config(config), relayout=relayout)]
     print_json(reports) if as_json else show_maintenance(out, reports)
     failed = [report for report in reports if report["error"]]
     if failed:

@@ -28,6 +28,7 @@ from aqueduck.lake.session.files import file_prefix
 from aqueduck.lake.upkeep.lake_readers import oldest_cursor
 from aqueduck.lake.upkeep.maintenance import Kept, LakeWork, maintain
 from aqueduck.lake.upkeep.orphans import remove_old_orphans
+from aqueduck.lake.upkeep.relayout import relayout_step
 from aqueduck.lake.upkeep.table_upkeep import Lake
 from aqueduck.model.errors import MaintenanceError
 from aqueduck.model.schema import TableName
@@ -49,6 +50,8 @@ log = structlog.get_logger()
 LAKE_NAME = "lake"
 OWN_TABLES = ("tables", "parked")
 ANSWER_SECONDS = 60.0
+RELAYOUT = " relayout"
+"""The end of a request that asks for it."""
 
 
 def _session_work(
@@ -74,7 +77,10 @@ def _session_work(
     def flushed(table: TableName) -> None:
         session.memory.inlined_rows[table] = 0
 
-    return LakeWork(LAKE_NAME, "sync", exclusive, may_renew, renew, tables, keep, orphans, flushed)
+    return LakeWork(
+        LAKE_NAME, "sync", exclusive, may_renew, renew, tables, keep, orphans, flushed,
+        relayout=lambda table, after: relayout_step(session, table, after),
+    )  # fmt: skip
 
 
 def _keep(config: SyncConfig) -> Callable[[], Kept]:
@@ -112,7 +118,8 @@ class Maintainer:
             asked = _read(self._directory / "request")
             if asked is None and (not self._config.enabled or time.monotonic() < due):
                 continue
-            report = maintain(self._work, self._config, stopping=self._stopping.is_set)
+            relayout = asked is not None and asked.endswith(RELAYOUT)
+            report = maintain(self._work, self._config, stopping=self._stopping.is_set, relayout=relayout)
             due = time.monotonic() + self._config.interval_seconds
             if asked is not None:
                 self._answer(asked, report)
@@ -158,19 +165,21 @@ class Maintainer:
 # -- the command
 
 
-def maintain_sync(config: SyncConfig) -> dict[str, Any]:
+def maintain_sync(config: SyncConfig, *, relayout: bool = False) -> dict[str, Any]:
     """
     Maintain directly if no service runs the groups, otherwise through that service; returns the report as
     plain values.
+
+    With `relayout`, files from before a change of a table's layout are rewritten.
     """
     with connect(config.source.dsn, application_name="aqueduck maintain") as conn:
         if not all(try_lock_group(conn, group.name) for group in config.groups):
-            return _ask(config)
+            return _ask(config, relayout)
         with open_lake(config.lake) as session:
             groups = _groups(session, read_server(conn).system_identifier)
             if not all(try_lock_group(conn, name) for name in groups):
                 session.close()
-                return _ask(config)
+                return _ask(config, relayout)
             work = _session_work(
                 session,
                 contextlib.nullcontext(),
@@ -178,13 +187,13 @@ def maintain_sync(config: SyncConfig) -> dict[str, Any]:
                 _keep(config),
                 lambda lake, older_than: _orphans_of(config, session, groups, older_than),
             )
-            plain: dict[str, Any] = to_plain(maintain(work, config.maintenance))
+            plain: dict[str, Any] = to_plain(maintain(work, config.maintenance, relayout=relayout))
             return plain
 
 
-def _ask(config: SyncConfig) -> dict[str, Any]:
+def _ask(config: SyncConfig, relayout: bool) -> dict[str, Any]:
     """Request maintenance from the running service."""
-    directory, asked = _directory(config), uuid.uuid4().hex
+    directory, asked = _directory(config), uuid.uuid4().hex + (RELAYOUT if relayout else "")
     directory.mkdir(parents=True, exist_ok=True)
     replace_file(directory / "request", asked)
     log.info("a service runs these groups; it was asked to maintain the lake")

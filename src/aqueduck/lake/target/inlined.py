@@ -15,12 +15,12 @@ from aqueduck.lake.session.sql import LAKE, ident, literal
 from aqueduck.model.errors import LakeError
 from aqueduck.model.schema import TableName, TableSchema
 
-__all__ = ["count_inlined", "flush_where_due", "inlining"]
+__all__ = ["RESERVED", "count_inlined", "flush_where_due", "inlining"]
 
 ROWS_MAX = 25_000
 PARTITIONED_ROWS_MAX = 100_000
 """More, because each flush writes a file for every partition that has rows."""
-_RESERVED = {"row_id", "begin_snapshot", "end_snapshot"}
+RESERVED = {"row_id", "begin_snapshot", "end_snapshot"}
 
 
 @contextlib.contextmanager
@@ -30,7 +30,7 @@ def inlining(session: LakeSession, target: TableName, *schemas: TableSchema | No
 
     The limit is 0 if a column's name clashes with those of DuckLake in the catalog's tables of inlined rows.
     """
-    reserved = _RESERVED | ({"rowid"} if session.kind == "sqlite" else set())
+    reserved = RESERVED | ({"rowid"} if session.kind == "sqlite" else set())
     names = {c.name.lower() for schema in schemas if schema is not None for c in schema.columns}
     with session.alone():
         before = session.inline_rows

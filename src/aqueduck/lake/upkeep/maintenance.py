@@ -59,13 +59,19 @@ class LakeWork:
     flushed: Callable[[TableName], None] = lambda table: None
     """Called after a table's inlined rows were flushed to files."""
     progress: Progress = field(default_factory=Progress)
+    relayout: Callable[[TableName, int], tuple[int, int]] | None = None
+    """Inside `exclusive`: rewrites some files from before a change of the layout, see `relayout_step`."""
 
 
 def maintain(
-    work: LakeWork, config: MaintenanceConfig, *, stopping: Callable[[], bool] = lambda: False
+    work: LakeWork,
+    config: MaintenanceConfig,
+    *,
+    stopping: Callable[[], bool] = lambda: False,
+    relayout: bool = False,
 ) -> MaintenanceReport:
-    """Do one run; an error ends it and is part of the report."""
-    run = _Run(work, config, stopping)
+    """Do one run, on request with a rewrite of files that have another layout; an error ends it and is part of the report."""
+    run = _Run(work, config, stopping, relayout)
     began = time.monotonic()
     report = run.go()
     report = replace(report, seconds=time.monotonic() - began, longest_hold_seconds=run.longest_hold)
@@ -97,8 +103,11 @@ def maintain(
 
 
 class _Run:
-    def __init__(self, work: LakeWork, config: MaintenanceConfig, stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self, work: LakeWork, config: MaintenanceConfig, stopping: Callable[[], bool], relayout: bool
+    ) -> None:
         self.work = work
+        self._relayout = work.relayout if relayout else None
         self.config = config
         self._stopping = stopping
         self.longest_hold = 0.0
@@ -160,6 +169,7 @@ class _Run:
         report: TableUpkeep | None = None
         without_effect: set[UpkeepStep] = set()
         more = True
+        rewritten = self._lay_out(table)
         while more and not self._time_is_up:
             try:
                 with self._hold() as lake:
@@ -175,7 +185,22 @@ class _Run:
             except Exception as exc:  # noqa: BLE001 - upkeep of the other tables continues
                 self._record_failure(exc)
                 more = False
-        return report
+        return report and replace(report, files_rewritten=report.files_rewritten + rewritten)
+
+    def _lay_out(self, table: TableName) -> int:
+        """Rewrite the files of a table that have another layout, in steps; returns how many."""
+        total, last = 0, -1
+        while self._relayout is not None and not self._time_is_up:
+            try:
+                with self._hold():
+                    count, last = self._relayout(table, last)
+            except Exception as exc:  # noqa: BLE001 - upkeep of the other tables continues
+                self._record_failure(exc)
+                break
+            if not count:
+                break
+            total += count
+        return total
 
     def _step(
         self, lake: Lake, table: TableName, report: TableUpkeep | None, without_effect: set[UpkeepStep]
