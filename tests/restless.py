@@ -17,6 +17,7 @@ def make_restless(monkeypatch: pytest.MonkeyPatch, *, leaves_large: bool = True)
     monkeypatch.setattr(catchup.Catchup, "is_due", lambda *_: True)
     monkeypatch.setattr(catchup, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(catchup, "PAUSE_FACTOR", 0)
+    monkeypatch.setattr(catchup, "REST_FACTOR", 0)
     if not leaves_large:
         monkeypatch.setattr(catchup, "OPEN_SHARE", -1)
         monkeypatch.setattr(catchup, "EMPTY_STEPS", 1 << 30)

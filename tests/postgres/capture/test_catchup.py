@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aqueduck.postgres.capture import catchup
+from aqueduck.postgres.capture import catchup, polling
 from aqueduck.postgres.capture.catchup import Backlog, BulkRead, Catchup, Step
 from aqueduck.postgres.capture.readers import Readers
 from aqueduck.postgres.session.wire import _SocketStream
@@ -291,6 +291,29 @@ def test_a_bulk_reader_that_fails_is_followed_by_the_stream(
     assert opened == ["stream", "bulk", "stream"]
     assert "temp_file_limit" in (watched.capture._use.readers.trouble or "")
     assert not copies(table)
+
+
+def test_a_full_stage_does_not_keep_a_step_open(
+    table: Database, watch: Callable[..., Watched], opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A statement of the source that stays open for as long as the lake is away would hold back vacuum for so long."""
+    monkeypatch.setattr(polling, "QUEUE_BYTES_MAX", 64 << 10)
+    monkeypatch.setattr(polling, "STALL_SECONDS", 0.2)
+    watched = watch(table, settings=AUTO, segment_bytes=64 << 10)
+    watched.stage._bytes_max = 1
+    wait_until(lambda: opened == ["stream"], "it streams")
+    hold(watched, True)
+    fill(table, *range(30))
+    watched.settings.capture.hold_path.unlink()
+    wait_until(lambda: watched.stage.full, "a step fills the stage")
+    steps = (
+        "select count(*) from pg_stat_activity where datname = %s and query like 'begin;%%pg_logical_slot_get%%'"
+        " and state <> 'idle'"
+    )
+    wait_until(lambda: not table.value(steps, [table.name]), "no step is open")
+    watched.stage._bytes_max = 1 << 30
+    assert ids_of(watched) == [n for n in range(30) for _ in range(1000)]
+    assert opened[:3] == ["stream", "bulk", "stream"]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from typing import Literal
 
 __all__ = ["LOOK_SECONDS", "NEAR_BYTES", "Backlog", "BulkRead", "Catchup", "End", "Step"]
 
-End = Literal["caught_up", "large", "empty", "far", "failed", "stopped"]
+End = Literal["caught_up", "large", "empty", "far", "stalled", "stopped"]
 """Why a bulk reader ended; `far` means that each step decodes too much again."""
 
 NEAR_BYTES = 1 << 20
@@ -26,6 +26,7 @@ LOOK_SECONDS = 1.0
 BUSY_BYTES = 4 << 20  # a stream that receives less in that time is not what delays the changes
 USEFUL_BYTES = 64 << 20
 PAUSE_FACTOR = 10
+REST_FACTOR = 4
 FAILED_SECONDS = 600.0
 
 
@@ -126,10 +127,14 @@ class Catchup:
         self._looked_at, self._received, self._committed, self._paused = now, received, committed, False
         return found
 
+    def is_not_due(self, now: float) -> None:
+        """The stream keeps up, so the server is not asked again at the next look."""
+        self._not_before = max(self._not_before, now + REST_FACTOR * LOOK_SECONDS)
+
     def bulk_ended(self, now: float, began: float, read: BulkRead) -> None:
         """A reader that was of little use is not tried again before streaming took ten times as long."""
         self.trouble = None
-        if read.end != "caught_up" and read.kept_bytes < USEFUL_BYTES:
+        if read.end not in ("caught_up", "stalled") and read.kept_bytes < USEFUL_BYTES:
             self._not_before = now + PAUSE_FACTOR * (now - began)
 
     def bulk_failed(self, now: float, why: str) -> None:

@@ -49,6 +49,7 @@ IDLE_SECONDS_MAX = 1.0
 ADVANCE_SECONDS = 1.0
 BULK_ADVANCE_SECONDS = 10.0  # the server spends the same time on decoding
 FAR_SECONDS = 0.5
+STALL_SECONDS = 10.0  # a bulk step holds back vacuum at the source, as a stream does not
 
 
 # What the stream does not report when a relation changes: how many columns it ever had, and, with a full
@@ -118,6 +119,10 @@ TEXT_STEP = StepPlan(
     "lsn, data",
     (("include-xids", "1"), ("include-timestamp", "1"), ("skip-empty-xacts", "1")),
 )
+
+
+class _StalledError(Exception):
+    """Nothing takes what a bulk reader read: the stream waits at a lower cost for the server."""
 
 
 class PolledStream:
@@ -263,6 +268,8 @@ class PolledStream:
                 self._advance(at_once=True)
         except Stopped:
             pass
+        except _StalledError:
+            self._finish(None)
         except BaseException as exc:  # noqa: BLE001 - raised where the capture reads
             self._finish(own_error(exc))
         finally:
@@ -367,9 +374,15 @@ class PolledStream:
 
     def _put(self, piece: Bytes) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._queued_bytes <= QUEUE_BYTES_MAX or self._ending)
+            seconds = None if self._bulk is None else STALL_SECONDS
+            has_room = self._changed.wait_for(
+                lambda: self._queued_bytes <= QUEUE_BYTES_MAX or self._ending, seconds
+            )
             if self._ending:
                 raise Stopped
+            if not has_room and self._bulk is not None:
+                self._bulk.end = "stalled"
+                raise _StalledError
             self._queue.append(piece)
             self._queued_bytes += piece.size
             self._changed.notify_all()

@@ -80,6 +80,7 @@ class Readers:
         if self._catchup.is_due(backlog):
             faults.point("switch.behind")
             return True
+        self._catchup.is_not_due(now)
         return False
 
     def _open_bulk(self, position: int, *, in_progress: bool) -> PolledStream | None:
