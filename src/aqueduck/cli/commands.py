@@ -278,7 +278,9 @@ def demo(
 def bench(
     name: Annotated[
         str,
-        typer.Argument(help="drain, mixed, big, small, varied, copy, freshness, events, fanout or tenants."),
+        typer.Argument(
+            help="drain, mixed, big, small, varied, copy, freshness, tables, events, fanout or tenants."
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
     rows: Annotated[
@@ -292,11 +294,24 @@ def bench(
         int | None,
         typer.Option(min=2, max=10_000, help="Number of partitions of the lake table, for drain and copy."),
     ] = None,
+    tables: Annotated[int | None, typer.Option(min=1, help="Number of tables, for tables.")] = None,
+    catalog: Annotated[str | None, typer.Option(help="postgres or sqlite, for tables.")] = None,
+    one_transaction: Annotated[
+        bool, typer.Option("--one-transaction", help="For tables: change all tables in one transaction.")
+    ] = False,
 ) -> None:
     """Measure throughput against PostgreSQL's own limit in the same run."""
     from aqueduck.lab.bench import run_bench
 
-    run_bench(name, as_json=as_json, rows=rows, capture=capture, partitions=partitions)
+    given: dict[str, Any] = {
+        "capture": capture,
+        "partitions": partitions,
+        "tables": tables,
+        "catalog": catalog,
+        "one_transaction": one_transaction or None,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    run_bench(name, as_json=as_json, rows=rows, **options)
 
 
 add_registry_commands(app)

@@ -2,7 +2,7 @@
 Benchmarks: each starts its own PostgreSQL and measures the limit and Aqueduck in the same run.
 
 `run_bench` finds the bench and prints its result. The benches are in `sync_benches`, `table_benches`,
-`events_bench` and `fanout_bench`; what they share (server, load, limit, meters) is in `workbench`.
+`tables_bench`, `events_bench` and `fanout_bench`; what they share (server, load, limit, meters) is in `workbench`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,15 @@ CAPTURES_OF = ("big", "drain", "events", "mixed", "small", "varied")
 
 
 def run_bench(
-    name: str, *, as_json: bool, rows: int | None, capture: str | None = None, partitions: int | None = None
+    name: str,
+    *,
+    as_json: bool,
+    rows: int | None,
+    capture: str | None = None,
+    partitions: int | None = None,
+    **of_tables: Any,
 ) -> None:
-    from aqueduck.lab.bench import events_bench, fanout_bench, sync_benches, table_benches
+    from aqueduck.lab.bench import events_bench, fanout_bench, sync_benches, table_benches, tables_bench
 
     benches: dict[str, Callable[..., dict[str, Any]]] = {
         "drain": sync_benches.bench_drain,
@@ -36,6 +42,7 @@ def run_bench(
         "freshness": table_benches.bench_freshness,
         "events": events_bench.bench_events,
         "fanout": fanout_bench.bench_fanout,
+        "tables": tables_bench.bench_tables,
         "tenants": fanout_bench.bench_tenants,
     }
     if name not in benches:
@@ -49,7 +56,11 @@ def run_bench(
         raise ConfigError(
             f"the bench {name} has no partitions", hint=f"those that do: {', '.join(PARTITIONS_OF)}"
         )
-    given = {"capture": capture, "partitions": partitions}
+    if of_tables and name != "tables":
+        raise ConfigError(
+            f"the bench {name} has no {', '.join(of_tables)}", hint="these belong to the bench tables"
+        )
+    given = {"capture": capture, "partitions": partitions, **of_tables}
     options = {option: value for option, value in given.items() if value is not None}
     result = benches[name](console, rows, **options)
     if as_json:

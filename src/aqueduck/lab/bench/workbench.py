@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import psycopg
+from psycopg.conninfo import make_conninfo
 
 from aqueduck.config.sync import SyncConfig, parse_config
 from aqueduck.lab.embedded import EmbeddedPostgres
@@ -132,7 +133,7 @@ class Workbench:
 
 CONFIG = """
 source: {{ dsn: "{dsn}" }}
-lake: {{ catalog: "sqlite:{directory}/lake.sqlite", data_path: "{directory}/lake_data" }}
+lake: {{ catalog: "{catalog}", data_path: "{directory}/lake_data" }}
 groups:
   - name: bench
     capture: {capture}
@@ -174,11 +175,17 @@ def workbench(
     tables: Sequence[str] = ("sbtest",),
     capture: str = "stream",
     partitions: int | None = None,
+    catalog: str = "sqlite",
 ) -> Iterator[Workbench]:
-    """Start everything, with targets in this number of partitions; remove everything afterwards."""
+    """
+    Start everything, with targets in this number of partitions, and with a catalog in SQLite or in a database of the
+    same server; remove everything afterwards.
+    """
     with bench_server(SETTINGS) as (directory, server), psycopg.connect(server.dsn, autocommit=True) as conn:
         conn.execute(setup.encode())
-        service = SyncService(_config(server.dsn, directory, tables, capture, partitions))
+        if catalog == "postgres":
+            conn.execute("create database lake")
+        service = SyncService(_config(server.dsn, directory, tables, capture, partitions, catalog))
         service.prepare()
         service.start()
         try:
@@ -188,12 +195,20 @@ def workbench(
 
 
 def _config(
-    dsn: str, directory: Path, tables: Sequence[str], capture: str, partitions: int | None
+    dsn: str, directory: Path, tables: Sequence[str], capture: str, partitions: int | None, catalog: str
 ) -> SyncConfig:
     layout = f', partition_by: ["bucket({partitions}, id)"]' if partitions else ""
     listed = ", ".join(f"{{ source: public.{table}, copy: false{layout} }}" for table in tables)
     return parse_config(
-        CONFIG.format(dsn=dsn, directory=directory, tables=listed, capture=capture),
+        CONFIG.format(
+            dsn=dsn,
+            directory=directory,
+            tables=listed,
+            capture=capture,
+            catalog=f"sqlite:{directory}/lake.sqlite"
+            if catalog == "sqlite"
+            else f"postgres:{make_conninfo(dsn, dbname='lake')}",
+        ),
         base_dir=directory,
         env={},
     )

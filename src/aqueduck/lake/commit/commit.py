@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from aqueduck import faults
+from aqueduck.lake.direct.batch import commit_directly
 from aqueduck.lake.fold.fold import folded
 from aqueduck.lake.fold.fold_modes import fold_of, lacks_key
 from aqueduck.lake.fold.projected import refuse_unclear
@@ -157,7 +158,7 @@ def _try_batch(session: LakeSession, plan: BatchPlan) -> bool:
     targets = [table.target for table in plan.tables]
     try:
         settle_statistics(session, targets, session.memory.settled)
-        _transaction(session, plan, _start(plan, stored))
+        _commit(session, plan, _start(plan, stored))
     except (LakeError, TableFailed):
         session.reopen()
         if _reaches(_stored(session, plan.position.group), plan.position):
@@ -235,6 +236,17 @@ def _start(plan: BatchPlan, stored: int | None) -> int:
     return stored
 
 
+def _commit(session: LakeSession, plan: BatchPlan, before: int) -> None:
+    """Commit the batch in the catalog, or through the engine if it is more than a few rows of plain tables."""
+    position = plan.position
+    message = f"{position.group} up to {lsn_text(position.position)}"
+    if not commit_directly(session, plan, before, message, _lineage(position, before)):
+        _transaction(session, plan, before)
+    session.memory.positions[position.group] = position.position
+    inlined, progress = session.memory.inlined_rows, progress_table(position.group)
+    inlined[progress] = inlined.get(progress, 0) + 1
+
+
 def _transaction(session: LakeSession, plan: BatchPlan, before: int) -> None:
     position = plan.position
     large = _large_targets(session, plan)
@@ -253,9 +265,6 @@ def _transaction(session: LakeSession, plan: BatchPlan, before: int) -> None:
         )
         faults.point("lake.before_commit")
     faults.point("lake.after_commit")
-    session.memory.positions[position.group] = position.position
-    inlined, progress = session.memory.inlined_rows, progress_table(position.group)
-    inlined[progress] = inlined.get(progress, 0) + 1
 
 
 def _large_targets(session: LakeSession, plan: BatchPlan) -> set[TableName] | None:

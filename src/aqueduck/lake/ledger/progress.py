@@ -10,22 +10,25 @@ never conflict here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from aqueduck.lake.session.catalog import METADATA, OWN_SCHEMA, LakeSession
 from aqueduck.lake.session.sql import LAKE, lake_table, literal
-from aqueduck.model.schema import TableName
+from aqueduck.model.schema import Column, TableName
 
 __all__ = [
     "Position",
     "forget_position",
     "lake_mark",
     "move_position",
+    "progress_cells",
     "progress_table",
     "read_position",
     "write_position",
 ]
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _COLUMNS = """
     group_name varchar, "position" bigint, commit_time timestamp with time zone,
     system_identifier varchar, timeline integer, updated_at timestamp with time zone
@@ -53,7 +56,8 @@ def progress_table(group: str) -> TableName:
 
 def read_position(session: LakeSession, group: str) -> Position | None:
     """The group's position; None if nothing was written yet."""
-    if not _exists(session, group):
+    # `duckdb_tables` asks the catalog about every table, and is needed only for a table that is not committed.
+    if not lake_mark(session, group) and not _exists(session, group):
         return None
     rows = session.execute(
         'select "position", epoch_us(commit_time), system_identifier, timeline'
@@ -100,6 +104,25 @@ def forget_position(session: LakeSession, group: str) -> None:
 def move_position(session: LakeSession, position: Position, *, start: int) -> bool:
     """Move the group's position if it is exactly `start`; otherwise change nothing and return False."""
     return _update(session, position, f'"position" = {start}')
+
+
+def progress_cells(position: Position) -> tuple[tuple[Column, ...], tuple[str | None, ...]]:
+    """The columns of a progress table, and the row of this position as PostgreSQL's text."""
+    us = position.commit_time_us
+    now = datetime.now(UTC)
+    values = (
+        ("group_name", 25, position.group),
+        ("position", 20, str(position.position)),
+        ("commit_time", 1184, None if us is None else _time_text(_EPOCH + timedelta(microseconds=us))),
+        ("system_identifier", 25, position.system_identifier),
+        ("timeline", 23, str(position.timeline)),
+        ("updated_at", 1184, _time_text(now)),
+    )
+    return tuple(Column(name, oid, -1) for name, oid, _ in values), tuple(text for _, _, text in values)
+
+
+def _time_text(when: datetime) -> str:
+    return when.strftime("%Y-%m-%d %H:%M:%S.%f+00")
 
 
 def _update(session: LakeSession, position: Position, condition: str) -> bool:

@@ -45,7 +45,8 @@ from aqueduck.model.layout import TableLayout, WantedLayout
 from aqueduck.model.modes import TableMode
 from aqueduck.model.schema import TableName, TableSchema
 
-if TYPE_CHECKING:  # `places` imports this module
+if TYPE_CHECKING:  # they import this module
+    from aqueduck.lake.direct.catalog_rows import Described
     from aqueduck.lake.target.places import Place
 
 __all__ = [
@@ -89,6 +90,8 @@ class SessionMemory:
     """Tables whose statistics stay right, see `settle_statistics`."""
     misfiled: set[TableName] = field(default_factory=set)
     """Tables with files whose partition values may have to be mended, see `mend_partition_values`."""
+    described: dict[TableName, Described] = field(default_factory=dict)
+    """Tables as `lake.direct` found them in the catalog; valid like `targets`."""
     positions: dict[str, int] = field(default_factory=dict)
     """The position at which this session's last batch of a group ended and from which the next one must continue."""
 

@@ -35,6 +35,8 @@ _CONFLICT = (
     "could not serialize",
     "deadlock",
     "maximum retry count",
+    "ducklake_snapshot_pkey",  # someone else's lake snapshot has the number
+    "unique constraint failed: ducklake_snapshot",
 )
 _LOST = (
     "unable to connect",

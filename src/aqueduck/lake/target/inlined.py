@@ -15,7 +15,7 @@ from aqueduck.lake.session.sql import LAKE, ident, literal
 from aqueduck.model.errors import LakeError
 from aqueduck.model.schema import TableName, TableSchema
 
-__all__ = ["RESERVED", "count_inlined", "flush_where_due", "inlining"]
+__all__ = ["RESERVED", "count_inlined", "flush_where_due", "inlining", "reserved_names"]
 
 ROWS_MAX = 25_000
 PARTITIONED_ROWS_MAX = 100_000
@@ -30,17 +30,22 @@ def inlining(session: LakeSession, target: TableName, *schemas: TableSchema | No
 
     The limit is 0 if a column's name clashes with those of DuckLake in the catalog's tables of inlined rows.
     """
-    reserved = RESERVED | ({"rowid"} if session.kind == "sqlite" else set())
-    names = {c.name.lower() for schema in schemas if schema is not None for c in schema.columns}
+    reserved = any(reserved_names(session, schema) for schema in schemas if schema is not None)
     with session.alone():
         before = session.inline_rows
-        session.inline(0 if names & reserved else session.limits.get(target, session.config.inline_rows))
+        session.inline(0 if reserved else session.limits.get(target, session.config.inline_rows))
         try:
             yield
         finally:
             # A failed transaction accepts no more statements; the next one starts with the lake's limit.
             with contextlib.suppress(LakeError):
                 session.inline(before)
+
+
+def reserved_names(session: LakeSession, schema: TableSchema) -> set[str]:
+    """The names of columns that clash with those of DuckLake in the catalog's tables of inlined rows."""
+    reserved = RESERVED | ({"rowid"} if session.kind == "sqlite" else set())
+    return {c.name.lower() for c in schema.columns} & reserved
 
 
 def flush_where_due(session: LakeSession, targets: Iterable[TableName]) -> None:

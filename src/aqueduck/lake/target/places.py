@@ -95,6 +95,7 @@ def notice_changes(session: LakeSession) -> None:
         session.memory.targets.clear()
         session.memory.places.clear()
         session.memory.settled.clear()
+        session.memory.described.clear()
 
 
 def file_bytes(lake: Lake, targets: Collection[TableName]) -> dict[TableName, int]:
