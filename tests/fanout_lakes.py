@@ -24,6 +24,7 @@ from aqueduck.lake.session.pool import LakePool
 from aqueduck.lake.source.lake_changes import ReadReport, Routes, check_routes, chunks, read_routed
 from aqueduck.lake.source.source_lake import SourceLake
 from aqueduck.model.errors import MergedChangesError, SourceExpiredError
+from aqueduck.model.layout import AS_IT_IS, WantedLayout
 from aqueduck.model.schema import TableName
 
 T = TableName("main", "t")
@@ -42,6 +43,7 @@ class Fan:
     places: dict[str, LakePlace] = field(default_factory=dict)
     pool: LakePool = field(default_factory=lambda: LakePool(threads=1))
     reports: list[ReadReport] = field(default_factory=list)
+    layout: WantedLayout = AS_IT_IS
     observer: duckdb.DuckDBPyConnection = field(default_factory=lambda: engine())
     _source: duckdb.DuckDBPyConnection | None = None
 
@@ -77,7 +79,8 @@ class Fan:
 
     def destinations(self) -> dict[str, Destination]:
         return {
-            i: Destination(i, value, self.place(i), T, self.cursor(i)) for i, value in self.values.items()
+            i: Destination(i, value, self.place(i), T, self.cursor(i), self.layout)
+            for i, value in self.values.items()
         }
 
     def cursor(self, destination: str) -> int | None:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from aqueduck.config.lake_place import LakeKeys, LakePlace, PlainText, lake_address, resolve
+from aqueduck.config.layout import FileSize, PartitionKeys, SortKeys, wanted_layout
 from aqueduck.config.object_store import Properties, VariableName
 from aqueduck.config.sections import (
     DataPath,
@@ -36,6 +37,7 @@ from aqueduck.config.sections import (
 from aqueduck.config.server import ServerConfig, TokenConfig
 from aqueduck.config.sync import MaintenanceConfig, SparkConfig, VerifyConfig
 from aqueduck.model.errors import ConfigError
+from aqueduck.model.layout import WantedLayout
 from aqueduck.model.schema import TableName, parse_table_name
 
 __all__ = [
@@ -104,6 +106,9 @@ class DestinationConfig(LakeKeys):
     routing_value: PlainText
     table: Text | None = None
     """By default the source table's name."""
+    partition_by: PartitionKeys = None
+    sort_by: SortKeys = None
+    target_file_size: FileSize = None
 
     @field_validator("routing_value", mode="before")
     @classmethod
@@ -127,6 +132,9 @@ class DynamicConfig(LakeKeys):
 
     id: Text = PLACEHOLDER
     table: Text | None = None
+    partition_by: PartitionKeys = None
+    sort_by: SortKeys = None
+    target_file_size: FileSize = None
 
     @model_validator(mode="after")
     def _has_placeholders(self) -> DynamicConfig:
@@ -162,6 +170,9 @@ class DynamicConfig(LakeKeys):
             data_path=self.data_path.replace(PLACEHOLDER, part),
             table=self.table,
             properties=self.properties,
+            partition_by=self.partition_by,
+            sort_by=self.sort_by,
+            target_file_size=self.target_file_size,
         )
 
 
@@ -184,6 +195,9 @@ class DefaultsConfig(Section):
     """Settings that all destinations share."""
 
     properties: Properties = Field(default_factory=dict, repr=False)
+    partition_by: PartitionKeys = None
+    sort_by: SortKeys = None
+    target_file_size: FileSize = None
 
 
 class PollConfig(Section):
@@ -312,6 +326,15 @@ class FanoutConfig(Section):
         """The destination's table."""
         return parse_table_name(
             destination.table or self.source.table, default_schema="main", fold_case=False
+        )
+
+    def layout_of(self, destination: DestinationConfig) -> WantedLayout:
+        """The layout of the destination's table: its own keys, then the defaults."""
+        own, default = destination, self.defaults
+        return wanted_layout(
+            default.partition_by if own.partition_by is None else own.partition_by,
+            default.sort_by if own.sort_by is None else own.sort_by,
+            default.target_file_size if own.target_file_size is None else own.target_file_size,
         )
 
     def address_of(self, destination: DestinationConfig, env: Mapping[str, str]) -> str:

@@ -25,12 +25,13 @@ from aqueduck.config.fanout import (
     refuse_shared,
 )
 from aqueduck.config.lake_place import LakeKeys
+from aqueduck.config.layout import LAYOUT_KEYS
 from aqueduck.config.sections import describe_problems
 from aqueduck.model.errors import ConfigError
 
 __all__ = ["LISTED_KEYS", "NOTHING_MADE", "Made", "Places", "Roster", "made_of", "values_of"]
 
-LISTED_KEYS = frozenset(DestinationConfig.model_fields) - {"properties", "catalog_file"}
+LISTED_KEYS = frozenset(DestinationConfig.model_fields) - {"properties", "catalog_file"} - LAYOUT_KEYS
 """Columns of a table of destinations."""
 
 _HINT = "see docs/fanout.md for every key"

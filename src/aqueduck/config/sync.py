@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     ByteSize,
     Field,
@@ -26,6 +25,7 @@ from pydantic import (
 )
 
 from aqueduck.config.credentials import with_secret
+from aqueduck.config.layout import LAYOUT_KEYS, FileSize, PartitionKeys, SortKeys, wanted_layout
 from aqueduck.config.object_store import Properties, VariableName, read_properties
 from aqueduck.config.secret_text import SecretText
 from aqueduck.config.sections import (
@@ -52,7 +52,7 @@ from aqueduck.config.sections import (
 from aqueduck.config.server import ServerConfig, TokenConfig
 from aqueduck.model.columns.projection import Mask, Projection
 from aqueduck.model.errors import ConfigError
-from aqueduck.model.layout import TableLayout, WantedLayout, parse_partition_key, parse_sort_key
+from aqueduck.model.layout import WantedLayout
 from aqueduck.model.modes import TableMode
 from aqueduck.model.schema import TableName, parse_table_name
 
@@ -74,7 +74,6 @@ __all__ = [
 _GROUP_NAME = re.compile(r"[a-z0-9_]{1,40}")
 _MASTER = re.compile(r"local(\[(\d+|\*)(,\d+)?\])?|local-cluster\[[\d,]+\]|spark://.+|k8s://.+|yarn")
 _PROJECTION = {"columns", "exclude", "rename", "mask", "where"}
-_LAYOUT = {"partition_by", "sort_by", "target_file_size"}
 _HINT = "see docs/configuration.md for every key"
 
 
@@ -143,24 +142,6 @@ def _mask(value: Any) -> Any:
     raise ValueError("must be hash, redact or {constant: a value}")
 
 
-def _partition_keys(texts: tuple[str, ...]) -> tuple[str, ...]:
-    keys = [parse_partition_key(text) for text in texts]
-    if unknown := TableLayout(tuple(keys)).unknown:
-        raise ValueError(f"names {unknown[0]} more than once")
-    return texts
-
-
-def _sort_keys(texts: tuple[str, ...]) -> tuple[str, ...]:
-    for text in texts:
-        parse_sort_key(text)
-    return texts
-
-
-PartitionKeys = Annotated[tuple[Text, ...], AfterValidator(_partition_keys)] | None
-SortKeys = Annotated[tuple[Text, ...], AfterValidator(_sort_keys)] | None
-FileSize = Annotated[ByteSize, Field(ge=MIB, le=1 << 40)] | None
-
-
 class TableConfig(Section):
     """One source table and its target; `TableName` normalizes the names."""
 
@@ -196,17 +177,13 @@ class TableConfig(Section):
     @property
     def options(self) -> dict[str, Any]:
         """Columns, names, masks, row filter and layout as the file has them, without defaults."""
-        given = self.model_dump(mode="json", include=_PROJECTION | _LAYOUT)
-        return {n: value for n, value in given.items() if value or (n in _LAYOUT and value is not None)}
+        given = self.model_dump(mode="json", include=_PROJECTION | LAYOUT_KEYS)
+        return {n: value for n, value in given.items() if value or (n in LAYOUT_KEYS and value is not None)}
 
     @property
     def layout(self) -> WantedLayout:
         """The target's layout, as far as it is given."""
-        return WantedLayout(
-            None if self.partition_by is None else tuple(map(parse_partition_key, self.partition_by)),
-            None if self.sort_by is None else tuple(map(parse_sort_key, self.sort_by)),
-            self.target_file_size,
-        )
+        return wanted_layout(self.partition_by, self.sort_by, self.target_file_size)
 
     @property
     def projection(self) -> Projection | None:
@@ -331,7 +308,7 @@ class GroupConfig(Section):
         """Give the group's layout to its tables, by which it is registered."""
         if not isinstance(values, dict) or not isinstance(values.get("tables"), list | tuple):
             return values
-        defaults = {name: values[name] for name in sorted(_LAYOUT) if values.get(name) is not None}
+        defaults = {name: values[name] for name in sorted(LAYOUT_KEYS) if values.get(name) is not None}
         tables = [{**defaults, **t} if isinstance(t, dict) else t for t in values["tables"]]
         return {name: value for name, value in values.items() if name not in defaults} | {"tables": tables}
 

@@ -176,7 +176,9 @@ class ServedDestinations:
         place = config.place_of(each, self._env)
         if lake_address(each, self._env) == lake_address(config.source, self._env):
             self._inside.add(each.id)
-        return Destination(each.id, each.routing_value, place, config.target_of(each), None)
+        return Destination(
+            each.id, each.routing_value, place, config.target_of(each), None, config.layout_of(each)
+        )
 
     # -- results
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from aqueduck.config.fanout import parse_fanout
+from aqueduck.lake.session.pool import LakePool
+from aqueduck.model.layout import WantedLayout, parse_partition_key, parse_sort_key
 from tests.fanout_lakes import Fan, connect
+from tests.layouts import files_of, misplaced
 
 
 def test_a_partitioned_destination_is_seeded_and_follows(tmp_path: Path) -> None:
@@ -25,3 +30,52 @@ def test_a_partitioned_destination_is_seeded_and_follows(tmp_path: Path) -> None
     fan.poll()
     assert fan.differing() == {}
     fan.close()
+
+
+def test_a_destination_gets_the_layout_of_the_file(tmp_path: Path) -> None:
+    """Before its seed, or with its next changes; what the file does not mention stays."""
+    fan = Fan(tmp_path, {"one": "a"}, inline=0)
+    fan.change(
+        "create table lake.t (id int, c varchar, v int)",
+        "insert into lake.t select i, 'a', i % 3 from range(6000) r(i)",
+    )
+
+    def read(query: str) -> list[Any]:
+        return fan.look("one", query)
+
+    for keys, sql in (("v", ["v"]), ("bucket(2, id)", ["(murmur3_32(id) & 2147483647) % 2"])):
+        fan.layout = WantedLayout((parse_partition_key(keys),), (parse_sort_key("id"),), 16 << 20)
+        before = {path.rsplit("/", 1)[-1] for path in files_of(read, "main", "t")} if keys != "v" else set()
+        for cycle in range(2):  # the worker notices another layout in a new session
+            fan.change(
+                f"insert into lake.t select i + {len(keys)} * 10000 * (1 + {cycle}), 'a', i % 3 from range(5000) r(i)"
+            )
+            fan.pool.close()
+            fan.pool = LakePool(threads=1)
+            fan.poll()
+        assert fan.differing() == {}
+
+        assert [name for name, *_ in misplaced(read, "main", "t", sql) if name not in before] == []
+        assert {len(values) for _, values in files_of(read, "main", "t").values()} == {1}
+        [[size]] = read("select value from ducklake_options('lake') where option_name = 'target_file_size'")
+        assert size == str(16 << 20)
+    fan.close()
+
+
+def test_destinations_inherit_the_layout_of_the_defaults() -> None:
+    """A destination's own keys win, also if they are none."""
+    config = parse_fanout(
+        """
+        source: { catalog: "sqlite:s.sqlite", data_path: ./s, table: t }
+        routing: { field: c, key_columns: [id] }
+        defaults: { partition_by: [v], sort_by: [id] }
+        destinations:
+          - { id: one, routing_value: a, catalog: "sqlite:a.sqlite", data_path: ./a }
+          - { id: two, routing_value: b, catalog: "sqlite:b.sqlite", data_path: ./b, partition_by: [] }
+        """,
+        base_dir=Path.cwd(),
+        env={},
+    )
+    layouts = [config.layout_of(each) for each in config.destinations]
+    assert [layout.partition for layout in layouts] == [(parse_partition_key("v"),), ()]
+    assert [layout.sort for layout in layouts] == [(parse_sort_key("id"),)] * 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from aqueduck.config.lake_place import LakePlace
+from aqueduck.model.layout import AS_IT_IS, WantedLayout
 from aqueduck.model.schema import TableName
 
 __all__ = ["Applied", "Destination"]
@@ -21,6 +22,8 @@ class Destination:
     target: TableName
     cursor: int | None
     """The source lake snapshot up to which the destination is complete; None before its seed."""
+    layout: WantedLayout = AS_IT_IS
+    """What the file says of the layout of its table."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from aqueduck.lake.destinations.cycle import Applied, Destination
 from aqueduck.lake.destinations.destination_table import (
     evolve_table,
     find_table,
+    lay_out_table,
     make_table,
     may_seed,
     missing,
@@ -178,6 +179,7 @@ def apply_changes(
             checked = plan.source, Terms.of(destination, plan), table
             if lake.memory.get(destination.id) != checked:
                 _check_and_evolve(lake, destination, plan, table)
+                lay_out_table(lake, destination.target, destination.layout)
             matched = _delete(lake, destination, index, counts, net, plan) if counts.get("keys") else 0
             deleted = min(matched, counts.get("lost", 0))
             if rows:
@@ -229,6 +231,7 @@ def seed(
     state = make_tables(lake, destination, plan, instance)
     keep_out_of_catalog(lake, destination.target, plan.source.types)
     with lake.transaction():
+        lay_out_table(lake, destination.target, destination.layout)
         routed = _routed(destination, plan, state)
         lake.execute(
             f"delete from {lake.table(destination.target)} where "

@@ -12,11 +12,22 @@ from typing import Literal
 from aqueduck.lake.session.pool import PooledLake
 from aqueduck.lake.session.sql import ident, literal
 from aqueduck.lake.target.places import read_places
+from aqueduck.lake.target.set_layouts import layout_changes
 from aqueduck.model.errors import LakeError, LakeTableMissingError, SchemaChangeError, TargetReplacedError
+from aqueduck.model.layout import AS_IT_IS, WantedLayout
 from aqueduck.model.routing import Evolve, SourceTable, evolution
 from aqueduck.model.schema import TableName
 
-__all__ = ["evolve_table", "find_table", "make_table", "may_seed", "missing", "refuse_others", "replaced"]
+__all__ = [
+    "evolve_table",
+    "find_table",
+    "lay_out_table",
+    "make_table",
+    "may_seed",
+    "missing",
+    "refuse_others",
+    "replaced",
+]
 
 
 def find_table(lake: PooledLake, target: TableName) -> str | None:
@@ -73,6 +84,21 @@ def make_table(
     lake.execute(f"create schema if not exists {ident(lake.alias)}.{ident(target.schema)}")
     lake.execute(f"create table {name} ({columns})", doing="creating a destination's table")
     return True
+
+
+def lay_out_table(lake: PooledLake, target: TableName, wanted: WantedLayout) -> None:
+    """Inside a transaction: alter a committed table whose layout is not the wanted one."""
+    place = None if wanted == AS_IT_IS else read_places(lake, [target]).get(target.folded)
+    if place is None or place.view:
+        return
+    for change in layout_changes(wanted, place.layout):
+        lake.execute(f"alter table {lake.table(target)} {change}", doing="setting the layout")
+    if wanted.file_bytes is not None:
+        lake.execute(
+            f"call {ident(lake.alias)}.set_option('target_file_size', {literal(f'{wanted.file_bytes}B')},"
+            f" schema => {literal(target.schema)}, table_name => {literal(target.name)})",
+            doing="setting options",
+        )
 
 
 def may_seed(

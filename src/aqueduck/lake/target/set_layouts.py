@@ -22,7 +22,7 @@ from aqueduck.model.layout import AS_IT_IS, IDENTITY, PLAIN, PartitionKey, SortK
 from aqueduck.model.modes import TableMode
 from aqueduck.model.schema import TableName, TableSchema
 
-__all__ = ["check_wanted", "fit_layouts", "lay_out", "planned_layout", "set_file_sizes"]
+__all__ = ["check_wanted", "fit_layouts", "lay_out", "layout_changes", "planned_layout", "set_file_sizes"]
 
 log = structlog.get_logger()
 
@@ -130,7 +130,19 @@ def _of_columns(layout: TableLayout, kinds: dict[str, str]) -> TableLayout:
     return replace(found, in_paths=found.can_be_in_paths(list(kinds)))
 
 
+def layout_changes(wanted: WantedLayout, current: TableLayout) -> list[str]:
+    """What to alter of a table with the layout `current`."""
+    return _changes(wanted.over(current), *wanted.differs(current))
+
+
 def _alter(session: LakeSession, target: TableName, layout: TableLayout, partition: bool, sort: bool) -> None:
+    for change in _changes(layout, partition, sort):
+        session.execute(
+            f"alter table {lake_table(target)} {change}", doing="setting the layout", table=target.qualified
+        )
+
+
+def _changes(layout: TableLayout, partition: bool, sort: bool) -> list[str]:
     changes = []
     if partition:
         keys = ", ".join(map(_partition, layout.partition))
@@ -138,10 +150,7 @@ def _alter(session: LakeSession, target: TableName, layout: TableLayout, partiti
     if sort:
         keys = ", ".join(map(_sort, layout.sort))
         changes.append(f"set sorted by ({keys})" if keys else "reset sorted by")
-    for change in changes:
-        session.execute(
-            f"alter table {lake_table(target)} {change}", doing="setting the layout", table=target.qualified
-        )
+    return changes
 
 
 def _partition(key: PartitionKey) -> str:
