@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from aqueduck.config.layout import layout_text
 from aqueduck.config.sync import GroupConfig, TableConfig
 from aqueduck.config.table_options import read_options
 from aqueduck.lake.session import partition_files
@@ -72,6 +73,10 @@ def test_new_targets_get_the_layout_with_their_first_rows(tables: Database, tmp_
             assert layout_of(group, "u") == ([], [], [])
             assert misplaced(group.read, "main", "t", KEYS) == []
             assert len(files_of(group.read, "main", "t")) == 6
+            shown = {
+                t.schema.name: group.runner.book.layout_of(oid) for oid, t in group.runner.tables.items()
+            }
+            assert shown == {"t": "partitioned by tenant, month(made); sorted by id desc", "u": None}
             tables.execute(
                 "insert into t values (1000, 'x', '2024-05-01')" if _ else "delete from t where id = 1"
             )
@@ -172,5 +177,6 @@ def test_sql_takes_a_layout_among_the_options(tables: Database) -> None:
         registry.call(conn, "add_table", source="public.t", options=json.dumps(given))
         [row] = conn.execute("select options from aqueduck.tables()").fetchall()
         assert row[0] == given
+        assert layout_text(row[0]) == "partitioned by bucket(8, id); sorted by id"
         with pytest.raises(AqueduckError, match="wrong form"):
             registry.call(conn, "add_table", source="public.u", options='{"partition_by": "id"}')

@@ -22,7 +22,7 @@ from aqueduck import __version__
 from aqueduck.cli.events_commands import add_events_commands
 from aqueduck.cli.help_texts import add_examples
 from aqueduck.cli.options import CONFIG, Adopt, ConfigFile, Json, Log, out
-from aqueduck.cli.registry_commands import add_registry_commands, read_rows
+from aqueduck.cli.registry_commands import add_registry_commands, read_status
 from aqueduck.cli.setup_commands import add_setup_commands
 from aqueduck.config.fanout import file_is_fanout, load_fanout
 from aqueduck.model.errors import ConfigError, own_error
@@ -128,7 +128,7 @@ def _status_of(config: Path) -> tuple[Callable[[], Any], Callable[[Console, Any]
         from aqueduck.events.status import events_status
 
         return functools.partial(events_status, events), show.show_events
-    return functools.partial(read_rows, config, "status"), show.show_status
+    return functools.partial(read_status, config), show.show_status
 
 
 @app.command(rich_help_panel=OPERATE)

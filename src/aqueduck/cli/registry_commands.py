@@ -19,7 +19,7 @@ from aqueduck.cli.options import CONFIG, ConfigFile, Json, out
 if TYPE_CHECKING:
     from psycopg.errors import Diagnostic
 
-__all__ = ["add_registry_commands", "read_rows"]
+__all__ = ["add_registry_commands", "read_status"]
 
 tables_app = typer.Typer(
     no_args_is_help=True, help="Add, remove, move, pause or re-copy tables; the service acts at once."
@@ -347,6 +347,21 @@ def read_rows(config: Path, function: str) -> list[dict[str, Any]]:
 
     with connect(load_config(config).source.dsn) as conn:
         return rows_of(conn, function)
+
+
+def read_status(config: Path) -> list[dict[str, Any]]:
+    """The state of each table, with the layout that its options give its target."""
+    from aqueduck.config.layout import layout_text
+    from aqueduck.config.sync import load_config
+    from aqueduck.postgres.registry.registry import rows_of
+    from aqueduck.postgres.session.connection import connect
+
+    with connect(load_config(config).source.dsn) as conn:
+        rows, tables = rows_of(conn, "status"), rows_of(conn, "tables")
+    options = {(table["group_name"], table["source"]): table["options"] for table in tables}
+    return [
+        {**row, "layout": layout_text(options.get((row["group_name"], row["source"]), {}))} for row in rows
+    ]
 
 
 def _call(config: Path, as_json: bool, said: str, function: str, **arguments: Any) -> None:

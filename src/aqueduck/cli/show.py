@@ -167,6 +167,8 @@ def _details(row: Row) -> str:
         parts.append(f"{row['parked_rows']:,} parked ({size(row['parked_bytes'])})")
     if row["queued_changes"]:
         parts.append(f"{row['queued_changes']:,} queued ({size(row['queued_bytes'])})")
+    if row.get("layout"):
+        parts.append(escape(row["layout"]))
     return ", ".join(parts)
 
 

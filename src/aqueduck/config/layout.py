@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, ByteSize, Field
 
 from aqueduck.config.sections import MIB, Text
 from aqueduck.model.layout import TableLayout, WantedLayout, parse_partition_key, parse_sort_key
 
-__all__ = ["LAYOUT_KEYS", "FileSize", "PartitionKeys", "SortKeys", "wanted_layout"]
+__all__ = ["LAYOUT_KEYS", "FileSize", "PartitionKeys", "SortKeys", "layout_text", "wanted_layout"]
 
 LAYOUT_KEYS = {"partition_by", "sort_by", "target_file_size"}
 
@@ -30,6 +31,16 @@ def _sort_keys(texts: tuple[str, ...]) -> tuple[str, ...]:
 PartitionKeys = Annotated[tuple[Text, ...], AfterValidator(_partition_keys)] | None
 SortKeys = Annotated[tuple[Text, ...], AfterValidator(_sort_keys)] | None
 FileSize = Annotated[ByteSize, Field(ge=MIB, le=1 << 40)] | None
+
+
+def layout_text(options: Mapping[str, Any]) -> str | None:
+    """The layout among a table's options, for people; None if they have none."""
+    parts = [
+        f"{said} {', '.join(map(str, options[key]))}"
+        for key, said in (("partition_by", "partitioned by"), ("sort_by", "sorted by"))
+        if options.get(key)
+    ]
+    return "; ".join(parts) or None
 
 
 def wanted_layout(

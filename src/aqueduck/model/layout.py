@@ -106,6 +106,16 @@ class TableLayout:
     names_directories: bool = True
     """Whether DuckLake puts files into directories that are named after partition values; see `hive_file_pattern`."""
 
+    def __str__(self) -> str:
+        parts = []
+        if self.partition:
+            parts.append("partitioned by " + ", ".join(map(str, self.partition)))
+        if self.sort:
+            parts.append(
+                "sorted by " + ", ".join(f"{k.expression}{' desc' * k.descending}" for k in self.sort)
+            )
+        return "; ".join(parts)
+
     @property
     def is_plain(self) -> bool:
         """Whether files may have any rows in any order."""

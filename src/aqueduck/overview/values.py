@@ -113,6 +113,8 @@ class TableOverview:
     source_column: str | None = None
     """In a target that several sources fill: the column that identifies the source of a row."""
     source_value: str | None = None
+    layout: str | None = None
+    """Partition keys and sort keys that the target has, if any."""
     enabled: bool = True
     state_since: datetime | None = None
     rows_synced: int = 0

@@ -209,6 +209,8 @@ class SyncOverviews:
     ) -> TableOverview:
         counts = runner.status.tables.get(oid) if oid is not None else None
         made = self._verified(made, error)
+        if oid is not None:
+            made = replace(made, layout=runner.book.layout_of(oid))
         if counts is None:
             return made
         return replace(

@@ -359,6 +359,12 @@ class TableBook:
         modes = {oid: table.mode for oid, table in self.tables.items()}
         write_tables(self.tables_path, places, modes, self._layouts)
 
+    def layout_of(self, oid: int) -> str | None:
+        """The layout of a target, for people; None if it has none."""
+        table = self.tables.get(oid)
+        place = None if table is None else self.lake.memory.places.get(table.target.folded)
+        return None if place is None or place.layout.is_plain else str(place.layout)
+
     def inform_of_layouts(self) -> None:
         """Write the tables again if the session knows other layouts than the tasks: people change them in the lake."""
         places = self.lake.memory.places

@@ -36,7 +36,7 @@ function tableRow(row, may) {
   element.update = (t) => {
     setText(name, t.source);
     setAttribute(name, "title", t.source);
-    setText(target, `${t.group} → ${t.target}`);
+    setText(target, `${t.group} → ${t.target}${t.layout ? `, ${t.layout}` : ""}`);
     setPill(state, t.enabled ? t.state : "disabled");
     const copying = t.state === "SNAPSHOT" && t.copy && t.copy.share !== null;
     setAttribute(bar, "hidden", copying ? null : "");
