@@ -350,6 +350,16 @@ def test_an_encrypted_file_cannot_be_added(tmp_path: Path) -> None:
             lake.run(f"call ducklake_add_data_files('lake', 't', '{file}')")
 
 
+def test_a_bucket_hides_the_rows_of_files_from_before_wrongly(files: Lake) -> None:
+    """Also from deletes and updates; batches of such a target are refused (`refuse_hidden_rows`)."""
+    files.run("insert into lake.t select i, 0 from range(100) r(i)")
+    files.run("alter table lake.t set partitioned by (bucket(4, id))")
+    assert files.ask("select count(*) from lake.t") == [(100,)]
+    assert files.ask("select count(*) from lake.t where id = 5") == [(0,)]
+    files.run("alter table lake.t reset partitioned by")
+    assert files.ask("select count(*) from lake.t where id = 5") == [(1,)]
+
+
 def test_changes_of_an_encrypted_lake_are_read(tmp_path: Path) -> None:
     """Deletions from merged files there are in their range, too."""
     lake = Lake(tmp_path, "data_inlining_row_limit 0", "encrypted")

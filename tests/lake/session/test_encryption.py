@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -92,7 +93,8 @@ def test_a_sync_into_an_encrypted_lake_leaves_nothing_readable_in_it(
             f" alter table {mode} alter doc set storage external;"
             f" insert into {mode} select g, 'legible' || g, repeat('legible ', 400) from generate_series(1, 500) g"
         )
-    tables = {mode: {"mode": mode} for mode in MODES}
+    tables: dict[str, dict[str, Any]] = {mode: {"mode": mode} for mode in MODES}
+    tables["soft_delete"]["partition_by"] = ["bucket(4, id)"]
     with whole_group(db, tmp_path, tables, catalog=place.catalog) as group:
         for mode in MODES:
             db.execute(

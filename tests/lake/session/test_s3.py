@@ -10,17 +10,24 @@ import pytest
 
 from aqueduck.config.lake_place import LakePlace
 from aqueduck.config.sync import LakeConfig
-from aqueduck.lake.ledger.parking import copy_to_parking, ensure_parking, remove_parking_orphans
+from aqueduck.lake.ledger.parking import (
+    copy_to_parking,
+    ensure_parking,
+    remove_parking_orphans,
+    sealing,
+    unsealed,
+)
 from aqueduck.lake.session.catalog import open_lake
 from aqueduck.lake.session.engine import open_kernel
 from aqueduck.lake.session.files import write_files
 from aqueduck.lake.session.object_stores import know_store
 from aqueduck.lake.session.pool import LakePool
 from aqueduck.lake.session.storage import list_files, open_input, remove_file
+from aqueduck.lake.target.apply import add_files
 from aqueduck.lake.upkeep.orphans import remove_orphans
 from aqueduck.model.errors import AqueduckError, DataPathError
 from aqueduck.model.schema import TableName
-from tests.fanout_lakes import Fan
+from tests.fanout_lakes import Fan, connect
 from tests.fix_s3 import S3
 from tests.model.test_batches import segment
 
@@ -137,6 +144,42 @@ def test_parked_segments_are_in_the_bucket(config: LakeConfig, s3: S3, tmp_path:
             assert file.read() == b"columns"
         assert len(remove_parking_orphans(session, "g")) == 1
         assert list(list_files(parked.path.rpartition("/")[0], "")) == []
+
+
+def test_an_encrypted_lake_in_a_bucket_has_nothing_readable(
+    config: LakeConfig, s3: S3, tmp_path: Path
+) -> None:
+    """Rows that tasks prepared on local scratch, and parked segments, which are decrypted to scratch for a replay."""
+    bucket = config.data_path.split("/")[2]
+    place = LakePlace(catalog=config.catalog, data_path=f"{config.data_path}/", properties=s3.resolved)
+    connect(place, "encrypted").close()
+    staged, prepared = tmp_path / "segment.arrow", tmp_path / "rows.parquet"
+    staged.write_bytes(b"legible columns")
+    with open_lake(config) as session:
+        ensure_parking(session)
+        session.execute("create table lake.main.t (id int, v varchar)")
+        session.execute(f"copy (select i::int as id, 'legible' as v from range(5000) r(i)) to '{prepared}'")
+        with session.transaction():
+            add_files(session, TableName("main", "t"), [str(prepared)])
+        assert session.execute("select count(*), min(v) from lake.main.t") == [(5000, "legible")]
+        [parked] = copy_to_parking(
+            config.data_path,
+            "g",
+            "r1",
+            [dataclasses.replace(segment(1), path=str(staged))],
+            seal=sealing(session),
+        )
+        with unsealed(session, {1: [parked]}, tmp_path / "unsealed") as readable:
+            file = Path(readable[1][0].path)
+            assert file.read_bytes() == b"legible columns"
+            assert file.parent.stat().st_mode & 0o077 == 0
+        assert not file.parent.exists()
+    keys = [key for key in s3.keys(bucket, "data/") if not key.endswith("/")]
+    assert len(keys) == 2
+    for key in keys:
+        content = s3.client.get_object(Bucket=bucket, Key=key)["Body"].read()
+        assert content.endswith(b"PARE")
+        assert b"legible" not in content
 
 
 def test_a_bucket_that_is_not_there_is_an_error_of_ours(s3: S3, tmp_path: Path) -> None:

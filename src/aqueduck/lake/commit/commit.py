@@ -33,7 +33,13 @@ from aqueduck.lake.target.kept_columns import keep_columns
 from aqueduck.lake.target.layout_rows import discard_inserted
 from aqueduck.lake.target.layouts import mend_partition_values
 from aqueduck.lake.target.mode_rows import truncate_target
-from aqueduck.lake.target.places import check_place, file_bytes, know_places, notice_changes
+from aqueduck.lake.target.places import (
+    check_place,
+    file_bytes,
+    know_places,
+    notice_changes,
+    refuse_hidden_rows,
+)
 from aqueduck.lake.upkeep.statistics import settle_statistics
 from aqueduck.model.changes import SegmentRef
 from aqueduck.model.errors import (
@@ -281,6 +287,7 @@ def _apply_table(session: LakeSession, table: TablePlan, group: str) -> None:
         current = table.schema
         source = None if current is None else TableName(current.schema, current.name)
         check_place(session, table.target, table.target_uuid, source)
+        refuse_hidden_rows(session, table.target, source)
         for run in table.runs:
             current = apply_run(
                 session,

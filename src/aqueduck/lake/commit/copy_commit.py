@@ -23,7 +23,7 @@ from aqueduck.lake.target.apply import add_files, delete_keys, empty_target, mak
 from aqueduck.lake.target.evolve import same_columns
 from aqueduck.lake.target.inlined import inlining
 from aqueduck.lake.target.mode_rows import own_rows
-from aqueduck.lake.target.places import check_place
+from aqueduck.lake.target.places import check_place, refuse_hidden_rows
 from aqueduck.model.batches import plan_runs
 from aqueduck.model.changes import SegmentRef
 from aqueduck.model.columns.typemap import cast_sql
@@ -61,6 +61,8 @@ def commit_copy(
             )
     name = TableName(schema.schema, schema.name)
     there = check_place(session, ready.target, target_uuid, name, may_be_missing=True)
+    if not ready.mode.plain:  # other rows stay
+        refuse_hidden_rows(session, ready.target, name)
     filled = replace(ready, schema=schema, target_uuid=target_uuid if there else None)
     with inlining(session, filled.target, schema):
         make_target(session, filled.target, schema, filled.mode)

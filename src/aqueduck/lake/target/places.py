@@ -15,7 +15,7 @@ from aqueduck.lake.ledger.table_states import TableState
 from aqueduck.lake.session.catalog import LakeSession
 from aqueduck.lake.session.sql import lake_table
 from aqueduck.lake.target.layouts import read_layouts
-from aqueduck.lake.upkeep.table_upkeep import Lake
+from aqueduck.lake.upkeep.table_upkeep import Lake, table_id
 from aqueduck.model.errors import LakeTableMissingError, PartitionedTargetError, TargetReplacedError
 from aqueduck.model.layout import PLAIN, TableLayout
 from aqueduck.model.schema import TableName
@@ -30,6 +30,7 @@ __all__ = [
     "known_layout",
     "notice_changes",
     "read_places",
+    "refuse_hidden_rows",
     "task_layout",
     "with_places",
 ]
@@ -189,6 +190,33 @@ def check_place(
             table=name,
         )
     return True
+
+
+def refuse_hidden_rows(session: LakeSession, target: TableName, source: TableName | None = None) -> None:
+    """
+    Raise if the target is partitioned by a bucket and has files from before: deletes would not find their rows.
+
+    DuckLake 1.5.5 skips such files in every query for a value of the column.
+    """
+    if not any(key.buckets for key in known_layout(session, target).partition):
+        return
+    m, number = session.metadata, table_id(session, target)
+    if number is None:
+        return
+    [[files]] = session.execute(
+        f"select count(*) from {m}.ducklake_data_file f join {m}.ducklake_partition_info i using (table_id)"
+        f" where f.table_id = {number} and f.end_snapshot is null and i.end_snapshot is null"
+        " and f.partition_id is distinct from i.partition_id",
+        doing="looking at the targets",
+    )
+    if files:
+        raise PartitionedTargetError(
+            f"the lake table {target.qualified} was partitioned by a bucket when it had rows, and DuckLake does not find them"
+            " by the value of the column",
+            hint=f"alter table {lake_table(target)} reset partitioned by; or, if its mode is upsert, re-copy it:"
+            f" aqueduck tables resync -c FILE {source or 'TABLE'}",
+            table=target.qualified,
+        )
 
 
 def is_ours(session: LakeSession, target: TableName, uuid: str | None) -> bool:

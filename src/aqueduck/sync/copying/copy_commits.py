@@ -22,7 +22,7 @@ from aqueduck.lake.ledger.table_states import TableState, read_states, write_sta
 from aqueduck.lake.target.apply import check_target
 from aqueduck.lake.target.layout_rows import discard_inserted
 from aqueduck.lake.target.layouts import mend_partition_values
-from aqueduck.lake.target.places import check_place, with_places
+from aqueduck.lake.target.places import check_place, refuse_hidden_rows, with_places
 from aqueduck.lake.target.set_layouts import set_file_sizes
 from aqueduck.lake.upkeep.statistics import settle_statistics
 from aqueduck.model.changes import SegmentRef
@@ -210,6 +210,7 @@ class CopyCommits:
         if ready.schema is not None:
             source = TableName(ready.schema.schema, ready.schema.name)
             check_place(self._book.lake, ready.target, ready.target_uuid, source)
+            refuse_hidden_rows(self._book.lake, ready.target, source)
             check_target(self._book.lake, ready.target, ready.schema, ready.mode)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from aqueduck.lake.ledger.table_states import TableState
 from aqueduck.lake.target.apply import check_target
-from aqueduck.lake.target.places import check_place, know_places, notice_changes
+from aqueduck.lake.target.places import check_place, know_places, notice_changes, refuse_hidden_rows
 from aqueduck.model.errors import (
     LakeError,
     LakeTableMissingError,
@@ -67,6 +67,8 @@ def _problem(runner: GroupRunner, state: TableState) -> LakeError | None:
             TableName(schema.schema, schema.name),
             may_be_missing=state.awaits_copy,
         )
+        if there and not state.awaits_copy:
+            refuse_hidden_rows(runner.lake, state.target, TableName(schema.schema, schema.name))
         if there and not state.awaits_copy and state.schema is not None:
             check_target(runner.lake, state.target, state.schema, state.mode)
     except _ABOUT_TARGETS as exc:
