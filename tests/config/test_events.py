@@ -99,6 +99,7 @@ def test_every_option_of_the_source_is_taken() -> None:
 
 def test_the_reader_follows_from_the_slot() -> None:
     """What only one reader can read needs no setting."""
+    assert parse({}).source.capture == "auto"
     assert parse({"slot_type": "temporary"}).source.capture == "stream"
     assert parse({"plugin": "test_decoding"}).source.capture == "poll"
 

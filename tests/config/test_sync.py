@@ -73,7 +73,7 @@ def test_the_smallest_file_gets_the_documented_defaults() -> None:
     config = parse(SMALLEST)
     (only,) = config.groups
     (table,) = only.tables
-    assert (only.capture, only.flush_interval_ms) == ("stream", 1000)
+    assert (only.capture, only.flush_interval_ms) == ("auto", 1000)
     assert (only.stage_bytes_max, only.batch_bytes_max, only.segment_bytes) == (1 << 30, 1 << 29, 1 << 25)
     assert (only.slot_name, only.publication) == ("aqueduck_default", "aqueduck_default")
     assert (table.source, table.target, table.mode, table.initial_copy) == (

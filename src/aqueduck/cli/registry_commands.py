@@ -224,7 +224,7 @@ def groups_create(
     slot: Annotated[
         str | None, typer.Option(help="The slot; by default aqueduck_ and the group's name.")
     ] = None,
-    capture: Annotated[str | None, typer.Option(help="stream, poll or auto; by default stream.")] = None,
+    capture: Annotated[str | None, typer.Option(help="stream, poll or auto; by default auto.")] = None,
     lake: Annotated[
         str | None,
         typer.Option(help="The data path of its lake; by default that of the first service that takes it."),

@@ -58,7 +58,7 @@ class PostgresCdcConfig(Section):
     tls: TlsConfig | None = None
     start_lsn: str | None = None
     proto_version: Literal[1] = 1
-    capture: Literal["stream", "poll", "auto"] = "stream"
+    capture: Literal["stream", "poll", "auto"] = "auto"
     plugin: Literal["pgoutput", "test_decoding"] = "pgoutput"
     poll_interval_ms: int = Field(default=100, ge=10, le=60_000)
     poll_step_bytes: Bytes = ByteSize(64 * MIB)
@@ -82,6 +82,8 @@ class PostgresCdcConfig(Section):
             values = {**values, "tls": {"mode": values["tls"]}}
         if isinstance(values, dict) and values.get("plugin") == "test_decoding":
             values = {"capture": "poll", **values}
+        elif isinstance(values, dict) and values.get("slot_type") == "temporary":
+            values = {"capture": "stream", **values}
         return values
 
     @field_validator("start_lsn")

@@ -256,7 +256,7 @@ class GroupConfig(Section):
     """Tables that share a slot, a publication and a streaming query, and are committed together."""
 
     name: str
-    capture: Literal["stream", "poll", "auto"] = "stream"
+    capture: Literal["stream", "poll", "auto"] = "auto"
     plugin: Literal["pgoutput", "test_decoding"] = "pgoutput"
     poll_interval_ms: int = Field(default=100, ge=10, le=60_000)
     poll_step_bytes: ByteSize = Field(default=ByteSize(64 * MIB), ge=1 << 16, le=1 << 40)

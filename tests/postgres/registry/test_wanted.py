@@ -46,7 +46,7 @@ def test_adding_a_table_is_one_call(conn: Connection) -> None:
     assert call(conn, "add_table", source="a") == table(conn).id
     wanted = group(conn)
     assert (wanted.slot_name, wanted.publication) == ("aqueduck_default", "aqueduck_default")
-    assert (wanted.capture, wanted.enabled, wanted.removed, wanted.lake) == ("stream", True, False, None)
+    assert (wanted.capture, wanted.enabled, wanted.removed, wanted.lake) == ("auto", True, False, None)
     [row] = wanted.tables
     assert (row.source, row.target) == (TableName("public", "a"), TableName("main", "a"))
     assert (row.mode, row.copy, row.enabled, row.observed.state) == (

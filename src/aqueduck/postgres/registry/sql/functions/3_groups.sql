@@ -88,7 +88,7 @@ begin
     end if;
     publication := coalesce(publication, old.publication, 'aqueduck_' || name);
     slot_name := coalesce(slot_name, old.slot_name, 'aqueduck_' || name);
-    capture := coalesce(capture, old.capture, 'stream');
+    capture := coalesce(capture, old.capture, 'auto');
     perform aqueduck._check_group(name, publication, slot_name, capture);
     -- A group that was dropped, but that no service has taken down yet, is restored unchanged.
     insert into aqueduck.sync_groups as g (name, publication, slot_name, capture, lake, adopt)
