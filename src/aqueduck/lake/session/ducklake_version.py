@@ -56,6 +56,7 @@ FUNCTIONS = frozenset(
         "ducklake_flush_inlined_data",
         "ducklake_list_files",
         "ducklake_merge_adjacent_files",
+        "ducklake_options",
         "ducklake_rewrite_data_files",
         "ducklake_snapshots",
         "ducklake_table_changes",
