@@ -29,6 +29,7 @@ from aqueduck.lake.session.storage import (
     list_files,
     make_directory,
     remove_file,
+    sync_file,
 )
 from aqueduck.model.changes import SegmentRef
 from aqueduck.state_files.private_files import private_directory
@@ -88,6 +89,7 @@ def copy_to_parking(
                 copy_file(segment.path, path)
             else:
                 shutil.copyfile(segment.path, path)
+            sync_file(path)
         kept.append(replace(segment, path=path, key=key))
     return kept
 
