@@ -50,6 +50,7 @@ def test_a_destination_gets_the_layout_of_the_file(tmp_path: Path) -> None:
             fan.change(
                 f"insert into lake.t select i + {len(keys)} * 10000 * (1 + {cycle}), 'a', i % 3 from range(5000) r(i)"
             )
+            fan.change("delete from lake.t where id % 7 = 0")
             fan.pool.close()
             fan.pool = LakePool(threads=1)
             fan.poll()

@@ -21,8 +21,10 @@ import duckdb
 from aqueduck import faults
 from aqueduck.lake.destinations.cycle import Applied, Destination
 from aqueduck.lake.destinations.destination_table import (
+    bucketed,
     evolve_table,
     find_table,
+    gets_bucket,
     lay_out_table,
     make_table,
     may_seed,
@@ -179,6 +181,8 @@ def apply_changes(
             checked = plan.source, Terms.of(destination, plan), table
             if lake.memory.get(destination.id) != checked:
                 _check_and_evolve(lake, destination, plan, table)
+                if gets_bucket(lake, destination.target, destination.layout):
+                    raise SeedNeededError(bucketed(destination.target))
                 lay_out_table(lake, destination.target, destination.layout)
             matched = _delete(lake, destination, index, counts, net, plan) if counts.get("keys") else 0
             deleted = min(matched, counts.get("lost", 0))
@@ -231,7 +235,6 @@ def seed(
     state = make_tables(lake, destination, plan, instance)
     keep_out_of_catalog(lake, destination.target, plan.source.types)
     with lake.transaction():
-        lay_out_table(lake, destination.target, destination.layout)
         routed = _routed(destination, plan, state)
         lake.execute(
             f"delete from {lake.table(destination.target)} where "
@@ -242,6 +245,7 @@ def seed(
             [value for _, value in routed],
             doing="emptying a destination",
         )
+        lay_out_table(lake, destination.target, destination.layout)  # a bucket would hide the rows to delete
         if rows:
             _insert(lake, destination, index, net, plan)
         table = find_table(lake, destination.target)

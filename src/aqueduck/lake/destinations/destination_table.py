@@ -13,14 +13,22 @@ from aqueduck.lake.session.pool import PooledLake
 from aqueduck.lake.session.sql import ident, literal
 from aqueduck.lake.target.places import read_places
 from aqueduck.lake.target.set_layouts import layout_changes
-from aqueduck.model.errors import LakeError, LakeTableMissingError, SchemaChangeError, TargetReplacedError
+from aqueduck.model.errors import (
+    LakeError,
+    LakeTableMissingError,
+    PartitionedTargetError,
+    SchemaChangeError,
+    TargetReplacedError,
+)
 from aqueduck.model.layout import AS_IT_IS, WantedLayout
 from aqueduck.model.routing import Evolve, SourceTable, evolution
 from aqueduck.model.schema import TableName
 
 __all__ = [
+    "bucketed",
     "evolve_table",
     "find_table",
+    "gets_bucket",
     "lay_out_table",
     "make_table",
     "may_seed",
@@ -84,6 +92,22 @@ def make_table(
     lake.execute(f"create schema if not exists {ident(lake.alias)}.{ident(target.schema)}")
     lake.execute(f"create table {name} ({columns})", doing="creating a destination's table")
     return True
+
+
+def gets_bucket(lake: PooledLake, target: TableName, wanted: WantedLayout) -> bool:
+    """Whether the table would be partitioned by a bucket from now on: DuckLake 1.5.5 then hides its rows from deletes."""
+    if not any(key.buckets for key in wanted.partition or ()):
+        return False
+    place = read_places(lake, [target]).get(target.folded)
+    return place is not None and not place.view and wanted.differs(place.layout)[0]
+
+
+def bucketed(target: TableName) -> LakeError:
+    return PartitionedTargetError(
+        f"the destination's table {target.qualified} is to be partitioned by a bucket",
+        hint="nothing to do: the table is seeded anew",
+        table=target.qualified,
+    )
 
 
 def lay_out_table(lake: PooledLake, target: TableName, wanted: WantedLayout) -> None:
