@@ -63,6 +63,30 @@ def test_a_destination_gets_the_layout_of_the_file(tmp_path: Path) -> None:
     fan.close()
 
 
+def test_a_destination_whose_rows_a_bucket_hides_is_not_written(tmp_path: Path) -> None:
+    """Its deletes would have no effect; it keeps its cursor, and continues when the layout is reset."""
+    fan = Fan(tmp_path, {"one": "a"}, inline=0)
+    fan.change(
+        "create table lake.t (id int, c varchar)", "insert into lake.t select i, 'a' from range(6000) r(i)"
+    )
+    fan.poll()
+    with connect(fan.place("one")) as con:
+        con.execute("alter table lake.t set partitioned by (bucket(4, id))")
+    fan.change("delete from lake.t where id between 20 and 60")
+    before = fan.cursor("one")
+    [applied] = fan.poll()
+    assert applied.error is not None
+    assert "[lake.partitioned]" in applied.error
+    assert fan.cursor("one") == before
+    [seeded] = fan.seed("one")
+    assert "[lake.partitioned]" in (seeded.error or "")
+    with connect(fan.place("one")) as con:
+        con.execute("alter table lake.t reset partitioned by")
+    assert [a.error for a in fan.poll()] == [None]
+    assert fan.differing() == {}
+    fan.close()
+
+
 def test_destinations_inherit_the_layout_of_the_defaults() -> None:
     """A destination's own keys win, also if they are none."""
     config = parse_fanout(

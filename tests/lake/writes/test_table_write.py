@@ -19,6 +19,7 @@ from aqueduck.model.errors import (
     DuplicateKeyError,
     LakeError,
     LakeWriteError,
+    PartitionedTargetError,
     ResyncNeededError,
     SchemaChangeError,
 )
@@ -411,3 +412,14 @@ def test_a_lost_race_is_tried_again(writes: Writes, monkeypatch: pytest.MonkeyPa
     assert writes.query("select id, v from lake.main.t where id in (1, 2, 5000) order by id") == [
         (1, "ours"), (2, "ours"), (5000, "theirs"),
     ]  # fmt: skip
+
+
+def test_an_upsert_into_a_table_whose_rows_a_bucket_hides_is_refused(writes: Writes) -> None:
+    """DuckLake would not find the old rows, so each updated row would be there twice."""
+    writes.write(UPSERT, many(0, 3000))
+    with writes.pool.use(writes.place) as lake:
+        lake.execute(f"alter table {lake.alias}.main.t set partitioned by (bucket(4, id))")
+    before = writes.rows()
+    with pytest.raises(PartitionedTargetError, match="when it had rows"):
+        writes.write(UPSERT, many(0, 10))
+    assert writes.rows() == before

@@ -37,6 +37,7 @@ from aqueduck.lake.session.failures import lake_errors
 from aqueduck.lake.session.pool import PooledLake
 from aqueduck.lake.session.sql import equal, ident, idents, literal
 from aqueduck.lake.source.source_lake import ReadPlan
+from aqueduck.lake.target.places import hidden_rows_error, hides_rows
 from aqueduck.lake.upkeep.statistics import settle_statistics
 from aqueduck.lake.values.not_inlined import keep_out_of_catalog
 from aqueduck.model.routing import SourceColumn, SourceTable, evolution
@@ -184,6 +185,8 @@ def apply_changes(
                 if gets_bucket(lake, destination.target, destination.layout):
                     raise SeedNeededError(bucketed(destination.target))
                 lay_out_table(lake, destination.target, destination.layout)
+            if counts.get("keys"):
+                _refuse_hidden_rows(lake, destination)
             matched = _delete(lake, destination, index, counts, net, plan) if counts.get("keys") else 0
             deleted = min(matched, counts.get("lost", 0))
             if rows:
@@ -236,6 +239,7 @@ def seed(
     keep_out_of_catalog(lake, destination.target, plan.source.types)
     with lake.transaction():
         routed = _routed(destination, plan, state)
+        _refuse_hidden_rows(lake, destination)
         lake.execute(
             f"delete from {lake.table(destination.target)} where "
             + " or ".join(
@@ -348,6 +352,11 @@ def _check_and_evolve(lake: PooledLake, destination: Destination, plan: ReadPlan
         raise SeedNeededError
     for step in steps:
         evolve_table(lake, destination.target, step)
+
+
+def _refuse_hidden_rows(lake: PooledLake, destination: Destination) -> None:
+    if hides_rows(lake, destination.target):
+        raise hidden_rows_error(destination.target)
 
 
 def _delete(

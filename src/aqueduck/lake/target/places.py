@@ -15,7 +15,7 @@ from aqueduck.lake.ledger.table_states import TableState
 from aqueduck.lake.session.catalog import LakeSession
 from aqueduck.lake.session.sql import lake_table
 from aqueduck.lake.target.layouts import read_layouts
-from aqueduck.lake.upkeep.table_upkeep import Lake, table_id
+from aqueduck.lake.upkeep.table_upkeep import Lake
 from aqueduck.model.errors import LakeTableMissingError, PartitionedTargetError, TargetReplacedError
 from aqueduck.model.layout import PLAIN, TableLayout
 from aqueduck.model.schema import TableName
@@ -25,6 +25,8 @@ __all__ = [
     "Place",
     "check_place",
     "file_bytes",
+    "hidden_rows_error",
+    "hides_rows",
     "is_ours",
     "know_places",
     "known_layout",
@@ -193,30 +195,40 @@ def check_place(
 
 
 def refuse_hidden_rows(session: LakeSession, target: TableName, source: TableName | None = None) -> None:
+    """Raise if the target `hides_rows`: deletes would not find them."""
+    if any(key.buckets for key in known_layout(session, target).partition) and hides_rows(session, target):
+        again = f"aqueduck tables resync -c FILE {source or 'TABLE'}"
+        raise hidden_rows_error(target, f"; or, if its mode is upsert, re-copy it: {again}")
+
+
+def hides_rows(lake: Lake, target: TableName) -> bool:
     """
-    Raise if the target is partitioned by a bucket and has files from before: deletes would not find their rows.
+    Whether a table is partitioned by a bucket and has files from before.
 
     DuckLake 1.5.5 skips such files in every query for a value of the column.
     """
-    if not any(key.buckets for key in known_layout(session, target).partition):
-        return
-    m, number = session.metadata, table_id(session, target)
-    if number is None:
-        return
-    [[files]] = session.execute(
-        f"select count(*) from {m}.ducklake_data_file f join {m}.ducklake_partition_info i using (table_id)"
-        f" where f.table_id = {number} and f.end_snapshot is null and i.end_snapshot is null"
-        " and f.partition_id is distinct from i.partition_id",
+    m = lake.metadata
+    [[files]] = lake.execute(
+        f"select count(*) from {m}.ducklake_partition_info i join {m}.ducklake_partition_column c"
+        " on c.partition_id = i.partition_id and c.table_id = i.table_id"
+        f" join {m}.ducklake_table t on t.table_id = i.table_id join {m}.ducklake_schema s using (schema_id)"
+        f" join {m}.ducklake_data_file f on f.table_id = i.table_id"
+        " where c.transform like 'bucket%' and f.partition_id is distinct from i.partition_id"
+        " and lower(s.schema_name) = lower(?) and lower(t.table_name) = lower(?) and i.end_snapshot is null"
+        " and t.end_snapshot is null and s.end_snapshot is null and f.end_snapshot is null",
+        (target.schema, target.name),
         doing="looking at the targets",
     )
-    if files:
-        raise PartitionedTargetError(
-            f"the lake table {target.qualified} was partitioned by a bucket when it had rows, and DuckLake does not find them"
-            " by the value of the column",
-            hint=f"alter table {lake_table(target)} reset partitioned by; or, if its mode is upsert, re-copy it:"
-            f" aqueduck tables resync -c FILE {source or 'TABLE'}",
-            table=target.qualified,
-        )
+    return bool(files)
+
+
+def hidden_rows_error(target: TableName, otherwise: str = "") -> PartitionedTargetError:
+    return PartitionedTargetError(
+        f"the lake table {target.qualified} was partitioned by a bucket when it had rows, and DuckLake does not find them"
+        " by the value of the column",
+        hint=f"alter table {lake_table(target)} reset partitioned by{otherwise}",
+        table=target.qualified,
+    )
 
 
 def is_ours(session: LakeSession, target: TableName, uuid: str | None) -> bool:

@@ -29,7 +29,7 @@ from aqueduck.lake.session.object_stores import know_store
 from aqueduck.lake.session.pool import LakePool, PooledLake
 from aqueduck.lake.session.sql import ident, idents, literal, string_list
 from aqueduck.lake.session.storage import discard_file, list_files, no_glob, remove_file
-from aqueduck.lake.target.places import read_places
+from aqueduck.lake.target.places import hidden_rows_error, hides_rows, read_places
 from aqueduck.lake.upkeep.statistics import settle_statistics
 from aqueduck.lake.writes.write_fold import folded_rows
 from aqueduck.lake.writes.write_target import CONTROL, WriteOrder, WriteTarget
@@ -207,6 +207,8 @@ def _insert(lake: PooledLake, target: WriteTarget, rows: str) -> None:
 
 
 def _delete_keys(lake: PooledLake, order: WriteOrder, target: WriteTarget, rows: str) -> None:
+    if hides_rows(lake, target.table):
+        raise hidden_rows_error(target.table)
     same = " and ".join(f"t.{ident(key)} is not distinct from k.{ident(key)}" for key in order.keys)
     lake.execute(
         f"delete from {lake.table(target.table)} as t using (select {idents(order.keys)} from {rows}) as k where {same}",
