@@ -110,7 +110,13 @@ class Database:
         if not self._has_service_role:
             self._has_service_role = True
             names = {name: sql.Identifier(f"{self.name} {name}") for name in ("owner", "service")}
-            self.observer.execute(sql.SQL(_SERVICE_ROLE).format(database=sql.Identifier(self.name), **names))
+            # A standby and a restored server have the roles of their primary.
+            if not self.query(
+                "select 1 from pg_catalog.pg_roles where rolname = %s", [f"{self.name} service"]
+            ):
+                self.observer.execute(
+                    sql.SQL(_SERVICE_ROLE).format(database=sql.Identifier(self.name), **names)
+                )
         return f"{self.name} service"
 
     def execute(self, statement: str, parameters: Any = None) -> None:

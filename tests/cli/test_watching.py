@@ -27,7 +27,11 @@ def test_the_state_is_shown_until_it_is_interrupted(db: Database, run: Cli, tmp_
     assert run("init", "-c", config)[0] == 0
     words = [sys.executable, "-m", "aqueduck.cli", "status", "--watch", "--interval", "0.1", "--json"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(words, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as watching:
+    # A background job of a shell ignores SIGINT, and its children do too.
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as watching:  # fmt: skip
         try:
             assert watching.stdout is not None
             assert json.loads(watching.stdout.readline())[0]["enabled"] is True

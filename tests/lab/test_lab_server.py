@@ -36,12 +36,13 @@ def test_other_users_cannot_connect(directory: Path, monkeypatch: pytest.MonkeyP
             check=False,
         )
         assert done.stdout == "1\n", done.stderr
-        monkeypatch.setenv("PGPASSFILE", "/dev/null")
-        with pytest.raises(psycopg.OperationalError, match="password"):
-            psycopg.connect(server.dsn)
-        assert server.socket_dir is not None
-        with pytest.raises(psycopg.OperationalError, match="password"):
-            psycopg.connect(server.dsn, host=str(server.socket_dir))
+        with monkeypatch.context() as stranger:  # undone here, so that the server's file does not outlive it
+            stranger.setenv("PGPASSFILE", "/dev/null")
+            with pytest.raises(psycopg.OperationalError, match="password"):
+                psycopg.connect(server.dsn)
+            assert server.socket_dir is not None
+            with pytest.raises(psycopg.OperationalError, match="password"):
+                psycopg.connect(server.dsn, host=str(server.socket_dir))
 
 
 def test_the_environment_is_as_before_afterwards(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

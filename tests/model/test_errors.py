@@ -148,6 +148,7 @@ def test_errors_that_pass_by_themselves_are_retried() -> None:
         "pg.protocol",
         "pg.connection_lost",
         "lake.conflict",
+        "lake.file_missing",
         "lake.write",
         "copy.disturbed",
         "spark.query",

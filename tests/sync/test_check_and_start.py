@@ -85,10 +85,18 @@ SOURCE = {
 }
 LAKE = {
     "the target is gone": ("drop table lake.main.t", "lake.table_missing"),
-    "the target is partitioned": ("alter table lake.main.t set partitioned by (v)", "lake.partitioned"),
+    "the target is partitioned by a key twice": (
+        "alter table lake.main.t set partitioned by (v, v)",
+        "lake.partitioned",
+    ),
     "the target has another column": ("alter table lake.main.t add column mine int", "lake.schema_change"),
 }
-QUICK = ("the slot is gone", "a table was made anew", "the target is gone", "the target is partitioned")
+QUICK = (
+    "the slot is gone",
+    "a table was made anew",
+    "the target is gone",
+    "the target is partitioned by a key twice",
+)
 
 
 @pytest.mark.parametrize(

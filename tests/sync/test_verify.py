@@ -461,7 +461,7 @@ def test_one_table_can_be_chosen(db: Database, start: Start) -> None:
     service = start("public.a", "public.b")
     assert [r.table for r in verify(service, tables=["b"])] == ["public.b"]
     with pytest.raises(ConfigError, match=r"tables of this lake: public.a, public.b"):
-        verify(service, tables=["c"])
+        verify(service, tables=["something_else"])
 
 
 def test_a_caller_may_hold_the_catalog(db: Database, tmp_path: Path) -> None:
