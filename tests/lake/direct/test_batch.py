@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from psycopg.conninfo import make_conninfo
 
 from aqueduck.config.sync import LakeConfig
-from aqueduck.lake.commit.commit import BatchPlan, RunPlan, TablePlan, commit_batch
+from aqueduck.lake.commit.commit import BatchPlan, RunPlan, TableFailed, TablePlan, commit_batch
 from aqueduck.lake.direct import batch
 from aqueduck.lake.ledger.parking import ensure_parking
 from aqueduck.lake.ledger.progress import Position, read_position, write_position
@@ -28,7 +28,7 @@ from aqueduck.lake.session.catalog import METADATA, LakeSession, open_lake
 from aqueduck.lake.session.sql import ident
 from aqueduck.lake.target.apply import ensure_target
 from aqueduck.model.changes import OP_DELETE, OP_INSERT, OP_UPDATE
-from aqueduck.model.errors import LakeBusyError
+from aqueduck.model.errors import LakeBusyError, LakeFileMissingError, LakeWriteError
 from aqueduck.model.schema import Column, TableName, TableSchema
 from tests.lake.target.test_apply import TYPES, VALUES
 from tests.strategies import TABLE, Change, State, histories, key_of, replay, split, stage
@@ -411,3 +411,62 @@ def test_a_position_that_moved_stops_the_batch(pair: Pair) -> None:
         assert batch.commit_directly(pair.direct, plan, pair.position - 5, "", {})
     pair.direct.memory.positions.clear()
     assert as_state(pair.direct, one) == {}
+
+
+def _deletion(pair: Pair, *targets: TableName) -> BatchPlan:
+    """A batch after the pair's position that deletes a row of each target, by the number of the table."""
+    segments = tuple(stage(pair.directory, [Change(OP_DELETE, old_key=("101", "a"))], 5, TABLE))
+    plans = tuple(
+        TablePlan(oid, target, (RunPlan(TABLE, segments),), 0, TABLE) for oid, target in enumerate(targets, 1)
+    )
+    return BatchPlan(replace(START, position=pair.position + 10), plans, start=pair.position)
+
+
+def _both_went_on(pair: Pair) -> None:
+    """The oracle gets the position of the other lake, so that later tests can use both."""
+    pair.position += 10
+    for lake in pair.lakes:
+        with lake.transaction():
+            write_position(lake, replace(START, position=pair.position))
+        lake.memory.positions.clear()
+
+
+def test_a_table_whose_file_is_lost_is_named(pair: Pair) -> None:
+    """Promise 5: what one table lacks fails that table only; without it, the same batch is written."""
+    good, bad = pair.target(TABLE), pair.target(TABLE)
+    pair.commit((good, TABLE, many(range(100, 160))), (bad, TABLE, many(range(100, 160))))
+    pair.direct.execute(f"call ducklake_flush_inlined_data('lake', table_name => '{bad.name}')")
+    [[file]] = pair.direct.execute(f"select data_file from ducklake_list_files('lake', '{bad.name}')")
+    Path(file).unlink()
+    plan = _deletion(pair, good, bad)
+    with pytest.raises(TableFailed) as failure:
+        commit_batch(pair.direct, plan)
+    assert failure.value.oid == 2
+    assert isinstance(failure.value.error, LakeFileMissingError)
+    assert commit_batch(pair.direct, replace(plan, tables=plan.tables[:1]))
+    assert ("101", "a") not in as_state(pair.direct, good)
+    pair.both(f"drop table lake.main.{bad.name}")
+    _both_went_on(pair)
+
+
+@pytest.mark.parametrize("after_commit", [False, True])
+def test_a_batch_that_cannot_be_written_directly_is_written_once(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, after_commit: bool
+) -> None:
+    """An error of the direct way leads to the engine's, also if its commit took effect and only the reply was lost."""
+    one = pair.target(TABLE)
+    pair.commit((one, TABLE, many(range(100, 103))))
+    real = batch.commit_directly
+
+    def failing(*given: Any) -> bool:
+        if after_commit:
+            assert real(*given)
+        raise LakeWriteError("writing the catalog failed")
+
+    monkeypatch.setattr("aqueduck.lake.commit.commit.commit_directly", failing)
+    [[before]] = pair.direct.execute("from lake.current_snapshot()")
+    assert commit_batch(pair.direct, _deletion(pair, one))
+    [[now]] = pair.direct.execute("from lake.current_snapshot()")
+    assert now == before + 1
+    assert list(as_state(pair.direct, one)) == [("100", "a"), ("102", "a")]
+    _both_went_on(pair)

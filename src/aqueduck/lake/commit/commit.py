@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import structlog
+
 from aqueduck import faults
 from aqueduck.lake.direct.batch import commit_directly
 from aqueduck.lake.fold.fold import folded
@@ -65,6 +67,8 @@ __all__ = [
     "set_lineage",
     "transact",
 ]
+
+log = structlog.get_logger()
 
 TRIES = 5
 PAUSE_SECONDS = 0.2
@@ -245,12 +249,30 @@ def _start(plan: BatchPlan, stored: int | None) -> int:
 def _commit(session: LakeSession, plan: BatchPlan, before: int) -> None:
     """Commit the batch in the catalog, or through the engine if it is more than a few rows of plain tables."""
     position = plan.position
-    message = f"{position.group} up to {lsn_text(position.position)}"
-    if not commit_directly(session, plan, before, message, _lineage(position, before)):
+    if not _in_catalog(session, plan, before):
         _transaction(session, plan, before)
     session.memory.positions[position.group] = position.position
     inlined, progress = session.memory.inlined_rows, progress_table(position.group)
     inlined[progress] = inlined.get(progress, 0) + 1
+
+
+def _in_catalog(session: LakeSession, plan: BatchPlan, before: int) -> bool:
+    """
+    Commit the batch in the catalog, if that is possible.
+
+    An error may concern one table: the engine's way finds out which.  If the commit took effect nonetheless, the group's
+    position shows it to the engine's way.
+    """
+    position = plan.position
+    message = f"{position.group} up to {lsn_text(position.position)}"
+    try:
+        return commit_directly(session, plan, before, message, _lineage(position, before))
+    except (LakeBusyError, CatalogUnreachableError, DataPathError):
+        raise  # not specific to a table
+    except LakeError as exc:
+        log.warning("batch could not be written directly", group=position.group, error=str(exc))
+        session.reopen()
+        return False
 
 
 def _transaction(session: LakeSession, plan: BatchPlan, before: int) -> None:
