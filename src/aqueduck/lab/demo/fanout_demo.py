@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from aqueduck.config.fanout import parse_fanout
 from aqueduck.config.lake_place import LakePlace
 from aqueduck.fanout.verify import verify_destinations
-from aqueduck.lab.demo.lake_reader import LakeReader
+from aqueduck.lab.demo.lake_reader import PlainReader
 from aqueduck.lab.demo.play import Flow, Load
 from aqueduck.lab.demo.screen import Count, Screen, grid
 from aqueduck.lab.lab_server import private_file
@@ -61,8 +61,8 @@ class FanoutDemo:
         place = LakePlace(catalog=f"sqlite:{directory}/shared.sqlite", data_path=f"{directory}/shared_data/")
         self._load = TenantLoad(place)
         self._load.create()
-        self._source = LakeReader(directory / "shared.sqlite")
-        self._lakes = {name: LakeReader(directory / f"{name}.sqlite") for name in (*TENANTS, NEWCOMER)}
+        self._source = PlainReader(directory / "shared.sqlite")
+        self._lakes = {name: PlainReader(directory / f"{name}.sqlite") for name in (*TENANTS, NEWCOMER)}
         for reader in (self._source, *self._lakes.values()):
             stack.callback(reader.close)
         return file

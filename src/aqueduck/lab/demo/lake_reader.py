@@ -11,12 +11,12 @@ import duckdb
 from aqueduck.lake.session.engine import load_extension, new_connection
 from aqueduck.lake.session.sql import literal
 
-__all__ = ["LakeReader"]
+__all__ = ["PlainReader"]
 
 Rows = list[tuple[Any, ...]]
 
 
-class LakeReader:
+class PlainReader:
     """One DuckDB session that attaches a lake with a SQLite catalog, as `lake`, as soon as the lake is there."""
 
     def __init__(self, catalog: Path) -> None:

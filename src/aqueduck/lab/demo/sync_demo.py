@@ -13,7 +13,7 @@ import psycopg
 from rich.console import Group, RenderableType
 
 from aqueduck.config.sync import parse_config
-from aqueduck.lab.demo.lake_reader import LakeReader
+from aqueduck.lab.demo.lake_reader import PlainReader
 from aqueduck.lab.demo.play import Flow, Load
 from aqueduck.lab.demo.screen import Count, Screen, grid
 from aqueduck.lab.lab_server import lab_server, private_file
@@ -71,7 +71,7 @@ class SyncDemo:
         private_file(file, CONFIG.format(dsn=server.dsn, port=port))
         self._config = parse_config(file.read_text(), base_dir=directory, env={})
         self._source = stack.enter_context(psycopg.connect(server.dsn, autocommit=True))
-        self._lake = LakeReader(directory / "lake.sqlite")
+        self._lake = PlainReader(directory / "lake.sqlite")
         stack.callback(self._lake.close)
         self._load = ShopLoad(server.dsn)
         return file

@@ -96,7 +96,7 @@ def _table_struct(options: CdcOptions) -> StructType:
 
 
 @dataclass
-class PiecePartition(InputPartition):
+class ChangesPartition(InputPartition):
     """The piece that one task reads."""
 
     piece: str
@@ -303,7 +303,7 @@ class CdcReader(SlotReader["CdcStage"]):
         whole = all(whole for _, whole in slices)
         assert self._source is not None
         database = self._source.database
-        return [PiecePartition(piece, first, upto, whole, database) for piece in plan_pieces(segments)]
+        return [ChangesPartition(piece, first, upto, whole, database) for piece in plan_pieces(segments)]
 
     def _await(self, upto: int) -> None:
         """Wait until the stage has everything up to a position; it may not when Spark repeats a batch after a restart."""
@@ -337,7 +337,7 @@ class CdcReader(SlotReader["CdcStage"]):
         from aqueduck.lake.fold.change_rows import CommitRange, change_rows, table_rows
         from aqueduck.spark.formats.spark_types import arrow_of, duckdb_types
 
-        assert isinstance(partition, PiecePartition)
+        assert isinstance(partition, ChangesPartition)
         span = None if partition.whole else CommitRange(partition.first, partition.end)
         stretches = piece_stretches(partition.piece)
         if self._options.table is not None:

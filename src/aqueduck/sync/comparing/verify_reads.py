@@ -25,7 +25,7 @@ from aqueduck.postgres.catalog.key_lookup import can_look_up, key_condition
 from aqueduck.postgres.copy.table_copy import plan_chunks
 from aqueduck.spark.query.verify_job import LakeRead, Reader, SourceRead
 
-__all__ = ["Cut", "Pair", "Progress", "Sides", "Verdict", "Wanted", "Work", "hashes", "key_table"]
+__all__ = ["Pair", "Pinned", "Progress", "Query", "Sides", "Verdict", "Work", "hashes", "key_table"]
 
 CHUNK_BYTES = 32 << 20
 WHOLE_RELATION = 1 << 62
@@ -64,7 +64,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Pinned:
     """The pinned state of both sides: an exported snapshot of the source, a version of the lake."""
 
     snapshot: str
@@ -81,7 +81,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Wanted:
+class Query:
     """A query on one pair; restricted to some keys if they are given."""
 
     pair: Pair
@@ -101,48 +101,53 @@ class Sides:
     by_sql: bool = False
     """Whether the source's snapshot is taken without a replication connection."""
 
-    def answers(self, cut: Cut, wanted: Sequence[Wanted], doing: str) -> list[tuple[Answer, Answer]]:
+    def answers(self, pinned: Pinned, queries: Sequence[Query], doing: str) -> list[tuple[Answer, Answer]]:
         """The answers of source and lake to each query."""
         reads: list[SourceRead | LakeRead] = []
         keys: dict[int, pa.Array] = {}
         counts: list[list[int]] = []
-        for i, w in enumerate(wanted):
-            chunks = self._source_reads(2 * i, w, cut.snapshot)
-            reads += [*chunks, self._lake_read(2 * i + 1, w, cut.version)]
+        for i, query in enumerate(queries):
+            chunks = self._source_reads(2 * i, query, pinned.snapshot)
+            reads += [*chunks, self._lake_read(2 * i + 1, query, pinned.version)]
             counts.append([0, len(chunks) + 1])
-            if w.keys is not None:
-                keys[2 * i] = keys[2 * i + 1] = hashes(w.keys)
+            if query.keys is not None:
+                keys[2 * i] = keys[2 * i + 1] = hashes(query.keys)
 
         def done(part: int, count: int) -> None:
             so_far = counts[part // 2]
             so_far[0] += count
-            w = wanted[part // 2]
+            query = queries[part // 2]
             # The part of a table in motion is small.
-            if w.keys is None or w.pair.work.keys is not None:
-                self.progress(w.pair.work.state.source, doing, so_far[0] / so_far[1])
+            if query.keys is None or query.pair.work.keys is not None:
+                self.progress(query.pair.work.state.source, doing, so_far[0] / so_far[1])
 
         found = self.reader.read(reads, keys, done)
-        return [(found.get(2 * i, Answer()), found[2 * i + 1]) for i in range(len(wanted))]
+        return [(found.get(2 * i, Answer()), found[2 * i + 1]) for i in range(len(queries))]
 
-    def source_answers(self, snapshot: str, wanted: Sequence[Wanted]) -> list[Answer]:
+    def source_answers(self, snapshot: str, queries: Sequence[Query]) -> list[Answer]:
         """The answers of the source alone, under its own snapshot."""
-        reads = [read for i, w in enumerate(wanted) for read in self._source_reads(i, w, snapshot)]
-        keys = {i: hashes(w.keys) for i, w in enumerate(wanted) if w.keys is not None}
+        reads = [read for i, query in enumerate(queries) for read in self._source_reads(i, query, snapshot)]
+        keys = {i: hashes(query.keys) for i, query in enumerate(queries) if query.keys is not None}
         found = self.reader.read(reads, keys, lambda _part, _count: None)
-        return [found.get(i, Answer()) for i in range(len(wanted))]
+        return [found.get(i, Answer()) for i in range(len(queries))]
 
-    def _source_reads(self, part: int, w: Wanted, snapshot: str) -> list[SourceRead]:
+    def _source_reads(self, part: int, query: Query, snapshot: str) -> list[SourceRead]:
         """The table's chunks; or, for a few keys that can be looked up, one statement for each partition."""
-        schema, condition, chunk_bytes = w.pair.schema, None, CHUNK_BYTES
-        few = w.keys is not None and len(w.keys) <= LOOKUP_KEYS_MAX and not masks_key(schema)
-        if w.keys is not None and few and can_look_up(schema.streamed):
-            condition, chunk_bytes = key_condition(schema.streamed, w.keys["key"].to_pylist()), WHOLE_RELATION
+        schema, condition, chunk_bytes = query.pair.schema, None, CHUNK_BYTES
+        few = query.keys is not None and len(query.keys) <= LOOKUP_KEYS_MAX and not masks_key(schema)
+        if query.keys is not None and few and can_look_up(schema.streamed):
+            condition, chunk_bytes = (
+                key_condition(schema.streamed, query.keys["key"].to_pylist()),
+                WHOLE_RELATION,
+            )
         chunks = plan_chunks(self.conn, schema, chunk_bytes=chunk_bytes)
-        return [SourceRead(part, self.dsn, snapshot, schema, c, w.question, condition) for c in chunks]
+        return [SourceRead(part, self.dsn, snapshot, schema, c, query.question, condition) for c in chunks]
 
-    def _lake_read(self, part: int, w: Wanted, version: int) -> LakeRead:
-        state = w.pair.work.state
-        return LakeRead(part, self.lake.config, state.target, version, w.pair.schema, w.question, state.mode)
+    def _lake_read(self, part: int, query: Query, version: int) -> LakeRead:
+        state = query.pair.work.state
+        return LakeRead(
+            part, self.lake.config, state.target, version, query.pair.schema, query.question, state.mode
+        )
 
 
 def hashes(keys: pa.Table) -> pa.Array:

@@ -47,7 +47,7 @@ from aqueduck.postgres.copy.table_copy import ExportedSnapshot, export_snapshot,
 from aqueduck.postgres.publications.slots import SlotInfo, slot_info
 from aqueduck.postgres.session.group_lock import group_runs
 from aqueduck.postgres.session.server import flush_wal
-from aqueduck.sync.comparing.verify_reads import Cut, Pair, Sides, Wanted, Work, hashes, key_table
+from aqueduck.sync.comparing.verify_reads import Pair, Pinned, Query, Sides, Work, hashes, key_table
 
 __all__ = ["Round"]
 
@@ -69,7 +69,7 @@ class Round:
     slots: Mapping[str, str]
     """The slot of each group."""
     wait_seconds: float
-    _cut: Cut = field(init=False)
+    _pinned: Pinned = field(init=False)
 
     @property
     def lake(self) -> LakeSession:
@@ -84,11 +84,11 @@ class Round:
         with contextlib.closing(_exported(self.sides)) as source:
             self._say(works, f"waits for the lake to reach {lsn_text(source.position)}")
             behind = self._wait({w.group for w in works}, source.position)
-            self._cut = Cut(source.name, current_version(self.lake))
-            states = (tables_at(self.lake, before), tables_at(self.lake, self._cut.version))
+            self._pinned = Pinned(source.name, current_version(self.lake))
+            states = (tables_at(self.lake, before), tables_at(self.lake, self._pinned.version))
             pairs = []
             for work in works:
-                work.position, work.version, work.note = source.position, self._cut.version, None
+                work.position, work.version, work.note = source.position, self._pinned.version, None
                 pair = self._pin(work, *states, after=before, behind=behind)
                 pairs += [] if pair is None else [pair]
             found = self._compare(pairs)
@@ -165,7 +165,7 @@ class Round:
                     state.target,
                     schema,
                     after=after,
-                    upto=self._cut.version,
+                    upto=self._pinned.version,
                     limit=MOTION_KEYS_MAX,
                     mode=state.mode,
                 )
@@ -184,7 +184,7 @@ class Round:
         """The columns to compare; a table without a key is identified by all of its columns."""
         state = work.state
         if state.mode.name == "append":
-            work.left_out = unsent_columns(self.lake, state.target, self._cut.version, state.mode)
+            work.left_out = unsent_columns(self.lake, state.target, self._pinned.version, state.mode)
             columns = tuple(c for c in schema.columns if c.name not in work.left_out)
             schema = replace(schema, columns=columns)
         return schema if schema.key else replace(schema, key=tuple(c.name for c in schema.columns))
@@ -218,10 +218,10 @@ class Round:
         self, pairs: Sequence[Pair], buckets: Mapping[Pair, int], doing: str
     ) -> list[tuple[Pair, Answer, Answer]]:
         """Sums of both sides without the rows in motion."""
-        wanted = [Wanted(p, Question(buckets[p])) for p in pairs]
-        moving = [Wanted(p, Question(buckets[p]), p.moved) for p in pairs if len(p.moved)]
-        answers = self.sides.answers(self._cut, [*wanted, *moving], doing)
-        parts = {w.pair: sides for w, sides in zip(moving, answers[len(wanted) :], strict=True)}
+        queries = [Query(p, Question(buckets[p])) for p in pairs]
+        moving = [Query(p, Question(buckets[p]), p.moved) for p in pairs if len(p.moved)]
+        answers = self.sides.answers(self._pinned, [*queries, *moving], doing)
+        parts = {w.pair: sides for w, sides in zip(moving, answers[len(queries) :], strict=True)}
         result = []
         for pair, (source, lake) in zip(pairs, answers, strict=False):
             moved = parts.get(pair, (Answer(), Answer()))
@@ -238,13 +238,13 @@ class Round:
             p: max(1, min(BUCKETS_MAX, max(p.work.source_rows, p.work.lake_rows) // BUCKET_ROWS))
             for p in pairs
         }
-        wanted = []
+        queries = []
         for pair, source, lake in self._sums(pairs, buckets, "looks for differences"):
             listed, pair.work.more = _buckets_to_list(source, lake)
-            wanted.append(Wanted(pair, Question(buckets[pair], listed)))
+            queries.append(Query(pair, Question(buckets[pair], listed)))
         found = []
         for w, (source, lake) in zip(
-            wanted, self.sides.answers(self._cut, wanted, "looks for keys"), strict=True
+            queries, self.sides.answers(self._pinned, queries, "looks for keys"), strict=True
         ):
             if error := source.error or lake.error:
                 w.pair.work.note = error
@@ -254,10 +254,10 @@ class Round:
 
     def _compare_keys(self, pairs: Sequence[Pair]) -> list[tuple[Pair, list[Difference]]]:
         """Compare the keys that were in motion in the previous round, one by one."""
-        wanted = [Wanted(p, Question(listed=(0,)), p.work.keys) for p in pairs]
+        queries = [Query(p, Question(listed=(0,)), p.work.keys) for p in pairs]
         found = []
         for w, (source, lake) in zip(
-            wanted, self.sides.answers(self._cut, wanted, "compares again"), strict=True
+            queries, self.sides.answers(self._pinned, queries, "compares again"), strict=True
         ):
             work, moved = w.pair.work, hashes(w.pair.moved)
             if error := source.error or lake.error:
@@ -286,15 +286,15 @@ class Round:
         """Keys and versions of rows that are missing in the lake and still in the source."""
         if not suspects:
             return {}
-        wanted = []
+        queries = []
         for pair, differences in suspects:
             missing = [d for d in differences if d.kind == "missing"][:SUSPECTS_MAX]
-            wanted.append(Wanted(pair, Question(listed=(0,)), key_table(missing)))
+            queries.append(Query(pair, Question(listed=(0,)), key_table(missing)))
         with contextlib.closing(_exported(self.sides)) as source:
-            answers = self.sides.source_answers(source.name, wanted)
+            answers = self.sides.source_answers(source.name, queries)
         return {
             w.pair: set(zip(a.rows["k"].to_pylist(), a.rows["version"].to_pylist(), strict=True))
-            for w, a in zip(wanted, answers, strict=True)
+            for w, a in zip(queries, answers, strict=True)
         }
 
     def _say(self, works: Sequence[Work], doing: str) -> None:

@@ -36,13 +36,13 @@ from aqueduck.postgres.session.group_lock import GroupLocks, group_runs
 from aqueduck.service.check_lake import existing_lake
 from aqueduck.sync.publishing import owned_parts
 
-__all__ = ["Step", "uninstall"]
+__all__ = ["Removal", "uninstall"]
 
 Connection = psycopg.Connection[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Removal:
     """Something that Aqueduck uses: it is dropped, or stays for a reason."""
 
     what: str
@@ -55,7 +55,7 @@ class Step:
         return self.drop is None
 
 
-def uninstall(config: SyncConfig, *, with_lake: bool, do: bool) -> Iterator[Step]:
+def uninstall(config: SyncConfig, *, with_lake: bool, do: bool) -> Iterator[Removal]:
     """Each step, after it was done if `do`; no service may run the groups then."""
     with connect(config.source.dsn) as conn, contextlib.ExitStack() as locked:
         registered = exists(conn)
@@ -82,13 +82,13 @@ def _steps(
     *,
     registered: bool,
     with_lake: bool,
-) -> Iterator[Step]:
+) -> Iterator[Removal]:
     for group in groups:
         yield from _group_steps(conn, group, lake)
     if registered:
         yield from _registry_steps(conn, config.lake.data_path)
     yield from _lake_steps(config.lake, lake, [group.name for group in groups], with_lake=with_lake)
-    yield Step(f"the state directory {config.state_dir}", "delete it by hand")
+    yield Removal(f"the state directory {config.state_dir}", "delete it by hand")
 
 
 def _groups(conn: Connection, config: SyncConfig, *, registered: bool) -> list[GroupConfig]:
@@ -101,10 +101,10 @@ def _groups(conn: Connection, config: SyncConfig, *, registered: bool) -> list[G
     return list(groups.values())
 
 
-def _group_steps(conn: Connection, group: GroupConfig, lake: LakeSession | None) -> Iterator[Step]:
+def _group_steps(conn: Connection, group: GroupConfig, lake: LakeSession | None) -> Iterator[Removal]:
     """What becomes of a group's slot and publication."""
     if group_runs(conn, group.name):
-        yield Step(f"the group {group.name}", "a service runs it: stop that service first")
+        yield Removal(f"the group {group.name}", "a service runs it: stop that service first")
     filled = lake is not None and read_position(lake, group.name) is not None
     owned = read_ownership(conn, group.name)
     owns = owned_parts(conn, group, owned, adopt=False, filled=filled)
@@ -113,48 +113,48 @@ def _group_steps(conn: Connection, group: GroupConfig, lake: LakeSession | None)
         what = f"the slot {group.slot_name}"
         keeps = f"it keeps {info.retained_bytes / (1 << 20):.1f} MiB of WAL"
         drop = functools.partial(drop_slot, conn, group.slot_name)
-        yield Step(what, keeps, drop) if owns.slot else Step(what, f"{foreign}; {keeps}")
+        yield Removal(what, keeps, drop) if owns.slot else Removal(what, f"{foreign}; {keeps}")
     if publication_exists(conn, group.publication):
         what = f"the publication {group.publication}"
         ours = owns.publication and not group.users_publication
         drop = functools.partial(drop_publication, conn, group.publication)
-        yield Step(what, "", drop) if ours else Step(what, foreign)
+        yield Removal(what, "", drop) if ours else Removal(what, foreign)
 
 
-def _registry_steps(conn: Connection, lake: str) -> Iterator[Step]:
+def _registry_steps(conn: Connection, lake: str) -> Iterator[Removal]:
     what = "the registry, the schema aqueduck of the source"
     if others := groups_of_other_lakes(conn, lake):
-        yield Step(what, f"it has groups of other lakes: {', '.join(others)}")
-        yield Step(
+        yield Removal(what, f"it has groups of other lakes: {', '.join(others)}")
+        yield Removal(
             "the groups of this lake in the registry", "", functools.partial(delete_groups, conn, lake)
         )
         return
     foreign = foreign_objects(conn)
     whole = not foreign and may_drop_schema(conn)
-    yield Step(what, "", functools.partial(drop_registry, conn, with_schema=whole))
+    yield Removal(what, "", functools.partial(drop_registry, conn, with_schema=whole))
     if foreign:
-        yield Step("the schema aqueduck", f"Aqueduck did not create: {', '.join(foreign)}")
+        yield Removal("the schema aqueduck", f"Aqueduck did not create: {', '.join(foreign)}")
     elif not whole:
-        yield Step("the schema aqueduck", "it belongs to another role, and is empty then")
+        yield Removal("the schema aqueduck", "it belongs to another role, and is empty then")
 
 
 def _lake_steps(
     config: LakeConfig, lake: LakeSession | None, groups: Collection[str], *, with_lake: bool
-) -> Iterator[Step]:
-    yield Step(f"the lake in {config.data_path}", "other programs can read it without Aqueduck")
+) -> Iterator[Removal]:
+    yield Removal(f"the lake in {config.data_path}", "other programs can read it without Aqueduck")
     if lake is None:
         return
     what = "Aqueduck's own tables in the lake"
     if not own_tables(lake, groups):
         return
     if not with_lake:
-        yield Step(what, "--lake drops them; without them, everything is re-copied")
+        yield Removal(what, "--lake drops them; without them, everything is re-copied")
         return
     others = others_in_lake(lake, groups)
     if others:
-        yield Step("the schema aqueduck of the lake", f"others use it: {', '.join(others)}")
+        yield Removal("the schema aqueduck of the lake", f"others use it: {', '.join(others)}")
         what = "the records of these groups in the lake"
-    yield Step(what, "", functools.partial(_drop_from_lake, config, groups, others))
+    yield Removal(what, "", functools.partial(_drop_from_lake, config, groups, others))
 
 
 def _drop_from_lake(config: LakeConfig, groups: Collection[str], others: Collection[str]) -> None:
