@@ -5,6 +5,9 @@ The files are written below the lake's data path first.  Their references go int
 transaction that moves the group's position.  Replaying them is an ordinary fold.  A file without a
 reference is an orphan and is removed at the next start.  In an encrypted lake, each file is encrypted with a key of
 its own, which its reference has, and is decrypted to local scratch for the time of a replay.
+
+Whoever may write the lake can also write references.  Files are read and removed with the rights of the service, so a
+reference to a file outside the group's parking directory is refused.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from aqueduck.lake.session.sql import LAKE, qualified
 from aqueduck.lake.session.storage import (
     copy_file,
     discard_file,
+    is_below,
     join,
     list_files,
     make_directory,
@@ -32,6 +36,7 @@ from aqueduck.lake.session.storage import (
     sync_file,
 )
 from aqueduck.model.changes import SegmentRef
+from aqueduck.model.errors import ForeignPathError
 from aqueduck.state_files.private_files import private_directory
 
 __all__ = [
@@ -41,12 +46,15 @@ __all__ = [
     "ord_after_parked",
     "parked_segments",
     "parked_totals",
+    "parking_files",
     "record_parked",
     "remove_parked_files",
     "remove_parking_orphans",
     "sealing",
     "unsealed",
 ]
+
+_COPY_AGAIN = "find out who wrote it, delete it from aqueduck.parked, and re-copy the table: aqueduck tables resync -c FILE TABLE"
 
 TABLE = qualified(LAKE, OWN_SCHEMA, "parked")
 
@@ -145,8 +153,20 @@ def parked_segments(session: LakeSession, group: str, oids: Iterable[int]) -> di
         [group, list(parked)],
     )
     for oid, text in rows:
-        parked[oid].append(SegmentRef.from_dict(json.loads(text)))
+        parked[oid].append(_segment_of(session, group, text))
     return parked
+
+
+def _segment_of(session: LakeSession, group: str, text: str) -> SegmentRef:
+    try:
+        segment = SegmentRef.from_dict(json.loads(text))
+        path = segment.path if segment.kind == "truncate" else segment.path or "/"
+    except (ValueError, TypeError, RecursionError):
+        raise ForeignPathError("a row of aqueduck.parked is invalid", hint=_COPY_AGAIN) from None
+    if path and not is_below(parking_directory(session.config.data_path, group), path):
+        said = "a row of aqueduck.parked names a file outside the directory of parked changes"
+        raise ForeignPathError(said, hint=_COPY_AGAIN)
+    return segment
 
 
 def parked_totals(session: LakeSession, group: str) -> dict[int, tuple[int, int, datetime]]:
@@ -183,11 +203,15 @@ def remove_parked_files(segments: Iterable[SegmentRef]) -> None:
 
 def remove_parking_orphans(session: LakeSession, group: str) -> list[str]:
     """Remove files without a reference, which a crash between the copy and the commit leaves behind."""
-    rows, _ = session.query(f"select segment from {TABLE} where group_name = ?", [group])
-    known = {Path(json.loads(text)["path"]).name for (text,) in rows}
-    removed = []
-    for file in list_files(parking_directory(session.config.data_path, group), ""):
-        if Path(file).name not in known:
-            remove_file(file)
-            removed.append(file)
-    return removed
+    rows, _ = session.query(f"select segment->>'path' from {TABLE} where group_name = ?", [group])
+    known = {Path(path).name for (path,) in rows if path}
+    orphans = [file for file in parking_files(session, group) if Path(file).name not in known]
+    for file in orphans:
+        remove_file(file)
+    return orphans
+
+
+def parking_files(session: LakeSession, group: str) -> list[str]:
+    """All files in the parking directory of a group; what a link leads to is not in it."""
+    directory = parking_directory(session.config.data_path, group)
+    return [file for file in list_files(directory, "") if is_below(directory, file)]

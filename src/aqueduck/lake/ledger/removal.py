@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from aqueduck.lake.ledger.parking import parking_directory
+from aqueduck.lake.ledger.parking import parking_files
 from aqueduck.lake.ledger.progress import progress_table
 from aqueduck.lake.ledger.table_states import forget_group
 from aqueduck.lake.session.catalog import OWN_SCHEMA, LakeSession
 from aqueduck.lake.session.sql import LAKE, qualified
-from aqueduck.lake.session.storage import list_files, remove_file
+from aqueduck.lake.session.storage import remove_file
 
 __all__ = ["drop_records", "forget_groups", "others_in_lake", "own_tables"]
 
@@ -36,7 +36,7 @@ def forget_groups(session: LakeSession, groups: Collection[str]) -> None:
     """Delete the records of these groups, and the changes that were parked for them."""
     for group in groups:
         forget_group(session, group)
-        for file in list_files(parking_directory(session.config.data_path, group), ""):
+        for file in parking_files(session, group):
             remove_file(file)
 
 

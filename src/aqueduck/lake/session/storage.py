@@ -24,6 +24,7 @@ from aqueduck.model.errors import DataPathError
 __all__ = [
     "copy_file",
     "discard_file",
+    "is_below",
     "join",
     "list_files",
     "list_times",
@@ -38,6 +39,15 @@ __all__ = [
 def join(directory: str, name: str) -> str:
     """The path of a file in a directory."""
     return f"{directory.rstrip('/')}/{name}"
+
+
+def is_below(directory: str, path: str) -> bool:
+    """Whether a file is below a directory, after links and `..` on this machine; text that another program wrote is untrusted."""
+    if is_remote(directory) or is_remote(path):
+        inner = path.removeprefix(directory.rstrip("/") + "/")
+        return inner != path and not {"", ".", ".."} & set(inner.split("/"))
+    above = os.path.realpath(directory)
+    return "\0" not in path and os.path.realpath(path).startswith(above.rstrip("/") + "/")
 
 
 def no_glob(path: str) -> str:

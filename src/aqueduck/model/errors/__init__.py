@@ -27,6 +27,7 @@ Everything Aqueduck raises on purpose: by subject in the modules of this package
     │   ├── CatalogUnreachableError  lake.catalog
     │   │   └── LakeVersionError     lake.version
     │   ├── DataPathError            lake.data_path
+    │   ├── ForeignPathError         lake.foreign_path
     │   ├── EncryptedLakeError       lake.encrypted
     │   ├── LakeBusyError            lake.conflict       retried
     │   ├── LakeWriteError           lake.write          retried
@@ -114,6 +115,7 @@ from aqueduck.model.errors.lake import (
     DataPathError,
     DuplicateKeyError,
     EncryptedLakeError,
+    ForeignPathError,
     ForeignTargetError,
     LakeBusyError,
     LakeError,
@@ -187,6 +189,7 @@ __all__ = [
     "EncryptedLakeError",
     "EventError",
     "EventValueError",
+    "ForeignPathError",
     "ForeignTargetError",
     "HttpError",
     "LakeBusyError",

@@ -9,6 +9,7 @@ __all__ = [
     "DataPathError",
     "DuplicateKeyError",
     "EncryptedLakeError",
+    "ForeignPathError",
     "ForeignTargetError",
     "LakeBusyError",
     "LakeError",
@@ -50,6 +51,12 @@ class DataPathError(LakeError):
     """The lake's data path cannot be written or differs from the one in the catalog."""
 
     code = "lake.data_path"
+
+
+class ForeignPathError(LakeError):
+    """The lake names a file outside the place where its files belong."""
+
+    code = "lake.foreign_path"
 
 
 class EncryptedLakeError(LakeError):
