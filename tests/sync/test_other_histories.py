@@ -11,11 +11,13 @@ import psycopg
 import pytest
 
 from aqueduck.events.check import run_event_checks
+from aqueduck.events.watch import EventsWatch
 from aqueduck.lab.embedded import EmbeddedPostgres
 from aqueduck.lake.ledger.progress import read_position
 from aqueduck.lake.session.catalog import open_lake
 from aqueduck.model.errors import SlotLostError
 from aqueduck.model.schema import lsn_text, parse_lsn
+from aqueduck.postgres.capture.cdc_prepare import look_again
 from aqueduck.postgres.session.history import (
     KnownPast,
     parse_timelines,
@@ -164,6 +166,26 @@ def test_a_backup_without_a_timeline_of_its_own_is_recognized_by_the_slot(
         begin(group, twins)
 
 
+def test_a_service_that_runs_keeps_the_proof_of_a_backup(group: WholeGroup, twins: Twins) -> None:
+    """P-T05: looks at the restored server raise, each of them, and the next start is refused."""
+    for number in range(2, 4):
+        twins.db.execute("checkpoint")
+        twins.db.execute(f"insert into t values ({number}, 'lost by the source')")
+        group.apply()
+    wait_until(lambda: watched(group), "the slot's place is noted")
+    position, noted = group.runner.stored_position(), read_slot(group.runner.directory / "slot")
+    group.capture.stop()
+    twins.fail_over(promote=False)
+    twins.write_past(position)
+    for _ in range(3):
+        with pytest.raises(SlotLostError, match="restored from an older backup, and has continued"):
+            group.watch.look(group.runner)
+    assert read_slot(group.runner.directory / "slot") == noted
+    group.stop()
+    with pytest.raises(SlotLostError, match="restored from an older backup, and has continued"):
+        begin(group, twins)
+
+
 def watched(group: WholeGroup) -> bool:
     """Look as the service does every few seconds; whether it has recorded the slot's present position."""
     group.watch.look(group.runner)
@@ -246,6 +268,13 @@ def test_a_flow_of_events_is_refused_by_a_server_that_lacks_what_was_delivered(
         twins.write_past(bookmark.position)
     before = events.config_file.parent.joinpath("changes.jsonl").read_bytes()
     events.db = twins.db
+    if past and not promote:  # a flow that runs meanwhile learns it, and forgets nothing
+        watch = EventsWatch(
+            events.service().config.source, twins.db.dsn, events.directory / "state" / "faucet_slot"
+        )
+        for _ in range(3):
+            with pytest.raises(SlotLostError, match=reason):
+                watch.look(1, bookmark.position)
     results = run_event_checks(events.service().config)
     [found] = [r for r in results if r.name == "slot faucet_slot"]
     assert reason in found.detail
@@ -284,11 +313,16 @@ def test_a_checkpoint_knows_the_past_of_its_server(
         twins.db.execute("checkpoint; insert into o values (default)")
         _, at = driver.drain(at)
         driver.reader.commit(at)
+    source = driver.reader._source
     driver.reader.stop()
     assert at["timeline"] == 1
     twins.fail_over(promote=promote)
-    driver = Driver(tmp_path, options)
     twins.write_past(parse_lsn(at["lsn"]))
+    if not promote:  # a query that runs meanwhile learns it
+        assert source is not None
+        with pytest.raises(SlotLostError, match=reason):
+            look_again(twins.db.dsn, "s", "p", source)
+    driver = Driver(tmp_path, options)
     with pytest.raises(SlotLostError, match=reason):
         driver.drain(at)
 

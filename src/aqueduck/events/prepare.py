@@ -24,9 +24,16 @@ from aqueduck.postgres.session.history import KnownPast, refuse_another_history
 from aqueduck.postgres.session.server import ServerInfo, read_server, require_logical_wal
 from aqueduck.state_files.files import Confirmation, read_confirmation, read_slot, write_confirmation
 
-__all__ = ["PreparedSource", "check_slot_position", "prepare_source", "refuse_another_past", "refuse_lost"]
+__all__ = [
+    "FROM_THE_SLOT",
+    "PreparedSource",
+    "check_slot_position",
+    "prepare_source",
+    "refuse_another_past",
+    "refuse_lost",
+]
 
-_AGAIN = "remove the bookmark to start from what the slot retains; earlier changes are lost"
+FROM_THE_SLOT = "remove the bookmark to start from what the slot retains; earlier changes are lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +100,8 @@ def refuse_lost(
     """
     if bookmark is not None and bookmark.system_identifier != server.system_identifier:
         raise BookmarkError(
-            "the bookmark belongs to another PostgreSQL cluster", hint=f"point to that cluster, or {_AGAIN}"
+            "the bookmark belongs to another PostgreSQL cluster",
+            hint=f"point to that cluster, or {FROM_THE_SLOT}",
         )
     info = slot_info(conn, source.slot_name)
     if source.slot_type != "temporary":
@@ -116,7 +124,9 @@ def refuse_another_past(
     position.
     """
     if bookmark is not None:
-        known = KnownPast(bookmark.position, bookmark.timeline, read_slot(slot_path), "the bookmark", _AGAIN)
+        known = KnownPast(
+            bookmark.position, bookmark.timeline, read_slot(slot_path), "the bookmark", FROM_THE_SLOT
+        )
         refuse_another_history(conn, dsn, known, server, info)
 
 
@@ -133,7 +143,7 @@ def check_slot_position(
         if bookmark is not None:
             raise SlotLostError(
                 f"the slot {name} does not exist, but the bookmark is at {lsn_text(bookmark.position)}",
-                hint=_AGAIN,
+                hint=FROM_THE_SLOT,
             )
         if not source.create_slot_if_missing:
             raise missing_slot(name, source.plugin, "create_slot_if_missing: true")
@@ -145,10 +155,11 @@ def check_slot_position(
     at = f"the slot {name} is at {lsn_text(confirmed_lsn)}, beyond the bookmark's {lsn_text(bookmark.position)}"
     if noted is not None and noted.is_ahead_of(durable=bookmark.position):
         raise SlotLostError(
-            f"{at}, which was at {lsn_text(noted.durable)} before: the bookmark is an older copy", hint=_AGAIN
+            f"{at}, which was at {lsn_text(noted.durable)} before: the bookmark is an older copy",
+            hint=FROM_THE_SLOT,
         )
     if noted is None or not noted.covers(confirmed_lsn, durable=bookmark.position):
         raise SlotLostError(
             f"{at}: it was re-created or moved by another program",
-            hint=f"{_AGAIN}; if only state_dir was lost and nothing else used the slot: aqueduck run --trust-slot",
+            hint=f"{FROM_THE_SLOT}; if only state_dir was lost and nothing else used the slot: aqueduck run --trust-slot",
         )

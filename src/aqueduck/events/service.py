@@ -125,7 +125,7 @@ class EventsService:
         self._source = prepare_source(
             self.config.source, self.dsn, known, self.directory / "confirmed", trust_slot=trust_slot
         )
-        self._watch.look(self._source.timeline)
+        self._watch.look(self._source.timeline, self._source.position)
         self.source_error, self.seen_at = None, datetime.now(UTC)
         self._sink.recover(known)
         position = self._source.position
@@ -337,7 +337,7 @@ class EventsService:
             return
         self._watched_at = time.monotonic()
         try:
-            self._watch.look(self._source.timeline)
+            self._watch.look(self._source.timeline, self.position)
         except (ConnectionLostError, SourceUnreachableError) as exc:
             self.outage.covers(exc)
             self.source_error = exc
@@ -439,7 +439,7 @@ class EventsService:
             self.check()
             self._tick(final=True)
             assert self._source is not None
-            self._watch.look(self._source.timeline)
+            self._watch.look(self._source.timeline, self.position)
 
     def stop(self) -> None:
         """Finish the current delivery, then end."""

@@ -18,13 +18,14 @@ import psycopg
 import structlog
 
 from aqueduck.config.events import PostgresCdcConfig
+from aqueduck.events.prepare import FROM_THE_SLOT
 from aqueduck.model.errors import PublicationError, UnpublishedError
 from aqueduck.postgres.publications.published import publication_marks, refuse_unpublished
 from aqueduck.postgres.publications.slots import look_at_slot
 from aqueduck.postgres.session.connection import connect
-from aqueduck.postgres.session.history import slot_mark
+from aqueduck.postgres.session.history import KnownPast, SlotWatch
 from aqueduck.service.probe import Probe
-from aqueduck.state_files.files import SlotMark, read_report, replace_file, write_slot
+from aqueduck.state_files.files import read_report, replace_file
 
 __all__ = ["EventsWatch"]
 
@@ -39,7 +40,7 @@ class EventsWatch:
         self._dsn = dsn
         self._publication_path = directory / "publication"
         self._slot_path = directory / "slot"
-        self._slot: SlotMark | None = None
+        self._slot = SlotWatch(self._slot_path)
         self.probe: Probe | None = None
         """What the last look saw of the slot and the server."""
 
@@ -47,6 +48,7 @@ class EventsWatch:
         """Forget earlier publications: without a bookmark they do not matter."""
         for path in (self._publication_path, self._slot_path):
             path.unlink(missing_ok=True)
+        self._slot = SlotWatch(self._slot_path)
 
     def refuse_gap(self, conn: psycopg.Connection[Any]) -> None:
         """Raise what the next look will raise, and change nothing: for a check before a start."""
@@ -54,14 +56,17 @@ class EventsWatch:
         if self._source.on_unpublished == "stop":
             refuse_unpublished(conn, name, before, publication_marks(conn, name), self._way_out)
 
-    def look(self, timeline: int) -> None:
+    def look(self, timeline: int, position: int) -> None:
         """
-        Raises `UnpublishedError` for changes that were not sent, unless the flow is configured to continue
-        without them.
+        Raises `SlotLostError` if the server was restored from a backup, and `UnpublishedError` for changes that
+        were not sent, unless the flow is configured to continue without them.
+
+        The bookmark is at `position`.
         """
         name, before = self._source.publication_name, read_report(self._publication_path)
         with connect(self._dsn) as conn:
-            self._record_slot(slot_mark(conn, self._source.slot_name, timeline))
+            known = KnownPast(position, whose="the bookmark", way_out=FROM_THE_SLOT)
+            self._slot.look(conn, self._source.slot_name, timeline, known)
             active, flushed = look_at_slot(conn, self._source.slot_name)
             self.probe = Probe(time.monotonic(), active, flushed)
             try:
@@ -75,15 +80,6 @@ class EventsWatch:
                     return
         if now.items() - before.items():
             replace_file(self._publication_path, json.dumps({**before, **now}), sync=True)
-
-    def _record_slot(self, now: SlotMark | None) -> None:
-        """
-        Record the position seen at the previous look: the server has it on disk by now, so it survives a
-        crash.
-        """
-        if self._slot is not None and now is not None and self._slot.timeline == now.timeline:
-            write_slot(self._slot_path, self._slot)
-        self._slot = now
 
     @property
     def _way_out(self) -> str:

@@ -88,10 +88,17 @@ class SlotMark:
 
     timeline: int
     restart_lsn: int
+    slot: str = ""
+    """The slot's name; marks of older versions lack it."""
 
-    def is_ahead_of(self, restart_lsn: int | None, timeline: int) -> bool:
-        """Whether a slot with this `restart_lsn` has moved back."""
-        return restart_lsn is not None and timeline == self.timeline and restart_lsn < self.restart_lsn
+    def is_comparable(self, other: SlotMark) -> bool:
+        """Whether one of the two must be the earlier one."""
+        same = self.slot == other.slot or not (self.slot and other.slot)
+        return same and self.timeline == other.timeline
+
+    def is_ahead_of(self, now: SlotMark) -> bool:
+        """Whether the slot has moved back since."""
+        return self.is_comparable(now) and now.restart_lsn < self.restart_lsn
 
 
 def write_slot(path: Path, mark: SlotMark) -> None:

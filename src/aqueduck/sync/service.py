@@ -260,17 +260,20 @@ class SyncService:
                 if not runner.query.active:
                     self._recover(runner)
             self.reconciler.follow()
-            self._watch_sources()
+            for runner, error in self._watch_sources():
+                self._failed(runner, error)
             if self.outage.is_on and all(runner.reads for runner in self.running.values()):
                 self.outage.end_if_seen(self.seen_at)
 
-    def _watch_sources(self) -> None:
+    def _watch_sources(self) -> list[tuple[GroupRunner, SlotLostError]]:
+        """Returns the groups whose source was restored from a backup: the lake may have changes that it lost."""
         if time.monotonic() - self._watched_at < WATCH_SECONDS:
-            return
+            return []
         self._watched_at = time.monotonic()
         blind: AqueduckError | None = None
+        lost: list[tuple[GroupRunner, SlotLostError]] = []
         looks: list[Callable[[], None]] = [self._keep_locks]
-        looks += [functools.partial(self.watch.look, runner) for runner in self.running.values()]
+        looks += [functools.partial(self._look_at_source, runner, lost) for runner in self.running.values()]
         for look in looks:
             try:
                 look()
@@ -290,6 +293,13 @@ class SyncService:
             except AqueduckError as exc:
                 if not self.outage.covers(exc):
                     log.warning("tables cannot be looked at", group=runner.group.name, error=str(exc))
+        return lost
+
+    def _look_at_source(self, runner: GroupRunner, lost: list[tuple[GroupRunner, SlotLostError]]) -> None:
+        try:
+            self.watch.look(runner)
+        except SlotLostError as exc:
+            lost.append((runner, exc))
 
     def _keep_locks(self) -> None:
         assert self._locks is not None
@@ -367,7 +377,8 @@ class SyncService:
 
     def run_once(self, stopping: threading.Event) -> None:
         """Run until every copy is complete and every query has caught up and ended, or the service is stopped."""
-        self._watch_sources()
+        for _, lost in self._watch_sources():
+            raise lost
         failed: list[AqueduckError] = []
         for runner in self.running.values():
             try:

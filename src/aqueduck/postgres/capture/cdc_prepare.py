@@ -33,7 +33,7 @@ from aqueduck.postgres.publications.published import (
 )
 from aqueduck.postgres.publications.slots import announced_slot, check_slot, missing_slot, slot_info
 from aqueduck.postgres.session.connection import connect, translate_errors
-from aqueduck.postgres.session.history import KnownPast, refuse_another_history, slot_mark
+from aqueduck.postgres.session.history import KnownPast, move_mark, read_mark, refuse_another_history
 from aqueduck.postgres.session.quoting import identifier, table_identifier
 from aqueduck.postgres.session.server import ServerInfo, read_server, require_logical_wal
 from aqueduck.state_files.files import SlotMark
@@ -42,6 +42,7 @@ __all__ = ["CdcSource", "look_again", "prepare_cdc", "resume_cdc"]
 
 Connection = psycopg.Connection[Any]
 _UNPUBLISHED = "begin anew with another checkpointLocation, after a new read of the tables"
+_COMPARE = "begin anew with another checkpointLocation, and compare what was written since"
 _AGAIN = "changes between the checkpoint and the slot are gone: begin anew with another checkpointLocation"
 
 
@@ -60,6 +61,8 @@ class CdcSource:
     publication_oid: int
     slot: SlotMark | None
     """The slot's position."""
+    seen: SlotMark | None = None
+    """The slot's position at the last look."""
 
 
 def prepare_cdc(
@@ -109,9 +112,8 @@ def resume_cdc(
                 hint="point dsn to that cluster, or begin anew with another checkpointLocation",
             )
         found = slot_info(conn, slot)
-        way_out = "begin anew with another checkpointLocation, and compare what was written since"
-        mark = SlotMark(timeline, restart_lsn) if timeline and restart_lsn else None
-        past = KnownPast(position, timeline, mark, "the checkpoint", way_out)
+        mark = SlotMark(timeline, restart_lsn, slot) if timeline and restart_lsn else None
+        past = KnownPast(position, timeline, mark, "the checkpoint", _COMPARE)
         refuse_another_history(conn, dsn, past, server, found)
         if found is None:
             raise SlotLostError(
@@ -138,11 +140,19 @@ def resume_cdc(
 
 
 def look_again(dsn: str, slot: str, publication: str, source: CdcSource) -> CdcSource:
-    """While a query runs: the slot's position; raises if tables were not published for a while."""
+    """
+    While a query runs: the slot's position.
+
+    Raises if tables were not published for a while, or if the slot has moved back, as on a restored server.
+    """
     with connect(dsn) as conn:
+        mark = read_mark(conn, slot)
+        if mark is not None and mark.timeline == source.timeline:
+            known = KnownPast(source.position, source.timeline, source.slot, "the checkpoint", _COMPARE)
+            source = replace(source, slot=move_mark(known, source.seen, mark), seen=mark)
         now = publication_marks(conn, publication)
         refuse_unpublished(conn, publication, source.marks, now, _UNPUBLISHED)
-        return replace(source, slot=slot_mark(conn, slot, source.timeline))
+        return source
 
 
 def _as_found(
@@ -161,7 +171,7 @@ def _as_found(
         known,
         _marks(conn, publication, tables, known),
         publication_oid(conn, publication),
-        slot_mark(conn, slot, server.timeline),
+        read_mark(conn, slot),
     )
 
 

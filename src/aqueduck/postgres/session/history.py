@@ -5,14 +5,15 @@ A promoted standby begins a new timeline at the position that it had reached. Wh
 after that position never happened there, although the WAL soon passes that position again. The server keeps a
 file with the end of each earlier timeline: `read_timelines` reads it, `check_history` decides. A server that
 was restored from a copy of its data directory has no new timeline: there, the slot reveals it, because its
-`restart_lsn` only moves forward.
+`restart_lsn` only moves forward. `read_mark` reads it, `move_mark` decides whether it moved back.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -20,20 +21,22 @@ from psycopg import pq
 
 from aqueduck.model.errors import ConfigError, SlotLostError, SourceError
 from aqueduck.model.schema import lsn_text, parse_lsn
-from aqueduck.postgres.publications.slots import SlotInfo, slot_info
+from aqueduck.postgres.publications.slots import SlotInfo
 from aqueduck.postgres.session.connection import translate_errors
 from aqueduck.postgres.session.quoting import identifier
 from aqueduck.postgres.session.server import ServerInfo
 from aqueduck.postgres.session.wire import connect_replication, raise_failed
-from aqueduck.state_files.files import SlotMark
+from aqueduck.state_files.files import SlotMark, read_slot, write_slot
 
 __all__ = [
     "KnownPast",
+    "SlotWatch",
     "check_history",
+    "move_mark",
     "parse_timelines",
+    "read_mark",
     "read_timelines",
     "refuse_another_history",
-    "slot_mark",
 ]
 
 Connection = psycopg.Connection[Any]
@@ -83,16 +86,8 @@ def check_history(
             f"{at}, beyond the server's {lsn_text(server.current_lsn)}:"
             " it was restored from an older backup, or took over while it was behind",
         )
-    if (
-        slot is not None
-        and known.slot is not None
-        and known.slot.is_ahead_of(slot.restart_lsn, server.timeline)
-    ):
-        raise _another(
-            known,
-            f"the slot {slot.name} is before the position that it had already reached, and {at}:"
-            " the server was restored from an older backup, and has continued from there",
-        )
+    if slot is not None and slot.restart_lsn is not None:
+        _refuse_moved_back(known, SlotMark(server.timeline, slot.restart_lsn, slot.name))
     if known.timeline in (None, server.timeline):
         return
     assert known.timeline is not None
@@ -109,10 +104,51 @@ def check_history(
         )
 
 
-def slot_mark(conn: Connection, name: str, timeline: int) -> SlotMark | None:
-    """A slot's position; None if there is no slot."""
-    info = slot_info(conn, name)
-    return None if info is None or info.restart_lsn is None else SlotMark(timeline, info.restart_lsn)
+def read_mark(conn: Connection, name: str) -> SlotMark | None:
+    """A slot's position, with the timeline of the server that shows it; None if there is none, or on a standby."""
+    with translate_errors(f"look at the slot {name}", conn=conn):
+        row = conn.execute(_MARK, (name,)).fetchone()
+    return None if row is None or None in row else SlotMark(row[1], parse_lsn(row[0]), name)
+
+
+def move_mark(known: KnownPast, seen: SlotMark | None, now: SlotMark) -> SlotMark | None:
+    """
+    The mark to remember after another look; raises `SlotLostError` if the slot is before `known.slot`.
+
+    A position that only the last look saw (`seen`) may not have been on the server's disk, so a crash may
+    move the slot back to before it. Two looks agree on the lower one; the mark itself is never lowered.
+    """
+    _refuse_moved_back(known, now)
+    if seen is None or not seen.is_comparable(now):
+        return known.slot
+    agreed = min(seen, now, key=lambda mark: mark.restart_lsn)
+    if known.slot is not None and known.slot.is_ahead_of(agreed):
+        return known.slot
+    return SlotMark(agreed.timeline, agreed.restart_lsn, now.slot)
+
+
+class SlotWatch:
+    """Remembers a slot's position in the state file `slot`, look by look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: SlotMark | None = None
+        """The position at the last look."""
+
+    def look(self, conn: Connection, slot: str, timeline: int, known: KnownPast) -> None:
+        """
+        Raises `SlotLostError` if the server shows the slot before the position in the file.
+
+        The position of a server on another timeline than `timeline`, whose history was checked, says nothing:
+        the next start decides.
+        """
+        now = read_mark(conn, slot)
+        if now is None or now.timeline != timeline:
+            return
+        before = read_slot(self._path)
+        mark, self._seen = move_mark(replace(known, slot=before), self._seen, now), now
+        if mark is not None and mark != before:
+            write_slot(self._path, mark)
 
 
 def read_timelines(conn: Connection, dsn: str, timeline: int) -> dict[int, int] | None:
@@ -135,6 +171,14 @@ def parse_timelines(text: str) -> dict[int, int]:
     return {int(line[0]): parse_lsn(line[1]) for line in lines if len(line) >= 2}
 
 
+_MARK = """
+    select restart_lsn::text,
+           case when not pg_is_in_recovery()
+                then ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int end
+    from pg_replication_slots where slot_name = %s
+"""
+
+
 def _by_sql(conn: Connection, timeline: int) -> str:
     with translate_errors("read the server's timelines", conn=conn):
         row = conn.execute("select pg_read_file(%s)", (f"pg_wal/{timeline:08X}.history",)).fetchone()
@@ -150,6 +194,16 @@ def _by_replication(dsn: str, timeline: int) -> str:
         return (result.get_value(0, 1) or b"").decode()
     finally:
         pgconn.finish()
+
+
+def _refuse_moved_back(known: KnownPast, now: SlotMark) -> None:
+    if known.slot is not None and known.slot.is_ahead_of(now):
+        raise _another(
+            known,
+            f"the slot {now.slot} is before the position that it had already reached,"
+            f" and {known.whose} is at {lsn_text(known.position)}:"
+            " the server was restored from an older backup, and has continued from there",
+        )
 
 
 def _another(known: KnownPast, problem: str) -> SlotLostError:

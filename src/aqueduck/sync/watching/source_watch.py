@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -33,11 +34,11 @@ from aqueduck.postgres.catalog.structure import (
 )
 from aqueduck.postgres.publications.slots import look_at_slot
 from aqueduck.postgres.session.connection import connect
-from aqueduck.postgres.session.history import slot_mark
+from aqueduck.postgres.session.history import KnownPast, SlotWatch
 from aqueduck.postgres.session.quoting import identifier
 from aqueduck.postgres.session.server import flushed_position
 from aqueduck.service.probe import Probe, Reading
-from aqueduck.state_files.files import NOT_SENT, Sending, SlotMark, read_sendings, write_sendings, write_slot
+from aqueduck.state_files.files import NOT_SENT, Sending, read_sendings, write_sendings
 from aqueduck.sync.groups.group import GroupRunner
 from aqueduck.sync.groups.group_tables import leave_table
 from aqueduck.sync.publishing import publish, read_sent
@@ -58,14 +59,15 @@ class SourceWatch:
         """
         self._horizons: dict[int, int] = {}
         """When tables last matched their marks: which transactions had ended by then."""
-        self._slots: dict[str, SlotMark] = {}
-        """The position of each group's slot at the last look."""
+        self._slots: dict[Path, SlotWatch] = {}
+        """The watch of each group's slot, by its file."""
 
     def look(self, runner: GroupRunner) -> None:
-        """Check once; raises if the source cannot be read."""
+        """Check once; raises if the source cannot be read, or `SlotLostError` if it was restored from a backup."""
         before = _sent_before(runner)
         dsn, tables = runner.config.source.dsn, list(runner.tables)
         with connect(dsn) as conn:
+            self._look_at_slot(conn, runner)  # first, so that nothing is done to a server that was put back
             horizon = read_horizon(conn)
             structure = read_structure(conn, tables)
             with runner.between_commits() as free:
@@ -77,9 +79,7 @@ class SourceWatch:
                     known_of = marks.get(oid) or marks_of(leaves, 0)
                     news[oid] = self._news(conn, oid, known_of, leaves)
             sent = read_sent(conn, runner.group)
-            mark = slot_mark(conn, runner.group.slot_name, runner.timeline)
             active, flushed = look_at_slot(conn, runner.group.slot_name)
-        self._record_slot(runner, mark)
         _take_proof(runner, Probe(time.monotonic(), active, flushed))
         _leave_dropped(runner, structure)
         for oid, found in news.items():
@@ -91,16 +91,10 @@ class SourceWatch:
             sent = _publish_again(runner, before, sent)
         _copy_missed(runner, before, sent)
 
-    def _record_slot(self, runner: GroupRunner, now: SlotMark | None) -> None:
-        """
-        Record the position seen at the previous look: the server has it on disk by now, so it survives a
-        crash.
-        """
-        name, before = runner.group.name, self._slots.get(runner.group.name)
-        if now is not None and before is not None and before.timeline == now.timeline:
-            write_slot(runner.directory / "slot", before)
-        if now is not None:
-            self._slots[name] = now
+    def _look_at_slot(self, conn: psycopg.Connection[Any], runner: GroupRunner) -> None:
+        path = runner.directory / "slot"
+        watch = self._slots.setdefault(path, SlotWatch(path))
+        watch.look(conn, runner.group.slot_name, runner.timeline, KnownPast(runner.status.position))
 
     def _news(self, conn: psycopg.Connection[Any], oid: int, before: Marks, leaves: dict[int, Leaf]) -> News:
         """The relevant news: partitions attached with rows, detached, or possibly truncated."""
