@@ -8,8 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from aqueduck.config.sync import GroupConfig
-from aqueduck.lab.bench.workbench import Meter, Workbench, workbench
+from aqueduck.lab.bench.workbench import CAPTURE, Meter, Workbench, workbench
 from aqueduck.lab.waiting import hold
 from aqueduck.model.errors import VerifyDifferenceError
 from aqueduck.model.schema import lsn_text
@@ -18,7 +17,6 @@ from aqueduck.sync.verify import verify_tables
 __all__ = ["bench_big", "bench_drain", "bench_mixed", "bench_small", "bench_varied", "warm_up"]
 
 WARM_UP_ROWS = 60_000
-DEFAULT = str(GroupConfig.model_fields["capture"].default)
 
 MIXED = """
 create procedure mix(changes int, per_tx int, top int) language plpgsql as $$
@@ -38,7 +36,7 @@ end $$;
 
 
 def bench_drain(
-    console: Console, rows: int | None, *, capture: str = DEFAULT, partitions: int | None = None
+    console: Console, rows: int | None, *, capture: str = CAPTURE, partitions: int | None = None
 ) -> dict[str, Any]:
     """1 M inserts in transactions of 1 000."""
     n = rows or 1_000_000
@@ -50,7 +48,7 @@ def bench_drain(
         return {**result, "partitions": partitions or 1, **bench.files()}
 
 
-def bench_mixed(console: Console, rows: int | None, *, capture: str = DEFAULT) -> dict[str, Any]:
+def bench_mixed(console: Console, rows: int | None, *, capture: str = CAPTURE) -> dict[str, Any]:
     """300 000 changes on a table of 1 M rows: 70 % updates, 20 % inserts, 10 % deletes, transactions of 100."""
     n = rows or 300_000
     with workbench(capture=capture) as bench:
@@ -67,7 +65,7 @@ def bench_mixed(console: Console, rows: int | None, *, capture: str = DEFAULT) -
         )
 
 
-def bench_small(console: Console, rows: int | None, *, capture: str = DEFAULT) -> dict[str, Any]:
+def bench_small(console: Console, rows: int | None, *, capture: str = CAPTURE) -> dict[str, Any]:
     """100 000 transactions of a single row."""
     n = rows or 100_000
     with workbench(capture=capture) as bench:
@@ -75,7 +73,7 @@ def bench_small(console: Console, rows: int | None, *, capture: str = DEFAULT) -
         return _measure(bench, console, "small", n, lambda: bench.conn.execute(f"call fill(1000000, {n}, 1)"))
 
 
-def bench_varied(console: Console, rows: int | None, *, capture: str = DEFAULT) -> dict[str, Any]:
+def bench_varied(console: Console, rows: int | None, *, capture: str = CAPTURE) -> dict[str, Any]:
     """2 M inserts: a third in transactions of 1 000, a third in one transaction, a tenth in single rows, and 1 000 again."""
     n = rows or 2_000_000
     parts = [(n // 3, 1000), (n // 3, n // 3), (n // 10, 1), (n - n // 3 * 2 - n // 10, 1000)]
@@ -91,7 +89,7 @@ def bench_varied(console: Console, rows: int | None, *, capture: str = DEFAULT) 
         return _measure(bench, console, "varied", n, load)
 
 
-def bench_big(console: Console, rows: int | None, *, capture: str = DEFAULT) -> dict[str, Any]:
+def bench_big(console: Console, rows: int | None, *, capture: str = CAPTURE) -> dict[str, Any]:
     """One transaction of 5 M inserts: once as a backlog, once while the service reads."""
     n = rows or 5_000_000
     with workbench(capture=capture) as bench:

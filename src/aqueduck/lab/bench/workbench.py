@@ -21,17 +21,29 @@ import psutil
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from aqueduck.config.sync import SyncConfig, parse_config
+from aqueduck.config.sync import GroupConfig, SyncConfig, parse_config
 from aqueduck.lab.embedded import EmbeddedPostgres
 from aqueduck.lab.lab_server import lab_server
 from aqueduck.lab.waiting import hold, wait_until_seen
 from aqueduck.model.schema import lsn_text, parse_lsn
 from aqueduck.sync.service import SyncService
 
-__all__ = ["SETTINGS", "TABLE", "Meter", "Workbench", "bench_server", "seconds_to_send", "workbench"]
+__all__ = [
+    "CAPTURE",
+    "SETTINGS",
+    "TABLE",
+    "Meter",
+    "Workbench",
+    "bench_server",
+    "seconds_to_send",
+    "workbench",
+]
 
 SETTINGS = {"max_wal_size": "16GB", "shared_buffers": "256MB", "checkpoint_timeout": "1h"}
 """Settings of a server that keeps a large backlog and runs checkpoints only when a bench asks."""
+
+CAPTURE = str(GroupConfig.model_fields["capture"].default)
+"""How the benches capture unless asked otherwise: as the product does."""
 
 TABLE = """
 create table sbtest (id int primary key, k int not null, c char(120) not null, pad char(60) not null);
@@ -173,7 +185,7 @@ def workbench(
     *,
     setup: str = TABLE,
     tables: Sequence[str] = ("sbtest",),
-    capture: str = "stream",
+    capture: str = CAPTURE,
     partitions: int | None = None,
     catalog: str = "sqlite",
 ) -> Iterator[Workbench]:
