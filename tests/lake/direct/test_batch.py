@@ -329,6 +329,32 @@ def test_a_batch_that_needs_the_engine_gets_it(pair: Pair) -> None:
     pair.check()
 
 
+def test_a_stored_limit_for_inlined_rows_counts_in_its_scope(pair: Pair) -> None:
+    """The limit of a table precedes that of its schema, which precedes that of the lake; another table's has no effect."""
+    one, two = pair.target(TABLE), pair.target(TABLE)
+    assert pair.commit((one, TABLE, many(range(3))), (two, TABLE, many(range(3))))
+    key, ids = "call lake.set_option('data_inlining_row_limit', ", itertools.count(10, 10)
+
+    def direct(target: TableName, rows: int) -> bool:
+        for lake in pair.lakes:
+            lake.reopen()
+        written = pair.commit((target, TABLE, many(range(first := next(ids), first + rows))))
+        pair.check()
+        return written
+
+    try:
+        pair.both(f"{key}1, table_name => '{one.name}')")
+        assert [direct(one, 1), direct(one, 2), direct(two, 2)] == [True, False, True]
+        pair.both(f"{key}2, schema => 'main')")
+        assert [direct(one, 2), direct(two, 2), direct(two, 3)] == [False, True, False]
+        pair.both(f"{key}1)")
+        assert [direct(one, 1), direct(two, 2), direct(two, 3)] == [True, True, False]
+    finally:
+        for lake in pair.lakes:
+            lake.execute(f"delete from {METADATA}.ducklake_metadata where key = 'data_inlining_row_limit'")
+            lake.reopen()
+
+
 def test_rows_from_before_a_new_column_are_found(pair: Pair) -> None:
     """Inlined rows of an earlier version of the columns are deleted by their key; a renamed key leaves it to the engine."""
     one = pair.target(TABLE)

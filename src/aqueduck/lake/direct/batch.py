@@ -215,7 +215,8 @@ def _know(session: LakeSession, catalog: Catalog, plan: BatchPlan, tables: Seque
         place = memory.places[one.target.folded]
         if place is None or place.view or place.layout != PLAIN or one.target_uuid not in (None, place.uuid):
             raise _NotDirect  # the ordinary way has the error for it
-    if not catalog.understood():
+    limits = catalog.inline_limits()
+    if limits is None:
         raise _NotDirect
     new = [table.target for table in tables if table.target.folded not in memory.described]
     if new:
@@ -224,6 +225,9 @@ def _know(session: LakeSession, catalog: Catalog, plan: BatchPlan, tables: Seque
         table.described = memory.described.get(table.target.folded)
         if table.described is None or not table.described.plain or not _fits(table):
             raise _NotDirect
+        limit = limits.of(table.described, session.limits.get(table.target, session.config.inline_rows))
+        if max(table.rows, len(table.key_cells)) > limit:
+            raise _NotDirect  # DuckLake writes a file
 
 
 def _fits(table: _Table) -> bool:

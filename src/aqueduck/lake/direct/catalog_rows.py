@@ -46,10 +46,23 @@ class Newest:
 
 
 @dataclass(frozen=True, slots=True)
+class InlineLimits:
+    """The limits for inlined rows that were stored with `set_option`, by scope and the id of its schema or table."""
+
+    stored: Mapping[tuple[str, int], int]
+
+    def of(self, table: Described, default: int) -> int:
+        """The limit of a table: its own, that of its schema, that of the lake, or that of the session."""
+        scopes = (("table", table.table_id), ("schema", table.schema_id), ("", 0))
+        return next((self.stored[scope] for scope in scopes if scope in self.stored), default)
+
+
+@dataclass(frozen=True, slots=True)
 class Described:
     """A table of the lake as of one schema version."""
 
     table_id: int
+    schema_id: int
     version: int
     """The schema version of its columns, which names its table of inlined rows."""
     columns: tuple[tuple[int, str, str], ...]
@@ -120,12 +133,19 @@ class Catalog:
             doing="reading the catalog",
         )
 
-    def understood(self) -> bool:
-        """Whether the catalog is of the version that this module knows, and no stored option changes what is inlined."""
+    def inline_limits(self) -> InlineLimits | None:
+        """The stored limits for inlined rows; None if the catalog is of a version that this module does not know."""
         rows = self._read(
-            f"select key, value from {self._name('ducklake_metadata')} where key in ('version', 'data_inlining_row_limit')"
+            "select key, value, cast(scope as varchar(10)) as scope, cast(scope_id as varchar(20)) as scope_id"
+            f" from {self._name('ducklake_metadata')} where key in ('version', 'data_inlining_row_limit')"
         )
-        return [(key, value) for key, value in rows] == [("version", VERSION)]
+        limits = {}
+        for key, value, scope, number in rows:
+            if key == "data_inlining_row_limit":
+                limits[_text(scope) or "", int(str(number or 0))] = int(str(value))
+            elif value != VERSION:
+                return None
+        return InlineLimits(limits)
 
     def newest(self) -> Newest:
         snapshots = self._name("ducklake_snapshot")
@@ -141,10 +161,11 @@ class Catalog:
         names = ", ".join(sorted({literal(t.name) for t in wanted}))
         tables, schemas = self._name("ducklake_table"), self._name("ducklake_schema")
         found = self._read(
-            f"select t.table_id, s.schema_name, t.table_name from {tables} t join {schemas} s using (schema_id)"
+            f"select t.table_id, s.schema_id, s.schema_name, t.table_name from {tables} t join {schemas} s using (schema_id)"
             f" where t.end_snapshot is null and s.end_snapshot is null and lower(t.table_name) in ({names})"
         )
-        named = {int(str(i)): TableName(str(schema), str(name)).folded for i, schema, name in found}
+        named = {int(str(i)): TableName(str(schema), str(name)).folded for i, _, schema, name in found}
+        schemas_of = {int(str(i)): int(str(schema)) for i, schema, _, _ in found}
         named = {i: name for i, name in named.items() if name in wanted}
         if not named:
             return {}
@@ -178,7 +199,12 @@ class Catalog:
             steady.setdefault(int(str(i)), set()).add(int(str(column)))
         return {
             name: Described(
-                i, versions[i], tuple(columns.get(i, ())), i not in odd, frozenset(steady.get(i, ()))
+                i,
+                schemas_of[i],
+                versions[i],
+                tuple(columns.get(i, ())),
+                i not in odd,
+                frozenset(steady.get(i, ())),
             )
             for i, name in named.items()
             if i in versions
