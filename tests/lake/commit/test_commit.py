@@ -14,13 +14,14 @@ from aqueduck.lake.commit import commit
 from aqueduck.lake.commit.commit import BatchPlan, RunPlan, TableFailed, TablePlan, commit_batch
 from aqueduck.lake.fold.fold import folded
 from aqueduck.lake.ledger.parking import ensure_parking, parked_segments
-from aqueduck.lake.ledger.progress import Position, read_position, write_position
+from aqueduck.lake.ledger.progress import Position, progress_table, read_position, write_position
 from aqueduck.lake.ledger.table_states import TableState, ensure_table_states, read_states
 from aqueduck.lake.session.directories import table_directory
 from aqueduck.lake.session.engine import open_kernel
 from aqueduck.lake.session.files import file_name, write_files
 from aqueduck.lake.target import inlined
 from aqueduck.lake.target.apply import ensure_target
+from aqueduck.lake.target.inlined import count_inlined
 from aqueduck.lake.target.places import file_bytes
 from aqueduck.model.changes import OP_DELETE, OP_INSERT, OP_UPDATE, SegmentRef
 from aqueduck.model.errors import LakeBusyError
@@ -115,6 +116,20 @@ def test_inlined_rows_are_flushed_beyond_the_limit(
         assert commit_batch(shop.session, plan)
     assert counts(shop) == (8, 0)
     assert any(name.endswith(".parquet") for name in shop.files())
+
+
+def test_old_positions_are_flushed_although_connections_fail(
+    shop: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog does not grow with each batch, not even if the session has to be opened anew all the time."""
+    monkeypatch.setattr(inlined, "ROWS_MAX", 5)
+    for i in range(8):
+        plan = BatchPlan(replace(END, position=1100 + i), (table(ONE, insert(tmp_path, i)),))
+        assert commit_batch(shop.session, plan)
+        shop.session.reopen()
+    assert counts(shop) == (8, 0)
+    count_inlined(shop.session, [progress_table("shop")])
+    assert shop.session.memory.inlined_rows[progress_table("shop")] <= 5
 
 
 def test_a_batch_of_many_tables_uses_one_thread_and_gives_the_others_back(

@@ -166,11 +166,13 @@ def _try_batch(session: LakeSession, plan: BatchPlan) -> bool:
     if _reaches(stored, plan.position):
         return False
     targets = [table.target for table in plan.tables]
+    inlined = dict(session.memory.inlined_rows)
     try:
         settle_statistics(session, targets, session.memory.settled)
         _commit(session, plan, _start(plan, stored))
     except (LakeError, TableFailed):
         session.reopen()
+        session.memory.inlined_rows = inlined
         if _reaches(_stored(session, plan.position.group), plan.position):
             return True  # the commit took effect; only the reply was lost
         raise

@@ -74,7 +74,7 @@ _SCANNERS = {"postgres": "postgres_scanner", "sqlite": "sqlite_scanner"}
 
 @dataclass
 class SessionMemory:
-    """Facts about the lake that a session has cached; a new connection starts with none."""
+    """Facts about the lake that a session has cached; a new connection starts with the counts only, see `reopen`."""
 
     targets: dict[TableName, tuple[TableSchema, TableMode]] = field(default_factory=dict)
     """Target tables that were compared with this schema and mode."""
@@ -232,10 +232,10 @@ class LakeSession:
         self.memory = known
 
     def reopen(self) -> None:
-        """Replace the connection, whatever its state, and clear the cached facts."""
+        """Replace the connection, whatever its state, and clear the cached facts, but not the counts of inlined rows."""
         with self._lock:
             self.close()
-            self.memory = SessionMemory()
+            self.memory = SessionMemory(inlined_rows=self.memory.inlined_rows)
             self._con = _attached(self)
             self.inline_rows = self.config.inline_rows
             [[self.threads_all]] = self.execute("select current_setting('threads')")
