@@ -48,11 +48,11 @@ plugin, by tests/sync/setup and by tests/cli/test_watching.py.
 WITHOUT_FILE = {"--version", "slots", "tail", "bench"}
 SHOP = """
     create table orders (id bigint generated always as identity primary key, country text, total numeric(10, 2));
-    create table customers (id int primary key, name text, email text, notes text, country text);
+    create table customers (id int primary key, name text, email text, phone text, notes text, country text);
     create table audit (id int, what text);
     create table invoices (id int primary key);
     insert into orders (country, total) select case when n % 2 = 0 then 'DE' else 'FR' end, n from generate_series(1, 50) n;
-    insert into customers values (1, 'Ada', 'ada@example.org', 'vip', 'DE')
+    insert into customers values (1, 'Ada', 'ada@example.org', '+49', 'vip', 'DE')
 """
 
 
@@ -67,7 +67,8 @@ class Tour:
         lake = {"catalog": f"sqlite:{self.directory}/lake.sqlite", "data_path": f"{self.directory}/data"}
         server = {"server": {"port": 0}}
         self.write("aqueduck.yaml", {
-            "source": {"dsn_env": "PG_DSN"}, "lake": lake, "state_dir": f"{self.directory}/state",
+            "source": {"dsn_env": "PG_DSN"}, "lake": lake, "mask_salt_env": "LAKE_SALT",
+            "state_dir": f"{self.directory}/state",
             "groups": [{"name": "default", "flush_interval_ms": 200, "tables": [{"source": "public.orders"}]}], **server,
         })  # fmt: skip
         events: dict[str, object] = {
@@ -135,7 +136,12 @@ class Tour:
         """Run to its end, or, where it has none, until it works and is asked to stop."""
         words = [{"NOW": self.now(), "HERE": self.here()}.get(word, word) for word in words]
         endless = words[0] == "tail" or (words[0] == "run" and "--once" not in words)
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PG_DSN": self.db.dsn}
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "PG_DSN": self.db.dsn,
+            "LAKE_SALT": "grains",
+        }
         out = self.directory / "out.txt"
         with open(out, "wb") as file:
             process = subprocess.Popen(
