@@ -16,6 +16,7 @@ from aqueduck.model.errors import AqueduckError, ConfigError
 from aqueduck.postgres.registry import registry
 from tests.fix_postgres import Database
 from tests.layouts import files_of, misplaced
+from tests.sync.watching.test_targets_by_hand import by_hand, resync
 from tests.whole_group import WholeGroup, whole_group
 
 LAYOUT: dict[str, Any] = {
@@ -107,6 +108,28 @@ def test_existing_targets_are_altered_at_the_next_start_and_silence_leaves_them_
         assert misplaced(group.read, "main", "t", KEYS) == []
         group.restart({"public.t": {"partition_by": [], "sort_by": []}, "public.u": {}})
         assert layout_of(group, "t") == ([], [], ["16777216"])
+        assert {c.verdict for c in group.verify()} == {"identical"}
+
+
+def test_a_bucket_for_a_target_with_files_is_refused_until_the_target_is_made_anew(
+    tables: Database, tmp_path: Path
+) -> None:
+    """DuckLake would not find the rows of the old files; the layout stays, and so does what people read."""
+    bucket = {"public.t": {"partition_by": ["bucket(4, id)"]}, "public.u": {}}
+    with whole_group(tables, tmp_path, {"public.t": {}, "public.u": {}}) as group:
+        group.restart(bucket)
+        error = group.refused["public.t"]
+        assert error.code == "lake.partitioned"
+        assert layout_of(group, "t") == ([], [], [])
+        assert group.read("select count(*) from lake.main.t where id = 7") == [(1,)]
+        group.stop()
+        by_hand(tmp_path, "drop table lake.main.t")
+        group.start_without_copies(bucket)
+        resync(group, "t")
+        group.copy()
+        assert layout_of(group, "t")[0] == ["bucket(4) id"]
+        tables.execute("delete from t where id = 7; update t set made = '2025-01-01' where id = 8")
+        group.apply()
         assert {c.verdict for c in group.verify()} == {"identical"}
 
 

@@ -13,7 +13,7 @@ from aqueduck import faults
 from aqueduck.lake.commit import commit
 from aqueduck.lake.commit.commit import BatchPlan, RunPlan, TableFailed, TablePlan, commit_batch
 from aqueduck.lake.fold.fold import folded
-from aqueduck.lake.ledger.parking import ensure_parking, parked_segments
+from aqueduck.lake.ledger.parking import ensure_parking, parked_segments, parking_directory
 from aqueduck.lake.ledger.progress import Position, progress_table, read_position, write_position
 from aqueduck.lake.ledger.table_states import TableState, ensure_table_states, read_states
 from aqueduck.lake.session.directories import table_directory
@@ -26,6 +26,7 @@ from aqueduck.lake.target.places import file_bytes
 from aqueduck.model.changes import OP_DELETE, OP_INSERT, OP_UPDATE, SegmentRef
 from aqueduck.model.errors import LakeBusyError
 from aqueduck.model.schema import TableName
+from aqueduck.state_files.private_files import private_directory
 from tests.fix_lake import CATALOGS, Lake
 from tests.strategies import TABLE, Change, stage, truncate_before
 
@@ -230,7 +231,7 @@ def test_a_table_that_cannot_be_written_is_named_and_nothing_is_written(shop: La
     assert counts(shop) == (0, 0)
     assert read_position(shop.session, "shop") == START
     failed = TableState(22, "public.two", TWO, False, 0, str(failure.value.error))
-    parked = insert(tmp_path, 1)
+    parked = insert(private_directory(Path(parking_directory(shop.session.config.data_path, "shop"))), 1)
     assert commit_batch(shop.session, BatchPlan(END, (good,), tuple(parked), (failed,)))
     assert counts(shop) == (1, 0)
     assert read_states(shop.session, "shop") == {22: failed}

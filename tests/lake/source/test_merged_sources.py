@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 
+from aqueduck.config.sync import LakeConfig
+from aqueduck.lake.session.catalog import open_lake
 from aqueduck.lake.source.feed import Feed, read_part
 from aqueduck.lake.source.lake_changes import Routes, read_routed
 from aqueduck.lake.source.source_lake import SourceLake, split_plan
+from aqueduck.lake.upkeep import relayout
+from aqueduck.lake.upkeep.relayout import relayout_step
 from tests.fanout_lakes import Fan, T
 
 AFTERWARDS = (
@@ -130,6 +134,30 @@ def test_a_plan_that_is_split_or_overtaken_by_a_merge_dates_removals(fan: Fan, p
         (start + 4, True, 21),
         (start + 5, False, 33),
     ]
+
+
+def test_rows_that_a_relayout_rewrites_are_not_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P-F01, P-T03: rewritten rows have new row ids; without keys they must not arrive as inserted rows."""
+    monkeypatch.setattr(relayout, "STEP_BYTES", 1)
+    fan = Fan(tmp_path, {"one": "a"}, keys=(), inline=0)
+    fan.change("create table lake.t (id int, c varchar, v int)")
+    for n in range(2):
+        fan.change(f"insert into lake.t select i, 'a', 0 from range({n * 10}, {n * 10 + 10}) r(i)")
+    fan.poll()
+    fan.change("alter table lake.t set partitioned by (v)")
+    place = fan.place("source")
+    with open_lake(LakeConfig(catalog=place.catalog, data_path=place.data_path)) as session:
+        number, after = relayout_step(session, T, -1)
+        assert number == 1
+        assert relayout_step(session, T, after)[0] == 1
+    fan.change("insert into lake.t values (100, 'a', 0)")
+    done = fan.poll()
+    assert [a.seeded for a in done] == [True]
+    assert fan.differing() == {}
+    fan.change("insert into lake.t values (101, 'a', 0)", "delete from lake.t where id = 1")
+    fan.poll()
+    assert len(fan.rows("one")) == 22  # it keeps the row that was deleted
+    fan.close()
 
 
 @pytest.mark.parametrize("seed", range(4))

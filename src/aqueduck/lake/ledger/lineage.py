@@ -3,10 +3,13 @@ Find the lake snapshot that shows the source as of a position or a time, from th
 
 For each batch, `commit.set_lineage` writes the group, the position and the time of its last source commit.  Copies and
 maintenance create lake snapshots too, but only a batch's shows all tables as of one source commit.
+
+Likewise, `relayout` notes which table's rows it wrote again, so that readers of changes do not take them for new ones.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -17,7 +20,7 @@ from aqueduck.lake.session.sql import LAKE, literal
 from aqueduck.model.errors import NoSnapshotError
 from aqueduck.model.schema import lsn_text
 
-__all__ = ["SourceState", "source_state_at"]
+__all__ = ["SourceState", "relayout_note", "source_state_at"]
 
 _BATCHES = f"""
     select snapshot_id, lsn, source_time, snapshot_time from (
@@ -29,6 +32,11 @@ _BATCHES = f"""
 _AS_NUMBER = (
     "(('0x' || split_part(lsn, '/', 1))::ubigint * 4294967296 + ('0x' || split_part(lsn, '/', 2))::ubigint)"
 )
+
+
+def relayout_note(table_id: int) -> str:
+    """The note of a lake snapshot in which old rows of the table were deleted and inserted again."""
+    return json.dumps({"relayout": table_id})
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,14 @@ The set of rows that it returns for a range is right, so a range of one lake sna
 
 from __future__ import annotations
 
+from aqueduck.lake.ledger.lineage import relayout_note
 from aqueduck.lake.session.pool import PooledLake
 from aqueduck.lake.session.sql import literal
 from aqueduck.model.errors import MergedChangesError
 from aqueduck.model.routing import SnapshotRange
 from aqueduck.model.schema import TableName
 
-__all__ = ["dated", "has_merged_files", "refuse_merged_updates", "side", "sides"]
+__all__ = ["dated", "has_merged_files", "refuse_merged_updates", "refuse_relaid_rows", "side", "sides"]
 
 ONCE = (
     " qualify coalesce(filename not like '%.parquet', true)"
@@ -65,6 +66,22 @@ def refuse_merged_updates(lake: PooledLake, table: TableName, table_id: int, spa
         raise MergedChangesError(
             f"the files with the changes of lake snapshot {s} were merged before they were read, so updates look like insertions",
             hint="set routing.key_columns, or merge the source's files less often than the slowest reader reads",
+            table=table.qualified,
+        )
+
+
+def refuse_relaid_rows(lake: PooledLake, table: TableName, table_id: int, span: SnapshotRange) -> None:
+    """Raise if `aqueduck maintain --relayout` wrote rows of this range: they look like new ones and have new row ids."""
+    [[relaid]] = lake.execute(
+        f"select count(*) from {lake.metadata}.ducklake_snapshot_changes"
+        " where snapshot_id between ? and ? and commit_extra_info = ?",
+        (span.first, span.last, relayout_note(table_id)),
+        doing="looking for rewritten rows",
+    )
+    if relaid:
+        raise MergedChangesError(
+            f"files of lake snapshots {span.first} to {span.last} were rewritten by their layout, and old rows look new",
+            hint="set routing.key_columns, so that rewritten rows can be recognized",
             table=table.qualified,
         )
 

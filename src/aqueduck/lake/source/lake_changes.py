@@ -22,7 +22,13 @@ import pyarrow as pa
 from aqueduck.lake.session.failures import lake_errors
 from aqueduck.lake.session.pool import LakePool, PooledLake
 from aqueduck.lake.session.sql import equal, ident
-from aqueduck.lake.source.change_sides import dated, refuse_merged_updates, side, sides
+from aqueduck.lake.source.change_sides import (
+    dated,
+    refuse_merged_updates,
+    refuse_relaid_rows,
+    side,
+    sides,
+)
 from aqueduck.lake.source.source_lake import RangeRead, ReadPlan, SourceLake
 from aqueduck.lake.values.kept_types import sent, unkept
 from aqueduck.model.errors import LakeWriteError, RoutingError
@@ -217,7 +223,8 @@ def _changes(lake: PooledLake, plan: ReadPlan, read: RangeRead, span: SnapshotRa
     if not span.removes:
         return _select("true", side(lake, read.table, "insertions", span, added))
     if not plan.keys:
-        # The new version of an updated row is not an inserted row.
+        # The new version of an updated row is not an inserted row, and neither is a rewritten one.
+        refuse_relaid_rows(lake, read.table, read.table_id, span)
         refuse_merged_updates(lake, read.table, read.table_id, span)
         removed = side(lake, read.table, "deletions", span, "")
         return _select("true", side(lake, read.table, "insertions", span, added)) + (

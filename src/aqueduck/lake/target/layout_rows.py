@@ -107,6 +107,6 @@ def _refuse_long_values(session: LakeSession, target: TableName, rows: str, layo
             continue
         raise PartitionValueError(
             f"a value of the partition column {key.column} is too long for the name of a directory",
-            hint=f"alter table {lake_table(target)} set partitioned by (bucket(16, {column})), or other keys",
+            hint=f"alter table {lake_table(target)} reset partitioned by, or set partitioned by other columns",
             table=target.qualified,
         )

@@ -14,10 +14,10 @@ from dataclasses import replace
 import structlog
 
 from aqueduck.lake.session.catalog import LakeSession
-from aqueduck.lake.session.sql import ident, lake_table, literal
+from aqueduck.lake.session.sql import LAKE, ident, lake_table, literal
 from aqueduck.lake.target.places import know_places, notice_changes
 from aqueduck.model.columns.typemap import lake_type
-from aqueduck.model.errors import ConfigError, LakeError
+from aqueduck.model.errors import ConfigError, LakeError, PartitionedTargetError
 from aqueduck.model.layout import AS_IT_IS, IDENTITY, PLAIN, PartitionKey, SortKey, TableLayout, WantedLayout
 from aqueduck.model.modes import TableMode
 from aqueduck.model.schema import TableName, TableSchema
@@ -79,6 +79,8 @@ def fit_layouts(
             continue
         layout = wanted.over(place.layout)
         try:
+            if partition:
+                _refuse_late_bucket(session, target, layout)
             transact(functools.partial(_alter, session, target, layout, partition, sort))
         except LakeError as exc:
             failed[target] = exc
@@ -87,6 +89,25 @@ def fit_layouts(
     notice_changes(session)
     set_file_sizes(session, own)
     return failed
+
+
+def _refuse_late_bucket(session: LakeSession, target: TableName, layout: TableLayout) -> None:
+    """Raise if the layout has a bucket and the target has files, whose rows DuckLake would no longer find by value."""
+    if not any(key.buckets for key in layout.partition):
+        return
+    files = session.execute(
+        f"from ducklake_list_files({literal(LAKE)}, {literal(target.name)}, schema => {literal(target.schema)}) limit 1",
+        doing="listing the table's files",
+        table=target.qualified,
+    )
+    if files:
+        raise PartitionedTargetError(
+            f"the lake table {target.qualified} has rows, which DuckLake does not find by their values after"
+            " it is partitioned by a bucket",
+            hint="choose other keys in partition_by; or drop the lake table and copy it again:"
+            " aqueduck tables resync",
+            table=target.qualified,
+        )
 
 
 def set_file_sizes(session: LakeSession, targets: Iterable[TableName]) -> None:

@@ -8,8 +8,7 @@ and an insertion of each, and their row ids are new.
 
 from __future__ import annotations
 
-import json
-
+from aqueduck.lake.ledger.lineage import relayout_note
 from aqueduck.lake.session.catalog import LakeSession
 from aqueduck.lake.session.directories import table_directory
 from aqueduck.lake.session.sql import LAKE, ident, lake_table, literal, string_list
@@ -56,10 +55,9 @@ def relayout_step(session: LakeSession, target: TableName, after: int) -> tuple[
         )
         if count:
             _insert(session, target, count)
-        extra = json.dumps({"relayout": target.qualified})
         session.execute(
             f"call {ident(LAKE)}.set_commit_message('aqueduck', {literal(f'relayout of {target.qualified}')},"
-            f" extra_info => {literal(extra)})"
+            f" extra_info => {literal(relayout_note(number))})"
         )
     session.execute(f"drop table if exists {_ROWS}")
     return len(files), files[-1][0]
