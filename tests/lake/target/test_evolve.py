@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from aqueduck.lake.target.apply import ensure_target
 from aqueduck.lake.target.evolve import ColumnChange, evolve, plan_changes, same_columns, widen, wider_columns
 from aqueduck.model.columns.column_numbers import UNCLEAR
 from aqueduck.model.columns.typemap import lake_type
-from aqueduck.model.errors import ResyncNeededError
+from aqueduck.model.errors import LakeError, ResyncNeededError
 from aqueduck.model.schema import Column, TableName, TableSchema
 from tests.fix_lake import Lake
 
@@ -106,6 +107,21 @@ def test_versions_are_numbered_by_the_one_before_and_the_catalog() -> None:
     found = more.numbered(before, schema(ID, col("a", number=2), col("b", number=4, missing="x")))
     assert [(c.number, c.missing) for c in found.columns] == [(1, None), (2, None), (4, "x")]
     assert found.newest == 4
+
+
+def test_a_bucket_of_a_column_keeps_it_from_a_type_with_other_hashes(lake: Lake) -> None:
+    """Rows of old files would be in the wrong bucket, where no query looks; other types are wider with the same hash."""
+    session = lake.session
+    session.execute("create table lake.main.t (id int, n decimal(9, 2))")
+    session.execute("alter table lake.main.t set partitioned by (bucket(4, n))")
+    old = schema(ID, Column("n", NUMERIC, (9 << 16 | 2) + 4, number=2))
+    for digits, refused in ((18, False), (19, True)):
+        wider = schema(ID, Column("n", NUMERIC, (digits << 16 | 2) + 4, number=2))
+        with pytest.raises(LakeError, match="hash") if refused else contextlib.nullcontext():
+            widen(session, TARGET, old, wider)
+    session.execute("alter table lake.main.t reset partitioned by")
+    widen(session, TARGET, old, wider)
+    assert ("n", "DECIMAL(19,2)") in lake.read("select column_name, column_type from (describe lake.main.t)")
 
 
 def test_a_target_follows(lake: Lake, tmp_path: Path) -> None:

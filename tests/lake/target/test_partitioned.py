@@ -7,7 +7,7 @@ from typing import Any
 
 from aqueduck.config.fanout import parse_fanout
 from aqueduck.lake.session.pool import LakePool
-from aqueduck.model.layout import WantedLayout, parse_partition_key, parse_sort_key
+from aqueduck.model.layout import AS_IT_IS, WantedLayout, parse_partition_key, parse_sort_key
 from tests.fanout_lakes import Fan, connect
 from tests.layouts import files_of, misplaced
 
@@ -80,6 +80,30 @@ def test_a_destination_whose_rows_a_bucket_hides_is_not_written(tmp_path: Path) 
     assert fan.cursor("one") == before
     [seeded] = fan.seed("one")
     assert "[lake.partitioned]" in (seeded.error or "")
+    with connect(fan.place("one")) as con:
+        con.execute("alter table lake.t reset partitioned by")
+    assert [a.error for a in fan.poll()] == [None]
+    assert fan.differing() == {}
+    fan.close()
+
+
+def test_a_type_with_other_hashes_does_not_reach_a_destination_with_a_bucket_of_the_column(
+    tmp_path: Path,
+) -> None:
+    """DuckLake would not find the rows of old files by the new hash; it continues when the layout is reset."""
+    layout = WantedLayout(partition=(parse_partition_key("bucket(8, id)"),))
+    fan = Fan(tmp_path, {"one": "a"}, inline=0, layout=layout)
+    fan.change(
+        "create table lake.t (id decimal(9, 0), c varchar)",
+        "insert into lake.t select i, 'a' from range(100) r(i)",
+    )
+    fan.poll()
+    fan.change("alter table lake.t alter id set data type decimal(18, 0)", "delete from lake.t where id = 7")
+    assert [a.error for a in fan.poll()] == [None]
+    fan.change("alter table lake.t alter id set data type decimal(30, 0)", "delete from lake.t where id = 8")
+    [applied] = fan.poll()
+    assert "[lake.partitioned]" in (applied.error or "")
+    fan.layout = AS_IT_IS
     with connect(fan.place("one")) as con:
         con.execute("alter table lake.t reset partitioned by")
     assert [a.error for a in fan.poll()] == [None]

@@ -11,7 +11,7 @@ from typing import Literal
 
 from aqueduck.lake.session.pool import PooledLake
 from aqueduck.lake.session.sql import ident, literal
-from aqueduck.lake.target.places import read_places
+from aqueduck.lake.target.places import read_places, refuse_other_buckets
 from aqueduck.lake.target.set_layouts import layout_changes
 from aqueduck.model.errors import (
     LakeError,
@@ -170,7 +170,18 @@ def refuse_others(lake: PooledLake, target: TableName, uuid: str | None) -> None
 
 def evolve_table(lake: PooledLake, target: TableName, step: Evolve) -> None:
     """Apply one step of the source's column changes."""
+    if step.kind == "type":
+        refuse_other_buckets(lake, target, step.name, _stored_type(lake, target, step.name), step.to)
     lake.execute(_evolve(lake.table(target), step), doing="following a change of columns")
+
+
+def _stored_type(lake: PooledLake, target: TableName, column: str) -> str:
+    """The type that a column has now."""
+    [[kind]] = lake.execute(
+        f"select column_type from (describe {lake.table(target)}) where lower(column_name) = lower(?)",
+        (column,),
+    )
+    return str(kind)
 
 
 def _evolve(table: str, step: Evolve) -> str:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from aqueduck.lake.session.catalog import LakeSession
 from aqueduck.lake.session.sql import ident, lake_table, literal
-from aqueduck.lake.target.places import known_layout
+from aqueduck.lake.target.places import known_layout, refuse_other_buckets
 from aqueduck.model.columns.column_numbers import UNCLEAR
 from aqueduck.model.columns.typemap import cast_sql, keeps_values, lake_type
 from aqueduck.model.errors import PartitionedTargetError, ResyncNeededError, SchemaChangeError
@@ -257,7 +257,9 @@ def widen(session: LakeSession, target: TableName, old: TableSchema, wider: Tabl
     for before, after in zip(old.columns, wider.columns, strict=True):
         kind = lake_type(after)
         # Another source of the same target may have widened the column already.
-        if lake_type(before) != kind and not holds(stored[before.name.lower()], kind):
+        known = stored[before.name.lower()]
+        if lake_type(before) != kind and not holds(known, kind):
+            refuse_other_buckets(session, target, before.name, known, kind)
             alter(session, target, f"alter column {ident(before.name)} set data type {kind}")
     session.memory.targets.pop(target, None)
 

@@ -33,6 +33,7 @@ __all__ = [
     "notice_changes",
     "read_places",
     "refuse_hidden_rows",
+    "refuse_other_buckets",
     "task_layout",
     "with_places",
 ]
@@ -229,6 +230,25 @@ def hidden_rows_error(target: TableName, otherwise: str = "") -> PartitionedTarg
         hint=f"alter table {lake_table(target)} reset partitioned by{otherwise}",
         table=target.qualified,
     )
+
+
+def refuse_other_buckets(lake: Lake, target: TableName, column: str, before: str, after: str) -> None:
+    """Raise if the target is partitioned by a bucket of the column, and the wider type has other hashes."""
+    place = read_places(lake, [target]).get(target.folded)
+    keys = place.layout.partition if place else ()
+    if not any(key.buckets and key.column.lower() == column.lower() for key in keys):
+        return
+    [[differ]] = lake.execute(
+        f"select murmur3_32('1'::{before}) is distinct from murmur3_32('1'::{after})",
+        doing="comparing the hashes of two types",
+    )
+    if differ:
+        raise PartitionedTargetError(
+            f"the column {column} becomes {after}, but the lake table {target.qualified} is partitioned by a bucket of it,"
+            " and the hash of a value is another one then",
+            hint=f"alter table {lake_table(target)} reset partitioned by",
+            table=target.qualified,
+        )
 
 
 def is_ours(session: LakeSession, target: TableName, uuid: str | None) -> bool:
