@@ -88,4 +88,21 @@ def test_an_offset_of_an_earlier_version_is_adopted(fan: Fan) -> None:
     assert (stream.batch(), stream.offset) == ([], before)
     fan.change("insert into lake.t values (2, 'b', 2)")
     assert stream.batch() == [2]
-    assert json.loads(stream.offset).keys() == known.keys() == {"lake_snapshot", "stamp"}
+    assert json.loads(stream.offset).keys() == known.keys() == {"lake_snapshot", "table", "stamp"}
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["", "earlier version"])
+@pytest.mark.parametrize("how", ["create or replace table", "drop table lake.t; create table"])
+def test_another_table_of_the_name_ends_the_stream(fan: Fan, how: str, known: bool) -> None:
+    """The deletion of the old rows is no change of the new table, so the reader would keep them."""
+    stream = Stream(fan)
+    assert stream.batch() == [1]
+    if not known:
+        stream.offset = json.dumps({"lake_snapshot": json.loads(stream.offset)["lake_snapshot"]})
+        fan.change("insert into lake.t values (2, 'b', 2)")
+    fan.change(f"{how} lake.t (id int, c varchar, v int)", "insert into lake.t values (3, 'c', 3)")
+    with pytest.raises(SourceDivergedError, match="created again") as caught:
+        stream.batch()
+    assert str(caught.value).startswith("[lake.diverged]")
+    fresh = Stream(fan)
+    assert fresh.batch() == [3]

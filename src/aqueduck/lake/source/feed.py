@@ -20,7 +20,13 @@ from aqueduck.lake.session.sql import ident, literal
 from aqueduck.lake.source.change_sides import dated, side, sides
 from aqueduck.lake.source.source_lake import RangeRead, SourceLake
 from aqueduck.lake.values.spark_cells import mark_variants, marked, spark_type, to_spark
-from aqueduck.model.errors import ConfigError, LakeWriteError, ReservedColumnError, SchemaChangeError
+from aqueduck.model.errors import (
+    ConfigError,
+    LakeWriteError,
+    ReservedColumnError,
+    SchemaChangeError,
+    SourceDivergedError,
+)
 from aqueduck.model.routing import PLACES, SnapshotRange, SourceColumn, SourceTable
 from aqueduck.model.schema import TableName
 
@@ -84,6 +90,10 @@ class Feed:
         """The lake snapshot before the table was created."""
         return max(self.source.table_at(self.source.latest())[1] - 1, 0)
 
+    def uuid(self, at: int) -> str:
+        """Which table has the name at a lake snapshot."""
+        return self.source.table_at(at)[2].uuid
+
     def at_time(self, time: str) -> int:
         """The newest lake snapshot at a point in time."""
         rows = self._lake.execute(
@@ -132,6 +142,7 @@ class Feed:
         """The changes after `start` up to and including `end`, divided by ranges and into about `parts` parts."""
         table_id, made, now = self.source.table_at(end)
         wanted = self._columns(now, names)
+        self._refuse_another_table(start, made)
         reads, _ = self.source.reads(table_id, made, SourceTable(now.uuid, wanted), start, end)
         if any(read.span.removes and not read.placed for read in reads):
             raise ReservedColumnError(
@@ -140,6 +151,15 @@ class Feed:
                 table=self._table.qualified,
             )
         return [piece for read in reads for piece in _pieces(read, wanted, parts)]
+
+    def _refuse_another_table(self, start: int, made: int) -> None:
+        """Raise if another table had the name at the start: its deleted rows are not changes of this one."""
+        if start < made - 1 and self.source.exists_at(start):
+            raise SourceDivergedError(
+                f"the table was dropped and created again, last in lake snapshot {made}",
+                hint=f"start at lake snapshot {made}, with an empty target",
+                table=self._table.qualified,
+            )
 
     def _columns(self, now: SourceTable, names: Sequence[str]) -> tuple[SourceColumn, ...]:
         by_name = {column.name: column for column in now.columns}

@@ -136,14 +136,7 @@ class SourceLake:
 
     def _identity(self, snapshot: int) -> tuple[int, str]:
         """The table's id and uuid at a lake snapshot."""
-        meta = self._lake.metadata
-        rows = self._ask(
-            f"select t.table_id, t.table_uuid::varchar from {meta}.ducklake_table t"
-            f" join {meta}.ducklake_schema s using (schema_id)"
-            " where lower(s.schema_name) = lower(?) and lower(t.table_name) = lower(?)"
-            f" and {_alive('t', snapshot)} and {_alive('s', snapshot)}",
-            (self._table.schema, self._table.name),
-        )
+        rows = self._named_at(snapshot)
         if not rows:
             raise LakeTableMissingError(
                 "the table does not exist in the source lake",
@@ -151,6 +144,20 @@ class SourceLake:
                 table=self._table.qualified,
             )
         return int(rows[0][0]), rows[0][1]
+
+    def exists_at(self, snapshot: int) -> bool:
+        """Whether a table had the name at a lake snapshot."""
+        return bool(self._named_at(snapshot))
+
+    def _named_at(self, snapshot: int) -> list[tuple[Any, ...]]:
+        meta = self._lake.metadata
+        return self._ask(
+            f"select t.table_id, t.table_uuid::varchar from {meta}.ducklake_table t"
+            f" join {meta}.ducklake_schema s using (schema_id)"
+            " where lower(s.schema_name) = lower(?) and lower(t.table_name) = lower(?)"
+            f" and {_alive('t', snapshot)} and {_alive('s', snapshot)}",
+            (self._table.schema, self._table.name),
+        )
 
     def table_at(self, snapshot: int) -> tuple[int, int, SourceTable]:
         """The table at a lake snapshot: its id, the lake snapshot that created it, and its columns."""

@@ -5,7 +5,8 @@ DuckLake for users' own Spark code: `ducklake` reads and writes a table, `duckla
     spark.readStream.format("ducklake_changes").option("catalog", …).option("table", …).load()
 
 An offset is a lake snapshot id: everything up to and including it was returned.  It has the stamp of its lake
-snapshot, so that a lake that was restored and then written to is detected (ADR 53).  docs/spark.md lists the options;
+snapshot, so that a lake that was restored and then written to is detected (ADR 53), and the uuid of the table, so that
+another table of the same name is too.  docs/spark.md lists the options;
 `lake.source.feed` reads, and `lake_writer` writes.
 """
 
@@ -208,7 +209,7 @@ class LakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         with self._options.feed() as feed:
-            return _offset(feed, self._options.start(feed))
+            return _offset(feed, self._options.start(feed), feed.uuid(feed.source.latest()))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         rows = self._options.rows_max
@@ -229,7 +230,7 @@ class LakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end <= after:
             return start  # another offset text for the same lake snapshot would cause an empty batch
         with self._options.feed() as feed:
-            return _offset(feed, end)
+            return _offset(feed, end, _same_table(feed, start, end, self._options.table))
 
     def _refuse_other_history(self, *offsets: dict[str, Any]) -> None:
         """Raise if the lake was restored; a session that saw another history raises once and is discarded."""
@@ -252,6 +253,7 @@ class LakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         self._refuse_other_history(start, end)
         with self._options.feed() as feed:
+            _same_table(feed, start, int(end["lake_snapshot"]), self._options.table)
             parts = feed.changes(
                 int(start["lake_snapshot"]), int(end["lake_snapshot"]), self._names, self._options.parts
             )
@@ -262,10 +264,23 @@ class LakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_part(lake_engine(), self._options.place, partition.part)
 
 
-def _offset(feed: Feed, snapshot: int) -> dict[str, Any]:
+def _offset(feed: Feed, snapshot: int, uuid: str) -> dict[str, Any]:
     """An offset; it has no stamp if its lake snapshot has expired or does not exist yet."""
     stamp = feed.source.stamps([snapshot]).get(snapshot)
-    return {"lake_snapshot": snapshot} if stamp is None else {"lake_snapshot": snapshot, "stamp": stamp}
+    known = {} if stamp is None else {"stamp": stamp}
+    return {"lake_snapshot": snapshot, "table": uuid, **known}
+
+
+def _same_table(feed: Feed, start: dict[str, Any], end: int, table: TableName) -> str:
+    """The uuid of the table; raises if it is another one than at the offset, whose rows the target still has."""
+    uuid = feed.uuid(end)
+    if start.get("table") not in (None, uuid):  # an offset of an earlier version has none
+        raise SourceDivergedError(
+            "the table was dropped and created again after it was read",
+            hint="empty the target and restart the query with a new checkpoint",
+            table=table.qualified,
+        )
+    return uuid
 
 
 def _refuse_other_history(feed: Feed, offsets: Sequence[dict[str, Any]], table: TableName) -> None:
