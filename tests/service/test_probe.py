@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from aqueduck.service.probe import STILL_SECONDS, Probe, Proof, Reading
+from aqueduck.service.probe import OLD_SECONDS, STILL_SECONDS, Probe, Proof, Reading
 
 
 def probe(at: float, *, active: bool = True, flushed: int = 100) -> Probe:
@@ -53,6 +55,17 @@ def test_a_position_that_stops_while_the_server_advances_is_found() -> None:
 )
 def test_what_moves_or_has_everything_is_well(later: Reading) -> None:
     assert error_after((probe(0), reading(50)), (probe(LATE), later)) is None
+
+
+def test_an_old_probe_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the watch hangs, what it saw once is not shown for ever."""
+    proof = Proof()
+    assert not proof.is_old()
+    proof.take(probe(1000), reading(100))
+    monkeypatch.setattr(time, "monotonic", lambda: 1000 + OLD_SECONDS - 1)
+    assert not proof.is_old()
+    monkeypatch.setattr(time, "monotonic", lambda: 1000 + OLD_SECONDS)
+    assert proof.is_old()
 
 
 def test_a_slot_that_is_polled_is_active_now_and_then() -> None:

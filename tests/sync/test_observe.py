@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from aqueduck.model.errors import ConnectionLostError
 from aqueduck.model.lifecycle import SyncState
 from aqueduck.postgres.registry.registry import TableObservation
+from aqueduck.service.probe import OLD_SECONDS, Probe
 from aqueduck.spark.query.copy_job import CopyJob
 from aqueduck.sync.observe import observe_group, observe_table, table_state
 from tests.fix_postgres import Database, wait_until
@@ -68,6 +70,8 @@ def test_a_table_goes_through_its_states_and_comes_to_rest(
         wait_until(lambda: not copier.busy, "the copy has ended", 60)
         wait_until(lambda: look() is STREAMING, "it streams, although nothing is written any more")
         moves = [(a, b) for a, b in itertools.pairwise(seen) if a is not b]
+        runner.proof.last = Probe(time.monotonic() - OLD_SECONDS, True, 0)
+        assert look() is CATCHUP, "nobody has looked for a long time"
         assert {PENDING, SNAPSHOT, ERRORED} <= set(seen)
         assert set(moves) - MOVES == set()
 

@@ -9,6 +9,7 @@ probe clears it.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from aqueduck.model.errors import AqueduckError, ConnectionLostError
@@ -16,6 +17,8 @@ from aqueduck.model.errors import AqueduckError, ConnectionLostError
 __all__ = ["STILL_SECONDS", "Probe", "Proof", "Reading"]
 
 STILL_SECONDS = 30.0
+OLD_SECONDS = 60.0
+"""A probe proves nothing after this time: the watch hangs, or does not reach the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,10 @@ class Proof:
     _seen: tuple[int, int] = (0, 0)
     _goal: int = 0
     """The server's position when the group's position last moved; passing it counts as progress."""
+
+    def is_old(self) -> bool:
+        """Whether the last probe is too old to show anything as streaming."""
+        return self.last is not None and time.monotonic() - self.last.at >= OLD_SECONDS
 
     def take(self, probe: Probe, group: Reading) -> None:
         """Add one probe."""

@@ -49,6 +49,7 @@ def table_state(runner: GroupRunner, oid: int) -> SyncState:
     reached = max(runner.status.position, runner.status.seen)
     waits = state.copy_position > reached or runner.status.state == "retrying"
     waits = waits or runner.status.held or not runner.status.reading
+    waits = waits or runner.proof.is_old()
     # The lake does not take what waits for it: a commit that hangs, or one very large batch.
     waits = waits or time.monotonic() - runner.status.moved_at >= STILL_SECONDS
     return SyncState.CATCHUP if waits else SyncState.STREAMING
