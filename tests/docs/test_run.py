@@ -108,6 +108,7 @@ class Tour:
             "TABLE": "public.orders",
             "NAME": "decoded",
             "SECONDS": "60",
+            "--tables N": "--tables 3",
             "--destination ID": "--destination tenant-DE",
             "--dsn …": f"--dsn {shlex.quote(self.db.dsn)}",
             "--table …": "--table public.orders",

@@ -66,8 +66,8 @@ class ReadPlan:
     """When the source created the lake snapshot `end`, in microseconds; id and stamp identify one history of a lake."""
     strict: bool = False
     """
-    Whether upkeep of the source happened in the range.  DuckLake then dates some removals too early, so destinations
-    replace every touched key.
+    Whether upkeep of the source happened in the range, or a column hides the places of rows.  Removals can then be dated
+    too early, so destinations replace every touched key.
     """
     counted: bool = False
     """Whether destinations count their rows before they commit, and are re-seeded if the source has another number."""
@@ -253,7 +253,8 @@ class SourceLake:
         source.refuse_reserved_names()
         reads, upkeep = self.reads(table_id, made, source, start, end)
         plan = self._plan(source, field, keys, start, end, tuple(reads), scan=False)
-        strict = bool(keys) and upkeep
+        hidden = any(read.span.removes and not read.placed for read in reads)
+        strict = bool(keys) and (upkeep or hidden)
         return replace(plan, strict=strict, counted=strict)
 
     def reads(
