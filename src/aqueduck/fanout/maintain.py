@@ -16,12 +16,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from aqueduck.config.fanout import FanoutConfig
 from aqueduck.config.lake_place import LakePlace, resolve
 from aqueduck.config.sync import MaintenanceConfig
 from aqueduck.lake.destinations.destination import STATE
 from aqueduck.lake.session.engine import is_remote
 from aqueduck.lake.session.pool import LakePool, PooledLake
+from aqueduck.lake.upkeep.foreign_files import refuse_foreign_files
 from aqueduck.lake.upkeep.lake_readers import destinations_of
 from aqueduck.lake.upkeep.maintenance import LakeWork, Progress, maintain
 from aqueduck.lake.upkeep.orphans import remove_old_orphans
@@ -39,6 +42,8 @@ __all__ = [
     "only_instance",
     "shares_directory",
 ]
+
+log = structlog.get_logger()
 
 Target = tuple[str, LakePlace, TableName]
 """A destination: its id, its lake and its table there."""
@@ -76,11 +81,17 @@ def maintain_destination(
     does not list may belong to another lake, so orphans are not removed.
     """
     name, place, table = target
+    tables = [table, STATE]
     try:
         session = _Session(pool, place)
+        try:
+            refuse_foreign_files(session.lake, place.data_path)
+        except AqueduckError:
+            session.close()
+            raise
     except AqueduckError as exc:
+        log.warning("maintenance stopped", lake=name, error=str(exc))
         return MaintenanceReport(lake=name, error=str(exc), complete=False)
-    tables = [table, STATE]
 
     @contextlib.contextmanager
     def exclusive() -> Iterator[PooledLake]:

@@ -91,8 +91,9 @@ def follow(
     try:
         main_lane(service, stopping, reload, path, failure)
     finally:
+        stopping.set()  # also if the lane failed: the other one must not go on alone
         verifier.stop()
-    side.join(timeout=60)
+        side.join(timeout=60)
 
 
 def main_lane(
