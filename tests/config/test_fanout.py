@@ -496,3 +496,20 @@ def test_a_row_of_the_table_names_no_file(tmp_path: Path) -> None:
     roster.add_rows([row], AllowedPlaces(config))
     assert "catalog_file is not for rows" in roster.left_out["b"]
     assert "catalog_file" not in LISTED_KEYS
+
+
+@pytest.mark.parametrize("where", ["source", "destinations", "dynamic"])
+def test_the_schema_of_our_own_tables_is_reserved(where: str) -> None:
+    """A seed replaces a table: the cursors of destinations must not be one."""
+    destination = {
+        "catalog": "sqlite:{value}.sqlite",
+        "data_path": "{value}/",
+        "table": "Aqueduck.fanout_state",
+    }
+    ways: dict[str, dict[str, Any]] = {
+        "source": {"source": {**SMALLEST["source"], "table": "aqueduck.fanout_state"}},
+        "destinations": {"destinations": [{**destination, "id": "a", "routing_value": "a"}]},
+        "dynamic": {"dynamic": destination},
+    }
+    with pytest.raises(ConfigError, match="is reserved"):
+        parse({**SMALLEST, **ways[where]})

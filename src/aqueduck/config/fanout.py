@@ -21,6 +21,7 @@ from aqueduck.config.lake_place import LakeKeys, LakePlace, PlainText, lake_addr
 from aqueduck.config.layout import FileSize, PartitionKeys, SortKeys, wanted_layout
 from aqueduck.config.object_store import Properties, VariableName
 from aqueduck.config.sections import (
+    RESERVED_SCHEMA,
     DataPath,
     Interval,
     Section,
@@ -324,9 +325,14 @@ class FanoutConfig(Section):
 
     def target_of(self, destination: DestinationConfig) -> TableName:
         """The destination's table."""
-        return parse_table_name(
-            destination.table or self.source.table, default_schema="main", fold_case=False
-        )
+        given = destination.table or self.source.table
+        target = parse_table_name(given, default_schema="main", fold_case=False)
+        if target.schema.lower() == RESERVED_SCHEMA:
+            raise ConfigError(
+                f"the table of destination {destination.id} is in the schema {RESERVED_SCHEMA}, which is reserved",
+                hint="set the key table of the destination to a table in another schema",
+            )
+        return target
 
     def layout_of(self, destination: DestinationConfig) -> WantedLayout:
         """The layout of the destination's table: its own keys, then the defaults."""

@@ -35,6 +35,7 @@ from aqueduck.model.schema import parse_table_name
 
 __all__ = [
     "MIB",
+    "RESERVED_SCHEMA",
     "SCHEME",
     "Bytes",
     "DataPath",
@@ -62,6 +63,8 @@ MIB = 1 << 20
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 NAME_BYTES_MAX = 63
+RESERVED_SCHEMA = "aqueduck"
+"""The schema with our own tables, in each lake."""
 STORES = ("s3", "gs", "gcs", "r2")
 """Object stores that DuckDB can write to."""
 
@@ -80,7 +83,10 @@ def _postgres_table(value: str) -> str:
 
 
 def _lake_table(value: str) -> str:
-    return str(parse_table_name(value, default_schema="main", fold_case=False))
+    name = parse_table_name(value, default_schema="main", fold_case=False)
+    if name.schema.lower() == RESERVED_SCHEMA:
+        raise ValueError(f"is in the schema {RESERVED_SCHEMA}, which is reserved: choose another schema")
+    return str(name)
 
 
 def _data_path(value: str) -> str:

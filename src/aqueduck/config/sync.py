@@ -224,12 +224,6 @@ class TableConfig(Section):
         return {**values, "target": str(TableName("main", source.name))}
 
     @model_validator(mode="after")
-    def _leaves_our_own_schema_alone(self) -> TableConfig:
-        if self.target and self.target_table.schema.lower() == "aqueduck":
-            raise ValueError("target is in the schema aqueduck, which is reserved: choose another schema")
-        return self
-
-    @model_validator(mode="after")
     def _has_a_column_for_its_value(self) -> TableConfig:
         if self.source_value is not None and self.source_column is None:
             raise ValueError("source_value needs a source_column")

@@ -58,3 +58,11 @@ def test_a_variable_that_is_not_set_is_named_and_a_value_is_not(
     with pytest.raises(ConfigError, match="must be the name of an environment variable") as caught:
         place({**LAKE, **STORE, "s3_secret_access_key_env": "wJalr/geheim+key"})
     assert "geheim" not in str(caught.value)
+
+
+def test_the_schema_of_our_own_tables_can_be_read_and_not_written() -> None:
+    """The positions of flows and queries are there."""
+    given = {**LAKE, "table": "Aqueduck.spark_writes"}
+    assert LakeOptions.read(given).table.name == "spark_writes"
+    with pytest.raises(ConfigError, match="is reserved"):
+        WriteOptions.read(given, overwrite=True)

@@ -20,6 +20,7 @@ from pyspark.sql.types import StructType
 
 from aqueduck import faults
 from aqueduck.config.lake_place import LakePlace
+from aqueduck.config.sections import RESERVED_SCHEMA
 from aqueduck.lake.writes.table_write import (
     BatchMark,
     PartFile,
@@ -76,8 +77,15 @@ class WriteOptions:
         mode = options.choice("mode", modes) or ("upsert" if keys else "append")
         if mode == "upsert" and not keys:
             raise ConfigError("ducklake: the mode upsert requires the option keys")
+        table = options.table("table", default_schema="main", fold_case=False)
+        if table.schema.lower() == RESERVED_SCHEMA:
+            raise ConfigError(
+                f"ducklake: the schema {RESERVED_SCHEMA} is reserved",
+                hint="write to another schema",
+                table=table.qualified,
+            )
         order = WriteOrder(
-            options.table("table", default_schema="main", fold_case=False),
+            table,
             "overwrite" if overwrite else mode,
             keys,
             options.names("order"),
