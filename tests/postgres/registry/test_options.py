@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from aqueduck.model.errors import ConfigError
 from aqueduck.postgres.registry.registry import call, reconcile_file
 from tests.postgres.registry.wishes import config_of, refused, table
 
@@ -68,3 +69,11 @@ def test_a_column_that_is_not_there_is_refused_by_name(conn: Connection, options
     conn.execute('alter table public.a rename "X" to z')
     call(conn, "add_table", source="a", options=options)
     assert table(conn, "a").options == json.loads(options)
+
+
+@pytest.mark.parametrize("depth", [700, 100_000])
+def test_options_that_are_nested_too_deeply_are_bad_input(conn: Connection, depth: int) -> None:
+    """Neither the parser nor the look at its values ends in an error of ours."""
+    options = '{"x": ' * depth + "1" + "}" * depth
+    with pytest.raises(ConfigError, match="options is"):
+        call(conn, "add_table", source="a", options=options)

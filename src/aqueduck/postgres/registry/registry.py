@@ -152,9 +152,13 @@ def _refuse_unstorable(name: str, value: Any) -> None:
     if name == "options":
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ConfigError("options is not JSON", hint='such as {"exclude": ["notes"]}') from None
-    if not _storable(value):
+    try:
+        storable = _storable(value)
+    except RecursionError:
+        raise ConfigError(f"{name} is nested too deeply") from None
+    if not storable:
         raise ConfigError(
             f"{name} has a character or a number that PostgreSQL cannot hold",
             hint="leave out zero bytes, halves of surrogate pairs, NaN and Infinity",
