@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aqueduck.postgres.capture import catchup, polling
+from aqueduck.postgres.capture.capture_settings import CaptureSettings
 from aqueduck.postgres.capture.catchup import Backlog, BulkRead, Catchup, Step
 from aqueduck.postgres.capture.readers import Readers
 from aqueduck.postgres.session.wire import _SocketStream
@@ -324,3 +326,14 @@ def test_without_a_free_slot_it_streams(
     db = Database(new_server(settings={"max_replication_slots": "1"}), "postgres")
     db.execute("create table t (id int, v text); alter table t replica identity full")
     assert_only_streams(watch(db, settings=AUTO), opened, "all replication slots are in use")
+
+
+def test_a_slot_without_wal_is_lost_to_the_bulk_reader(db: Database, tmp_path: Path) -> None:
+    """The server shows no position of it, like of a new physical slot; the stream then reports the loss."""
+    db.execute("select pg_create_physical_replication_slot('without_wal')")
+    try:
+        readers = Readers(CaptureSettings(db.dsn, "without_wal", "p", 0, str(tmp_path), capture="auto"))
+        assert readers._open_bulk(0, in_progress=False) is None
+        assert "[pg.slot_lost]" in (readers.trouble or "")
+    finally:
+        db.execute("select pg_drop_replication_slot('without_wal')")

@@ -119,6 +119,8 @@ class Readers:
             row = conn.execute(_BACKLOG, {"read": read, "slot": self._settings.slot}).fetchone()
         if row is None:
             raise SlotLostError(f"the slot {self._settings.slot} does not exist")
+        if row[1] is None:
+            raise SlotLostError(f"the slot {self._settings.slot} was invalidated: its WAL is gone")
         if row[3]:  # the copy would not wait for standby servers, as the slot does
             raise ConfigError(f"the slot {self._settings.slot} has failover, so only the stream can read it")
         return Backlog(int(row[0]), int(row[1])), int(row[2])
