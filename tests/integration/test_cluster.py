@@ -168,3 +168,39 @@ def test_the_same_service_runs_on_a_cluster(
     written = [p.name for p in (sync.directory / "data").rglob("aqueduck-test-*.parquet")]
     assert any("-copy-" in name for name in written)
     assert any("-copy-" not in name for name in written)
+
+
+STARTS = """
+import sys
+from aqueduck.model.errors import SparkStartError
+from aqueduck.spark.session.session import build_session
+master, secret, *places = sys.argv[1:]
+conf = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
+        "spark.executor.memory": "512m", "spark.authenticate.secret.file": secret}
+for place in places:
+    try:
+        build_session(master, conf, "starts", state_dir=place)
+        print("started", flush=True)
+    except SparkStartError as exc:
+        print(exc, flush=True)
+"""
+
+
+def test_executors_that_do_not_see_the_stage_are_refused(master: str, secret: Path, tmp_path: Path) -> None:
+    """A directory that each process has for itself is like a disk that is not shared: no batch would ever be folded."""
+    script = tmp_path / "starts.py"
+    script.write_text(STARTS)
+    places = ["/proc/self/cwd/state", str(tmp_path / "shared")]
+    env = {
+        **os.environ, "SPARK_CONF_DIR": str(tmp_path / "conf"), "PYTHONPATH": os.pathsep.join(sys.path),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(script), master, str(secret), *places],
+        env=env, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=True,
+    )  # fmt: skip
+    refused, started = done.stdout.splitlines()
+    assert refused.startswith(
+        f"[spark.start] executors on {socket.gethostname()} do not see the files in state_dir"
+    )
+    assert started == "started"

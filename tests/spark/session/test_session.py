@@ -136,6 +136,16 @@ def test_workers_run_the_same_python() -> None:
     assert env["PYSPARK_PYTHON"] == sys.executable
 
 
+def test_workers_of_a_cluster_run_the_python_of_the_environment() -> None:
+    """Executors may have it elsewhere; without the variable it is ours."""
+    env = {**os.environ, "PYSPARK_PYTHON": "/opt/python"}
+    prepare_environment(env, "spark://host:7077")
+    assert env["PYSPARK_PYTHON"] == "/opt/python"
+    del env["PYSPARK_PYTHON"]
+    prepare_environment(env, "spark://host:7077")
+    assert env["PYSPARK_PYTHON"] == sys.executable
+
+
 @pytest.mark.spark
 def test_a_session_starts_quietly_with_our_settings(tmp_path: Path) -> None:
     """Spark starts, works and fails a job without a word on the terminal or a file left behind."""

@@ -64,7 +64,9 @@ class WatchedQuery:
         self._failure, self._stopping = None, False
         reader = self._spark.readStream.format(self._source.name())
         rows = reader.option("settings_file", str(self._settings_file)).option("writer", writer).load()
-        stream = rows.writeStream.foreachBatch(self._on_batch).option("checkpointLocation", str(checkpoint))
+        stream = rows.writeStream.foreachBatch(self._on_batch)
+        # On the driver's disk, whatever file system the cluster has by default.
+        stream = stream.option("checkpointLocation", f"file://{checkpoint}")
         stream = stream.trigger(availableNow=True) if once else stream.trigger(processingTime="0 seconds")
         self._query = stream.start()
 

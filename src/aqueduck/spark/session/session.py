@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
@@ -25,6 +27,7 @@ from aqueduck.config.secret_text import keep_secrets
 from aqueduck.model.errors import SparkStartError
 from aqueduck.spark.session.authentication import SECRET_FILE, authentication, open_to_strangers, unsecret
 from aqueduck.spark.session.java import find_java, make_shim
+from aqueduck.state_files.private_files import private_directory
 from aqueduck.state_files.scratch import scratch_directory
 
 __all__ = ["build_session", "prepare_environment", "session_settings"]
@@ -96,7 +99,8 @@ def build_session(
     Start Spark, or return the session that already runs in this process.
 
     Tasks of a cluster find connection strings in `state_dir`, tasks of this host in a directory of this process.
-    `conf` overrides all other settings.  Raises `SparkStartError` if Spark does not start.
+    `conf` overrides all other settings.  Raises `SparkStartError` if Spark does not start, or if executors do not see
+    `state_dir`.
     """
     prepare_environment(os.environ, master)
     settings = session_settings(master, conf, driver_memory)
@@ -108,7 +112,29 @@ def build_session(
         builder = SparkSession.builder.master(master).appName(app_name)
         for key, value in settings.items():
             builder = builder.config(key, value)
-        return builder.getOrCreate()
+        session = builder.getOrCreate()
+    if state_dir is not None and not _LOCAL.fullmatch(master):
+        _refuse_unshared(session, Path(state_dir))
+    return session
+
+
+def _refuse_unshared(session: SparkSession, state_dir: Path) -> None:
+    """Raise if an executor does not see the files that the driver writes into `state_dir`."""
+    with tempfile.NamedTemporaryFile(dir=private_directory(state_dir), prefix="shared-") as file:
+        tasks = 2 * session.sparkContext.defaultParallelism
+        name = file.name
+        hosts = session.sparkContext.parallelize(range(tasks), tasks).flatMap(lambda _: _blind(name))
+        blind = sorted(set(hosts.collect()))
+    if blind:
+        raise SparkStartError(
+            f"executors on {', '.join(blind)} do not see the files in state_dir",
+            hint=f"put state_dir ({state_dir}) on storage that driver and executors share, at the same path",
+        )
+
+
+def _blind(name: str) -> list[str]:
+    """In a task: this host, if the file is not there."""
+    return [] if os.access(name, os.R_OK) else [socket.gethostname()]
 
 
 def session_settings(master: str, conf: Mapping[str, str], driver_memory: str) -> dict[str, str]:
@@ -135,7 +161,10 @@ def prepare_environment(env: MutableMapping[str, str], master: str) -> None:
     env.setdefault("MALLOC_TRIM_THRESHOLD_", str(64 << 20))
     env.setdefault("MALLOC_MMAP_THRESHOLD_", str(32 << 20))
     env.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-    env["PYSPARK_PYTHON"] = sys.executable
+    if _LOCAL.fullmatch(master):
+        env["PYSPARK_PYTHON"] = sys.executable
+    else:  # executors may have another place for it
+        env.setdefault("PYSPARK_PYTHON", sys.executable)
     # With a command that does not exist, Spark does not search packages for data sources, which would start a process
     # and print a traceback when it ends.
     env["PYSPARK_DRIVER_PYTHON"] = _NO_COMMAND
