@@ -1,8 +1,9 @@
 """
-Aqueduck carries changes from PostgreSQL into DuckLake tables, on Apache Spark.
+Aqueduck carries changes from PostgreSQL into DuckLake tables, from one DuckLake into many, and out as JSON events.
 
-The modules beside this one are pure: they open no socket and no session.  A subpackage
-is named after what it touches: `postgres`, `lake`, `sinks`, `spark`, and `app` on top.
+Apache Spark is the pipeline.  The three flows, `sync`, `fanout` and `events`, do not know each other.  Each imports only
+what is below it: `spark`, then `postgres`, `lake` and `sinks`, then the pure code in `envelopes`, `config` and `model`.
+`cli`, `web`, `service` and `overview` serve all flows; `docs/tour.md` follows one change through the code.
 """
 
 from __future__ import annotations
