@@ -10,6 +10,7 @@ import pytest
 
 from aqueduck.lake.target.apply import ensure_target
 from aqueduck.lake.target.evolve import ColumnChange, evolve, plan_changes, same_columns, widen, wider_columns
+from aqueduck.lake.target.places import known_layout, notice_changes
 from aqueduck.model.columns.column_numbers import UNCLEAR
 from aqueduck.model.columns.typemap import lake_type
 from aqueduck.model.errors import LakeError, ResyncNeededError
@@ -122,6 +123,28 @@ def test_a_bucket_of_a_column_keeps_it_from_a_type_with_other_hashes(lake: Lake)
     session.execute("alter table lake.main.t reset partitioned by")
     widen(session, TARGET, old, wider)
     assert ("n", "DECIMAL(19,2)") in lake.read("select column_name, column_type from (describe lake.main.t)")
+
+
+def test_a_dropped_column_leaves_the_sort_keys(lake: Lake) -> None:
+    """DuckLake refuses to drop it otherwise; the other keys stay, and the rest of the change in the same transaction."""
+    session = lake.session
+    old = schema(ID, col("a", number=2), col("b", number=3))
+    with session.transaction():
+        ensure_target(session, TARGET, old)
+    session.execute("alter table lake.main.t set sorted by (a desc, b)")
+    session.execute("insert into lake.main.t select i, 'a' || i % 3, 'b' || 9 - i % 7 from range(20) r (i)")
+    for new, keys in (
+        (schema(ID, col("c", number=3), col("a", number=4)), ["c"]),
+        (schema(ID, col("a", number=4)), []),
+    ):
+        notice_changes(session)
+        with session.transaction():
+            evolve(session, TARGET, plan_changes(old, new))
+            session.execute("insert into lake.main.t by name select 100 as id, 'x' as a")
+        notice_changes(session)
+        assert [key.column for key in known_layout(session, TARGET).sort] == keys
+        old = new
+    assert lake.read("select count(*), count(a) from lake.main.t") == [(22, 2)]
 
 
 def test_a_target_follows(lake: Lake, tmp_path: Path) -> None:

@@ -87,6 +87,27 @@ def test_a_destination_whose_rows_a_bucket_hides_is_not_written(tmp_path: Path) 
     fan.close()
 
 
+def test_a_sorted_destination_follows_a_dropped_column(tmp_path: Path) -> None:
+    """It loses that sort key and no other."""
+    layout = WantedLayout(sort=(parse_sort_key("v"), parse_sort_key("id")))
+    fan = Fan(tmp_path, {"one": "a"}, inline=0, layout=layout)
+    fan.change("create table lake.t (id int, c varchar, v int)")
+    fan.change("insert into lake.t select i, 'a', -i from range(100) r(i)")
+    fan.poll()
+    fan.layout = AS_IT_IS
+    fan.change("alter table lake.t drop v", "insert into lake.t values (1000, 'a')")
+    assert [a.error for a in fan.poll()] == [None]
+    assert fan.differing() == {}
+    with connect(fan.place("one")) as con:
+        m = "__ducklake_metadata_lake"
+        keys = con.execute(
+            f"select expression from {m}.ducklake_sort_info join {m}.ducklake_sort_expression using (sort_id)"
+            " where end_snapshot is null"
+        ).fetchall()
+        assert keys == [("id",)]
+    fan.close()
+
+
 def test_a_type_with_other_hashes_does_not_reach_a_destination_with_a_bucket_of_the_column(
     tmp_path: Path,
 ) -> None:

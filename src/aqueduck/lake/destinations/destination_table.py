@@ -12,7 +12,7 @@ from typing import Literal
 from aqueduck.lake.session.pool import PooledLake
 from aqueduck.lake.session.sql import ident, literal
 from aqueduck.lake.target.places import read_places, refuse_other_buckets
-from aqueduck.lake.target.set_layouts import layout_changes
+from aqueduck.lake.target.set_layouts import layout_changes, sort_changes, without_sort_key
 from aqueduck.model.errors import (
     LakeError,
     LakeTableMissingError,
@@ -170,9 +170,19 @@ def refuse_others(lake: PooledLake, target: TableName, uuid: str | None) -> None
 
 def evolve_table(lake: PooledLake, target: TableName, step: Evolve) -> None:
     """Apply one step of the source's column changes."""
+    if step.kind == "drop":
+        _drop_sort_key(lake, target, step.name)
     if step.kind == "type":
         refuse_other_buckets(lake, target, step.name, _stored_type(lake, target, step.name), step.to)
     lake.execute(_evolve(lake.table(target), step), doing="following a change of columns")
+
+
+def _drop_sort_key(lake: PooledLake, target: TableName, column: str) -> None:
+    """DuckLake drops no column by which a table is sorted."""
+    place = read_places(lake, [target]).get(target.folded)
+    if place is not None and without_sort_key(place.layout, column) != place.layout:
+        for change in sort_changes(without_sort_key(place.layout, column)):
+            lake.execute(f"alter table {lake.table(target)} {change}", doing="setting the layout")
 
 
 def _stored_type(lake: PooledLake, target: TableName, column: str) -> str:

@@ -16,6 +16,7 @@ from typing import Literal
 from aqueduck.lake.session.catalog import LakeSession
 from aqueduck.lake.session.sql import ident, lake_table, literal
 from aqueduck.lake.target.places import known_layout, refuse_other_buckets
+from aqueduck.lake.target.set_layouts import sort_changes, without_sort_key
 from aqueduck.model.columns.column_numbers import UNCLEAR
 from aqueduck.model.columns.typemap import cast_sql, keeps_values, lake_type
 from aqueduck.model.errors import PartitionedTargetError, ResyncNeededError, SchemaChangeError
@@ -290,6 +291,7 @@ def evolve(session: LakeSession, target: TableName, steps: Sequence[ColumnChange
                     table=target.qualified,
                 )
             _refuse_partition_column(session, target, step.column.name)
+            _drop_sort_key(session, target, step.column.name)
             alter(session, target, f"drop column {name}")
         elif step.kind == "rename":
             rename_column(session, target, step.before, step.column.name)
@@ -315,6 +317,16 @@ def _refuse_partition_column(session: LakeSession, target: TableName, column: st
             hint=f"alter table {lake_table(target)} reset partitioned by",
             table=target.qualified,
         )
+
+
+def _drop_sort_key(session: LakeSession, target: TableName, column: str) -> None:
+    """DuckLake drops no column by which a table is sorted."""
+    layout = known_layout(session, target)
+    rest = without_sort_key(layout, column)
+    if rest != layout:
+        for change in sort_changes(rest):
+            alter(session, target, change)
+        session.laid_out[target] = rest
 
 
 def rename_column(session: LakeSession, target: TableName, before: str, after: str) -> None:

@@ -22,7 +22,16 @@ from aqueduck.model.layout import AS_IT_IS, IDENTITY, PLAIN, PartitionKey, SortK
 from aqueduck.model.modes import TableMode
 from aqueduck.model.schema import TableName, TableSchema
 
-__all__ = ["check_wanted", "fit_layouts", "lay_out", "layout_changes", "planned_layout", "set_file_sizes"]
+__all__ = [
+    "check_wanted",
+    "fit_layouts",
+    "lay_out",
+    "layout_changes",
+    "planned_layout",
+    "set_file_sizes",
+    "sort_changes",
+    "without_sort_key",
+]
 
 log = structlog.get_logger()
 
@@ -154,6 +163,18 @@ def _of_columns(layout: TableLayout, kinds: dict[str, str]) -> TableLayout:
 def layout_changes(wanted: WantedLayout, current: TableLayout) -> list[str]:
     """What to alter of a table with the layout `current`."""
     return _changes(wanted.over(current), *wanted.differs(current))
+
+
+def without_sort_key(layout: TableLayout, column: str) -> TableLayout:
+    """The layout of a table that loses a column: a table is not sorted by what it does not have."""
+    return replace(
+        layout, sort=tuple(key for key in layout.sort if (key.column or "").lower() != column.lower())
+    )
+
+
+def sort_changes(layout: TableLayout) -> list[str]:
+    """What to alter of a table to sort it like this."""
+    return _changes(layout, False, True)
 
 
 def _alter(session: LakeSession, target: TableName, layout: TableLayout, partition: bool, sort: bool) -> None:
