@@ -180,10 +180,7 @@ class Tour:
         if words[0] == "tail":
             self.db.execute("insert into orders (country, total) values ('DE', 7)")
             return "orders" in out.read_text()
-        done = (
-            "seeded " if "viaduck.yaml" in words else "serving"
-        )  # a fan-out has to fill its destinations first
-        return done in out.read_text()
+        return "serving" in out.read_text()
 
 
 def choices(line: str) -> list[str]:

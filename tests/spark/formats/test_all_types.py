@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, types
 
 import aqueduck
 from aqueduck.config.lake_place import LakePlace
 from aqueduck.lake.values.spark_cells import spark_type
+from aqueduck.model.errors import LakeTypeError
+from aqueduck.spark.formats.spark_types import refuse_unwritable
 from aqueduck.spark.session.session import prepare_environment
 from tests.fanout_lakes import Fan, connect
 from tests.lake_types import KEPT, shown
@@ -55,6 +57,29 @@ REFUSED = {
     "struct<a:interval day to second>": "named_struct('a', interval '1 00:00:00' day to second)",
     "map<string,interval year to month>": "map('a', interval '1-1' year to month)",
 }
+
+
+WRITTEN = {
+    "ArrayType", "BinaryType", "BooleanType", "ByteType", "DateType", "DecimalType", "DoubleType", "FloatType",
+    "IntegerType", "LongType", "MapType", "ShortType", "StringType", "StructType", "TimestampNTZType", "TimestampType",
+    "VariantType",
+}  # fmt: skip
+"""The classes of the types in `SPARK_TYPES`; Spark itself makes strings of `char` and `varchar`."""
+ABSTRACT = {
+    "AnsiIntervalType", "AnyTimeType", "AtomicType", "DataType", "DatetimeType", "FractionalType", "IntegralType",
+    "NumericType", "SpatialType", "StructField", "UserDefinedType",
+}  # fmt: skip
+
+
+def test_every_other_type_of_spark_is_refused() -> None:
+    """P-T08: a type that a new version of Spark brings is in one of these lists, or refused by column."""
+    every = {n: t for n, t in vars(types).items() if isinstance(t, type) and issubclass(t, types.DataType)}
+    assert set(every) >= WRITTEN | ABSTRACT
+    given = {"CharType": (3,), "VarcharType": (3,), "GeographyType": (4326,), "GeometryType": (4326,)}
+    for name in set(every) - WRITTEN - ABSTRACT:
+        schema = types.StructType([types.StructField("odd", every[name](*given.get(name, ())))])
+        with pytest.raises(LakeTypeError, match="the column odd"):
+            refuse_unwritable(schema, "t")
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +176,7 @@ def test_every_type_of_spark_comes_back_from_a_lake_as_itself(tmp_path: Path, sp
     place = LakePlace(catalog=f"sqlite:{tmp_path}/lake.sqlite", data_path=f"{tmp_path}/data/")
     for rows, table in ((3, "few"), (1500, "many")):
         frame = spark.sql(f"select id, {nulls} from (select id, {cells} from range({rows}))")
+        assert {type(field.dataType).__name__ for field in frame.schema} == WRITTEN
         frame.write.format("ducklake").options(**options(place, table)).mode("append").save()
         found = spark.read.format("ducklake").options(**options(place, table)).load()
         assert [(f.name, f.dataType.simpleString()) for f in found.schema] == [
