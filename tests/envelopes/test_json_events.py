@@ -264,7 +264,7 @@ def test_columns_that_change_on_the_way(db: Database, watch: Watch) -> None:
 
 
 def test_a_table_without_columns_has_empty_images(db: Database, watch: Watch) -> None:
-    """Nothing in a row is still a row."""
+    """A row without columns is still an event."""
     db.execute("create table nothing ()")
     watched = watch(db)
     db.execute("insert into nothing default values")

@@ -631,7 +631,7 @@ def test_a_history_that_begins_without_the_routing_column_is_scanned(fan: Fan, s
 
 @pytest.mark.slow
 def test_a_history_that_begins_under_another_name_is_scanned(fan: Fan, serve: Serve) -> None:
-    """P-F10: a table that was renamed since has rows of now, and no cycle that looks for it in vain."""
+    """P-F10: a table that was renamed since then is seeded from its current rows, instead of failing in every cycle."""
     fan.change("alter table lake.t rename to u")
     source = {**document(fan)["source"], "table": "u"}
     catch_up(serve(source=source, routing=REPLAY, poll={"max_snapshots": 1}))

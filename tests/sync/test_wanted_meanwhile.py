@@ -91,7 +91,7 @@ def test_a_resync_while_it_is_copied_is_that_copy(group: WholeGroup, before: boo
 
 @pytest.mark.parametrize("before", BEFORE, ids=["after the chunks", "before the chunks"])
 def test_a_table_that_is_removed_and_added_while_it_is_copied(group: WholeGroup, before: bool) -> None:
-    """P-S03: a table gets no state by work for another one.  The copy of before would fill the target of before, with its mode."""
+    """P-S03: a copy that began before the removal does not fill the new target, and does not change its state."""
     oid = oid_of(group)
 
     def other_target() -> None:
@@ -371,7 +371,7 @@ def test_a_table_of_another_role_is_refused_alone(db: Database, role: str, tmp_p
 
 
 def test_names_that_are_swapped_keep_their_counts(group: WholeGroup, db: Database) -> None:
-    """Counting by name ended the service: one table had the other's entry, and the other had none."""
+    """Counts by name ended the service: one table had the other's entry, and the other had none."""
     db.execute("create table u (id int primary key, v text)")
     add_tables(group.runner, [TableConfig(source="public.u")], handover=lambda oid: None)
     settle(group)
@@ -416,7 +416,7 @@ def test_stopping_a_group_ends_its_jobs(group: WholeGroup) -> None:
 
 
 def test_a_handover_that_becomes_a_copy_leaves_the_table_to_one_group(db: Database, tmp_path: Path) -> None:
-    """What the giver had not applied yet came after the copy: old values over new ones, rows twice."""
+    """Changes that the first group had not applied yet arrived after the copy: old values replaced new ones, and rows were doubled."""
     db.execute(f"create table t (id int primary key, v text); create table u (id int primary key); {ROWS}")
     with (
         whole_group(db, tmp_path, {"public.t": {}}, name="giver") as giver,

@@ -1,7 +1,7 @@
 """
-What the shell completes besides commands and options: tables, groups and settings, as the source has them.
+Shell completion of the names of tables, groups and settings, which are read from the source.
 
-The shell waits for the answer, so an unreachable server gives none, soon.
+The shell waits for the answer, so an unreachable server soon means no completion.
 """
 
 from __future__ import annotations

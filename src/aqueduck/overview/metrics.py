@@ -107,9 +107,9 @@ METRICS: tuple[MetricSpec, ...] = (
     # -- tables
     MetricSpec("aqueduck_table_state", "gauge", ("group", "table", "state"), "1 for the state that the table is in, 0 for the others."),
     MetricSpec("aqueduck_table_changes_total", "counter", ("group", "table", "operation"), "Changes applied, by kind: insert to truncate."),
-    MetricSpec("aqueduck_table_rows_synced_total", "counter", _T, "Rows copied and changes applied, also before this start."),
-    MetricSpec("aqueduck_table_lag_bytes", "gauge", _T, "How far the lake table is behind what is known, in WAL."),
-    MetricSpec("aqueduck_table_lag_seconds", "gauge", _T, "How far the lake table is behind what is known, in time."),
+    MetricSpec("aqueduck_table_rows_synced_total", "counter", _T, "Rows copied and changes applied, including those before this start."),
+    MetricSpec("aqueduck_table_lag_bytes", "gauge", _T, "How far the lake table is behind the changes that were read, in bytes of WAL."),
+    MetricSpec("aqueduck_table_lag_seconds", "gauge", _T, "How far the lake table is behind the changes that were read, in seconds."),
     MetricSpec("aqueduck_table_queued_changes", "gauge", _T, "Changes that are read but not yet in the lake."),
     MetricSpec("aqueduck_table_failures", "gauge", _T, "Failures in a row."),
     MetricSpec("aqueduck_table_parked_rows", "gauge", _T, "Changes that wait in the lake until the table is ready."),

@@ -40,7 +40,7 @@ class Audit:
         names: Mapping[str, object],
         error: str | None,
     ) -> None:
-        """A change, also one that failed: if the connection to the source was lost, it may have been made."""
+        """Log a change, even if it failed: it may have been made if the connection to the source was lost."""
         failed = {} if error is None else {"error": error}
         log.info("request", method=method, path=path, client=client, token=token, **names, **failed)
 

@@ -1,7 +1,7 @@
 """
-The API as functions: each operation with its address, what it takes, what it does and what it answers.
+The API as functions: the address, parameters, action and response of each operation.
 
-FastAPI makes the routes, the checks of requests and the OpenAPI document from them.  An operation is one function of
+FastAPI creates the routes, the validation of requests and the OpenAPI document from them.  An operation is one function of
 the server's state (`Served`) and the checked request; refusals are `AqueduckError`s.
 """
 

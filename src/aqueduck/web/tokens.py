@@ -80,7 +80,7 @@ def refuse_weak(value: str, where: str, assign: str = "") -> None:
 
 
 class _TokenFile:
-    """A file with one token; what it held last is kept while it has not changed."""
+    """A file with one token, which is read again only after the file has changed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -266,7 +266,7 @@ def test_a_rewrite_reports_rows_that_did_not_change_wrongly(files: Lake) -> None
 
 def test_a_flush_after_a_rewrite_shows_removed_rows_again_wrongly(files: Lake) -> None:
     """
-    In the past only, and rows of then twice: our maintenance flushes a table before it rewrites it (ADR 32).
+    Only past lake snapshots show them, some rows twice.  Our maintenance flushes a table before it rewrites it (ADR 32).
 
     Others may not: a destination whose cursor is there is found to differ and seeded again.
     """

@@ -272,7 +272,7 @@ def test_routing_by_every_kind_of_column(tmp_path: Path, kind: str, value: str, 
 
 
 def test_a_value_that_is_none_of_the_type_is_a_named_error(tmp_path: Path) -> None:
-    """P-F08: also two values that are the same one of the type; cell values are not involved."""
+    """P-F08: the same for two texts that are one value of the type; the message has no cell values."""
     for values, named in (({"one": "seven"}, "one"), ({"one": "7", "two": "07"}, "one and two")):
         fan = Fan(tmp_path / named, values)
         (tmp_path / named).mkdir()

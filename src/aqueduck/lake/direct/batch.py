@@ -1,9 +1,9 @@
 """
 Write a batch of small changes into the catalog in one transaction for all of its tables.
 
-`commit_directly` answers false, and writes nothing, if a part of the batch is anything else than a few rows of
-tables as we make them; the ordinary way through the engine then does all of it.  What it writes equals what
-DuckLake writes, which tests compare catalog by catalog.
+`commit_directly` returns false and writes nothing unless the whole batch consists of a few rows for tables such as we
+create; the caller then commits through DuckLake.  It writes exactly what DuckLake would write, and tests compare the two
+for each catalog.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class TargetReplacedError(LakeError):
 
 
 class PartitionedTargetError(LakeError):
-    """A target is partitioned in a way that nobody can write."""
+    """A target is partitioned in a way that cannot be written."""
 
     code = "lake.partitioned"
 

@@ -113,9 +113,9 @@ class Catchup:
 
     def is_busy(self, now: float, *, received: int, committed: int, paused: bool, unfinished: bool) -> bool:
         """
-        Whether the stream may be what delays the changes: asked all the time, true at most once a second.
+        Whether the stream may be what delays the changes; called all the time, and true at most once a second.
 
-        It is not while the stage is full.  And it is not to be left within a large transaction, which it would send again.
+        It is false while the stage is full, and within a large transaction, which the stream would have to send again.
         """
         self._paused = self._paused or paused
         before = self._received
@@ -132,7 +132,7 @@ class Catchup:
         self._not_before = max(self._not_before, now + REST_FACTOR * LOOK_SECONDS)
 
     def bulk_ended(self, now: float, began: float, read: BulkRead) -> None:
-        """A reader that was of little use is not tried again before streaming took ten times as long."""
+        """After a bulk read of little use, stream for ten times as long as it took before the next one."""
         self.trouble = None
         if read.end not in ("caught_up", "stalled") and read.kept_bytes < USEFUL_BYTES:
             self._not_before = now + PAUSE_FACTOR * (now - began)

@@ -122,7 +122,7 @@ TEXT_STEP = StepPlan(
 
 
 class _StalledError(Exception):
-    """Nothing takes what a bulk reader read: the stream waits at a lower cost for the server."""
+    """Nothing consumes what a bulk reader has read; waiting costs the server less with the stream."""
 
 
 class PolledStream:

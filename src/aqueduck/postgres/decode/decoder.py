@@ -368,7 +368,7 @@ class Decoder:
         return resolve
 
     def _keyed_later(self, relation: messages.WireRelation) -> Callable[[TableSchema], bool]:
-        """Nor is it visible that it dropped a key.  Rows that were divided by a key can still be read whole."""
+        """Like `_resolve_later`, for a dropped key.  Rows that were divided by a key can still be read whole."""
 
         def keyed(_: TableSchema) -> bool:
             self._settle_at_commit(relation)

@@ -219,7 +219,7 @@ class StepRows:
         found.append(np.frombuffer(frame_of(0, payload), np.uint8))
 
     def _end_streamed(self, xid: int, commit: bytes) -> bytes:
-        """The message that ends the transaction for the decoder; after its commit, the server describes its relations no more."""
+        """The message that ends the transaction for the decoder; after the commit, the server does not describe its relations again."""
         described = self._streamed.pop(xid, _Streamed()).described
         if int.from_bytes(commit[6:14], "big") < self._state[SKIP_TO]:  # it was read before
             self._described.update(described)

@@ -68,8 +68,8 @@ def check_publication(conn: Connection, name: str) -> str:
 
 def publication_marks(conn: Connection, name: str) -> dict[str, str]:
     """
-    The published tables by OID, each with the publication's entries that include it: none of them stays the same if the
-    table was not published for a while.
+    The published tables by OID, each with the publication's entries that include it.  If a table was not published for
+    a while, all of its entries are new.
     """
     if not publication_oid(conn, name):
         raise PublicationError(

@@ -1,8 +1,8 @@
 """
 The registry's rows for the service: what people want, and what the service writes back.
 
-One statement each way for any number of tables.  Writing leaves rows alone that already say
-the same, so that an idle system writes nothing, and with it no WAL that it would then have to read.
+Reading and writing take one statement each, for any number of tables.  Rows that would not change are not written, so
+an idle system produces no WAL that it would then have to read.
 """
 
 from __future__ import annotations

@@ -52,7 +52,9 @@ class CopyCommits:
         oids = [copy.state.oid for copy in copies]
         with book.commit_lock:
             if not all(book.is_current(copy.state) for copy in copies):
-                raise CopyDisturbedError("a table was removed, or is wanted otherwise, since its copy began")
+                raise CopyDisturbedError(
+                    "a table was removed, or its options were changed, after its copy began"
+                )
             parked = self._parked(oids)
             for copy in copies:
                 parked[copy.state.oid] = self._numbered(copy, parked[copy.state.oid])
