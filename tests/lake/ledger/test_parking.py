@@ -51,6 +51,22 @@ def test_parked_files_are_on_disk_before_they_are_recorded(
     assert {file.stat().st_ino, file.parent.stat().st_ino} <= synced
 
 
+def test_parked_files_are_private_in_a_lake_that_is_shared(tmp_path: Path) -> None:
+    """A lake whose files a group may read shows masked columns only as masked; parked changes have their clear text."""
+    staged = tmp_path / "segment.arrow"
+    staged.write_bytes(b"rows")
+    before = os.umask(0o027)
+    try:
+        (tmp_path / "lake").mkdir()
+        [parked] = copy_to_parking(
+            str(tmp_path / "lake"), "default", "run", [replace(STAGED, path=str(staged))]
+        )
+    finally:
+        os.umask(before)
+    assert (tmp_path / "lake").stat().st_mode & 0o777 == 0o750
+    assert Path(parked.path).parent.stat().st_mode & 0o777 == 0o700
+
+
 def planted(path: str, kind: str = "rows") -> str:
     segment = replace(STAGED, path=path)
     return json.dumps({**segment.to_dict(), "kind": kind})

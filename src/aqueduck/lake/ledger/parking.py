@@ -31,7 +31,6 @@ from aqueduck.lake.session.storage import (
     is_below,
     join,
     list_files,
-    make_directory,
     remove_file,
     sync_file,
 )
@@ -85,7 +84,8 @@ def copy_to_parking(
 ) -> list[SegmentRef]:
     """Copy staged segments durably, before the transaction that records the copies."""
     directory = parking_directory(data_path, group)
-    make_directory(directory)
+    if not is_remote(directory):  # masked values are in clear text here, whoever may read the lake's files
+        private_directory(Path(directory))
     kept = []
     for segment in segments:
         path, key = "", None
