@@ -124,6 +124,7 @@ def test_configurations_in_the_examples_are_valid() -> None:
     for text in (config_map["data"]["aqueduck.yaml"], (DEPLOY / "compose" / "aqueduck.yaml").read_text()):
         config = parse_config(text, base_dir=ROOT, env={"PG_DSN": "host=x", "LAKE_CATALOG": "sqlite:x"})
         assert config.server.token_env == "AQUEDUCK_TOKEN"
+        assert [token.name for token in config.server.tokens] == ["prometheus"]
         assert config.maintenance.retention_hours == 168
 
 
