@@ -39,6 +39,8 @@ def maintained(fan: Fan, name: str) -> MaintenanceReport:
         "update ducklake_data_file set path = '{file}', path_is_relative = 0 where data_file_id = 3",
         "update ducklake_table set path = '{directory}/', path_is_relative = 0 where table_name = 't'",
         "update ducklake_table set path = '../../one_data/main/t/' where table_name = 't'",
+        "insert into ducklake_data_file (data_file_id, table_id, begin_snapshot, end_snapshot, path, path_is_relative)"
+        " values (900, 77, 1, 2, '{file}', 0)",
         "update ducklake_schema set path = '../one_data/main/'",
         "insert into ducklake_files_scheduled_for_deletion values (900, '{file}', 0, '2020-01-01 00:00:00+00')",
         "insert into ducklake_files_scheduled_for_deletion values (900, '../one_data/main/t/{name}', 1, '2020-01-01 00:00:00+00')",

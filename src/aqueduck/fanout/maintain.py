@@ -81,20 +81,16 @@ def maintain_destination(
     does not list may belong to another lake, so orphans are not removed.
     """
     name, place, table = target
-    tables = [table, STATE]
     try:
         session = _Session(pool, place)
-        try:
-            refuse_foreign_files(session.lake, place.data_path)
-        except AqueduckError:
-            session.close()
-            raise
     except AqueduckError as exc:
         log.warning("maintenance stopped", lake=name, error=str(exc))
         return MaintenanceReport(lake=name, error=str(exc), complete=False)
+    tables = [table, STATE]
 
     @contextlib.contextmanager
     def exclusive() -> Iterator[PooledLake]:
+        refuse_foreign_files(session.lake, place.data_path)  # before every step: others may write the catalog
         yield session.lake
 
     def orphans(lake: Any, older_than: Any) -> int:

@@ -91,7 +91,7 @@ def follow(
     try:
         main_lane(service, stopping, reload, path, failure)
     finally:
-        stopping.set()  # also if the lane failed: the other one must not go on alone
+        stopping.set()  # if this lane failed, the other one must not continue alone
         verifier.stop()
         side.join(timeout=60)
 

@@ -84,7 +84,7 @@ def copy_to_parking(
 ) -> list[SegmentRef]:
     """Copy staged segments durably, before the transaction that records the copies."""
     directory = parking_directory(data_path, group)
-    if not is_remote(directory):  # masked values are in clear text here, whoever may read the lake's files
+    if not is_remote(directory):  # parked rows have masked values in clear text
         private_directory(Path(directory))
     kept = []
     for segment in segments:

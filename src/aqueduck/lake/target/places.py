@@ -245,7 +245,7 @@ def refuse_other_buckets(lake: Lake, target: TableName, column: str, before: str
     if differ:
         raise PartitionedTargetError(
             f"the column {column} becomes {after}, but the lake table {target.qualified} is partitioned by a bucket of it,"
-            " and the hash of a value is another one then",
+            " and its values would have other hashes",
             hint=f"alter table {lake_table(target)} reset partitioned by",
             table=target.qualified,
         )

@@ -113,8 +113,8 @@ def _refuse_late_bucket(session: LakeSession, target: TableName, layout: TableLa
         raise PartitionedTargetError(
             f"the lake table {target.qualified} has rows, which DuckLake does not find by their values after"
             " it is partitioned by a bucket",
-            hint="choose other keys in partition_by; or drop the lake table and copy it again:"
-            " aqueduck tables resync",
+            hint="choose other keys in partition_by; or drop the lake table and re-copy it:"
+            " aqueduck tables resync -c FILE TABLE",
             table=target.qualified,
         )
 
