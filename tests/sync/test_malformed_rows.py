@@ -29,6 +29,11 @@ __all__ = ["config"]
         ("""update aqueduck.sync_groups set settings = '{"flush_interval_ms": -1}'""", "flush_interval_ms"),
         ("update aqueduck.sync_groups set last_sync_at = 'infinity'", "a value that no service writes"),
         (
+            """update aqueduck.table_mappings m set copy_started_at = 'infinity' from aqueduck.sync_groups g
+               where g.id = m.group_id and g.name = 'two'""",
+            "a value that no service writes",
+        ),
+        (
             """update aqueduck.table_mappings m set settings = '{"inline_rows": null}' from aqueduck.sync_groups g
                where g.id = m.group_id and g.name = 'two' and 'two' <> ''""",
             "inline_rows",
@@ -48,7 +53,7 @@ __all__ = ["config"]
             "a value that no service writes",
         ),
     ],
-    ids=["text", "negative", "infinity", "null", "no-target", "deep", "long"],
+    ids=["text", "negative", "infinity", "infinite-copy", "null", "no-target", "deep", "long"],
 )  # fmt: skip
 def test_a_malformed_row_errors_its_group_alone(
     db: Database, config: SyncConfig, statement: str, reported: str
@@ -72,7 +77,8 @@ def test_a_malformed_row_errors_its_group_alone(
         assert shown == {"one": None, "two": "config.invalid"}
     db.execute(
         "update aqueduck.sync_groups set settings = '{}', last_sync_at = null;"
-        " update aqueduck.table_mappings set settings = '{}', options = '{}', target_table = source_table"
+        " update aqueduck.table_mappings set settings = '{}', options = '{}', target_table = source_table,"
+        " copy_started_at = null"
     )
     with service_of(without_file) as service:
         service.prepare()

@@ -202,3 +202,25 @@ def test_groups_show_their_slots_without_a_service(any_db: Database, conn: Conne
     assert rows_of(conn, "groups")[0]["note"].startswith("no service runs it: its slot keeps")
     call(conn, "disable_group", name="g")
     assert rows_of(conn, "groups")[0]["note"].startswith("disabled: its slot keeps")
+
+
+@pytest.mark.parametrize("value", ["infinity", "-infinity", "294000-01-01"])
+def test_times_that_no_program_reads_do_not_hide_the_other_tables(conn: Connection, value: str) -> None:
+    """The attack: an operator could make the status of all tables fail, by SQL and in every program."""
+    for name in "ab":
+        call(conn, "add_table", source=name)
+    times = (
+        "state_since",
+        "last_sync_at",
+        "retry_at",
+        "copy_started_at",
+        "copy_finished_at",
+        "parked_since",
+        "verified_at",
+    )
+    changes = ", ".join(f"{column} = '{value}'" for column in (*times, "identical_at", "created_at"))
+    conn.execute(f"update aqueduck.table_mappings set {changes} where source_table = 'a'")
+    conn.execute(f"update aqueduck.sync_groups set last_sync_at = '{value}'")
+    assert [row["source"] for row in rows_of(conn, "status")] == ["public.a", "public.b"]
+    assert len(rows_of(conn, "tables")) == 2
+    assert len(rows_of(conn, "groups")) == 1

@@ -8,6 +8,12 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
                     format('%I.%I', m.source_schema, m.source_table))
 $$;
 
+-- A time that programs can read; NULL for an infinite one, which no service writes.
+create or replace function aqueduck._readable(value timestamptz) returns timestamptz
+language sql immutable set search_path = pg_catalog, pg_temp as $$
+    select case when value between '0001-01-02 00:00+00' and '9999-12-30 00:00+00' then value end
+$$;
+
 -- A table that no query replicates now is pending, even if a service last wrote another state.
 create or replace function aqueduck._state(m aqueduck.table_mappings, running boolean) returns text
 language sql immutable set search_path = pg_catalog, pg_temp as $$
@@ -26,22 +32,22 @@ returns table (
     verdict text, verified_at timestamptz, identical_at timestamptz, differences bigint, verify_note text)
 language sql stable set search_path = pg_catalog, pg_temp as $$
     select g.name, aqueduck._source_name(m), format('%I.%I', m.target_schema, m.target_table), m.mode,
-           m.source_column, m.source_value, aqueduck._state(m, r.running), m.state_since, m.enabled and g.enabled,
+           m.source_column, m.source_value, aqueduck._state(m, r.running), aqueduck._readable(m.state_since), m.enabled and g.enabled,
            r.running,
-           m.rows_synced, m.queued_changes, m.queued_bytes, m.last_sync_at,
-           m.error_code, m.error_class, m.error_message, m.consecutive_failures, m.retry_at,
+           m.rows_synced, m.queued_changes, m.queued_bytes, aqueduck._readable(m.last_sync_at),
+           m.error_code, m.error_class, m.error_message, m.consecutive_failures, aqueduck._readable(m.retry_at),
            m.snapshot_lsn, m.applied_lsn, m.lag_bytes, m.lag_seconds,
            m.copy_rows, m.copy_bytes, m.copy_bytes_total, p.share, p.seconds,
            case when m.copy_finished_at is null and p.share > 0 then p.seconds * (1 - p.share) / p.share end,
-           m.parked_rows, m.parked_bytes, m.parked_since,
-           m.verdict, m.verified_at, m.identical_at, m.differences, m.verify_note
+           m.parked_rows, m.parked_bytes, aqueduck._readable(m.parked_since),
+           m.verdict, aqueduck._readable(m.verified_at), aqueduck._readable(m.identical_at), m.differences, m.verify_note
     from aqueduck.table_mappings m join aqueduck.sync_groups g on g.id = m.group_id
     cross join lateral (select g.id = any (array(select aqueduck._running_groups())) as running) r
     cross join lateral (
         select case when m.copy_finished_at is not null then 1.0
                     -- The total is an estimate: the ratio of a growing table stays at most 1.
                     when m.copy_bytes_total > 0 then least(m.copy_bytes::float8 / m.copy_bytes_total, 1.0) end as share,
-               extract(epoch from coalesce(m.copy_finished_at, now()) - m.copy_started_at)::float8 as seconds
+               extract(epoch from coalesce(aqueduck._readable(m.copy_finished_at), now()) - aqueduck._readable(m.copy_started_at))::float8 as seconds
     ) p
     where m.removed_at is null order by g.name, m.source_schema, m.source_table
 $$;
@@ -53,7 +59,7 @@ returns table (id bigint, group_name text, source text, target text, mode text, 
 language sql stable set search_path = pg_catalog, pg_temp as $$
     select m.id, g.name, aqueduck._source_name(m), format('%I.%I', m.target_schema, m.target_table), m.mode,
            m.source_column, m.source_value, m.copy, m.enabled, aqueduck._state(m, r.running), m.options, m.settings,
-           m.created_by_file, m.created_at
+           m.created_by_file, aqueduck._readable(m.created_at)
     from aqueduck.table_mappings m join aqueduck.sync_groups g on g.id = m.group_id
     cross join lateral (select g.id = any (array(select aqueduck._running_groups())) as running) r
     where m.removed_at is null order by g.name, m.source_schema, m.source_table
@@ -68,7 +74,7 @@ returns table (
 language sql stable set search_path = pg_catalog, pg_temp as $$
     select g.name, g.enabled, r.running, t.tables, t.errored, g.capture, g.publication,
            g.slot_name, s.active, s.wal_status, coalesce(s.confirmed_flush_lsn, g.confirmed_flush_lsn), w.retained,
-           g.staged_bytes, g.paused, g.last_sync_at, g.restarts, g.error_code, g.error_message,
+           g.staged_bytes, g.paused, aqueduck._readable(g.last_sync_at), g.restarts, g.error_code, g.error_message,
            g.lake, g.settings, g.created_by_file,
            case when s.wal_status = 'lost' then 'the slot is lost: its tables need a new copy'
                 when s.slot_name is not null and t.tables = 0
